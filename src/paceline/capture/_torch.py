@@ -1,0 +1,96 @@
+"""Every private or fragile torch API that capture relies on; `tests/capture/test_torch_private.py` has one test each."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def next_sequence() -> int:
+    """Sequence number that the next autograd node will get; the node of the running operator has one less."""
+    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def running_node() -> Any | None:
+    """The autograd node whose backward is being evaluated, or None outside of it."""
+    return torch._C._current_autograd_node()  # type: ignore[attr-defined]
+
+
+def node_sequence(node: Any) -> int:
+    """Sequence number of an autograd node: that of the forward operator that made it."""
+    return int(node._sequence_nr())
+
+
+def function_modes() -> int:
+    """How many torch-function modes are active; the autograd engine runs hooks (and so recomputation) with none."""
+    return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Address of the tensor's storage object: equal for views, unique while the storage lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@cache
+def opened(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The body of a Python function of torch that checks for overrides first, without that check.
+
+    A torch-function mode is switched off while it handles a call, so the calls inside, say,
+    `multi_head_attention_forward` would pass unseen. Calling this copy with the mode switched on
+    again shows them. None for functions written in C.
+    """
+    if not isinstance(function, types.FunctionType) or function.__module__ not in ("torch.nn.functional", "torch.functional"):
+        return None
+    scope = dict(function.__globals__)
+    for name in _OVERRIDE_CHECKS:
+        if name in scope:
+            scope[name] = lambda *_: False
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def boolean_dispatch_targets() -> dict[Any, tuple[Any, Any, str, bool]]:
+    """Functions such as `max_pool2d` that choose between two by a flag, as (if true, if false, flag, default)."""
+    out: dict[Any, tuple[Any, Any, str, bool]] = {}
+    for name in dir(functional):
+        function = getattr(functional, name)
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_name != "fn" or not function.__closure__:
+            continue
+        cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
+        if {"if_true", "if_false", "arg_name", "default"} <= set(cells):
+            out[function] = (cells["if_true"], cells["if_false"], cells["arg_name"], cells["default"])
+    return out
+
+
+def import_torchvision() -> types.ModuleType:
+    """torchvision, also beside a torch build that its compiled operators do not match.
+
+    Only the models are used; the detection operators that its import registers are declared
+    (without code) when the binary that holds them does not load.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    for name in ("nms", "qnms"):
+        try:
+            torch.library.define(f"torchvision::{name}", schema)
+        except RuntimeError:  # declared already
+            continue
+    import sys
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    return importlib.import_module("torchvision")

@@ -1,0 +1,110 @@
+"""From the log of a step to the segments of a workload."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from paceline.capture.record import Event, Recorder
+from paceline.spec.workload import Op, Segment
+
+
+@dataclass
+class _Run:
+    """Consecutive events of one scope, or one repetition of a folded block."""
+
+    scope: int
+    events: list[Event] = field(default_factory=list)
+    repeat_of: int = -1
+
+
+def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], list[int]]:
+    """The distinct segments, and for each stretch of the step, in order, which of them it is.
+
+    `backward_start` is the position in the log at which the backward pass began.
+    """
+    runs = _runs(recorder)
+    kinds = _memory_kinds(recorder.events, backward_start)
+    patterns = {run.repeat_of for run in runs if run.repeat_of >= 0}
+    merged: dict[int, list[Event]] = defaultdict(list)
+    for run in runs:
+        if run.scope in patterns:
+            merged[run.scope] += run.events
+    out: list[Segment] = []
+    order: list[int] = []
+    index_of: dict[int, int] = {}
+    waiting: list[tuple[int, int]] = []  # repetitions met before their pattern: backward runs last block first
+    for run in runs:
+        if run.repeat_of >= 0:
+            order.append(index_of.get(run.repeat_of, -1))
+            if order[-1] < 0:
+                waiting.append((len(order) - 1, run.repeat_of))
+            continue
+        if run.scope in patterns:
+            if run.scope in index_of:
+                continue  # a later part of a pattern: merged into its first
+            index_of[run.scope] = len(out)
+            events = merged[run.scope]
+        else:
+            events = run.events
+        if not events:
+            continue
+        scope = recorder.scopes[run.scope]
+        out.append(_segment(scope.path, scope.phase, events, kinds))
+        order.append(len(out) - 1)
+    for position, scope_index in waiting:
+        order[position] = index_of[scope_index]
+    return out, order
+
+
+def _runs(recorder: Recorder) -> list[_Run]:
+    scopes = {(s.path, s.phase, s.call): i for i, s in enumerate(recorder.scopes)}
+    runs: list[_Run] = []
+    for event in recorder.events:
+        if event.what == "fold":
+            _, source, phase, call = event.data
+            runs.append(_Run(-1, repeat_of=scopes[source, phase, call]))
+        elif not runs or runs[-1].scope != event.segment:
+            runs.append(_Run(event.segment, [event]))
+        else:
+            runs[-1].events.append(event)
+    return runs
+
+
+def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[str, int]]:
+    """Kind and size of each storage that the step allocates."""
+    kinds: dict[int, tuple[str, int]] = {}
+    freed_at = {e.tensor: i for i, e in enumerate(events) if e.what == "free"}
+    gradients = {e.tensor for e in events if e.what == "ready"}
+    for i, event in enumerate(events):
+        if event.what != "alloc":
+            continue
+        end = freed_at.get(event.tensor, len(events))
+        if event.tensor in gradients:
+            kind = "gradients"
+        elif i < backward_start <= end:
+            kind = "activations"
+        else:
+            kind = "temporary"
+        kinds[event.tensor] = (kind, event.bytes)
+    return kinds
+
+
+def _segment(path: str, phase: str, events: list[Event], kinds: dict[int, tuple[str, int]]) -> Segment:
+    ops: list[Op] = []
+    live: dict[str, int] = defaultdict(int)
+    total = best = 0
+    peak: dict[str, int] = {}
+    for event in events:
+        if event.op is not None:
+            ops.append(event.op)
+            continue
+        if event.what not in ("alloc", "free") or event.tensor not in kinds:
+            continue
+        kind, size = kinds[event.tensor]
+        change = size if event.what == "alloc" else -size
+        live[kind] += change
+        total += change
+        if total > best:
+            best, peak = total, dict(live)
+    return Segment(path, phase, tuple(ops), {k: v for k, v in live.items() if v}, peak)

@@ -1,0 +1,89 @@
+"""Build modules without allocating them, and move them to meta in the precision asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+#: tensors of at most this many elements are made for real while a module is built
+SMALL = 4096
+_MAKERS = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"))
+
+
+class BuildMode(TorchFunctionMode):
+    """Large tensors appear on meta; small ones and computed ones stay real, so that `__init__` may read values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _MAKERS and "out" not in kwargs:
+            device = kwargs.get("device")
+            if (device is None or torch.device(device).type in ("cpu", "cuda")) and _elements(args, kwargs) > SMALL:
+                kwargs = {**kwargs, "device": "meta"}
+                kwargs.pop("generator", None)
+        return func(*args, **kwargs)
+
+
+def _elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    shape = kwargs.get("size", args[0] if args else 0)
+    sizes = shape if isinstance(shape, (list, tuple, torch.Size)) else [a for a in args if isinstance(a, int)]
+    return math.prod(int(s) for s in sizes) if sizes else 0
+
+
+def to_meta(module: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
+    """Move floating-point parameters and buffers to meta in place; shared ones stay shared, integers stay real."""
+    seen: dict[int, Any] = {}
+    for sub in module.modules():
+        for table, wrap in ((sub._parameters, True), (sub._buffers, False)):
+            for name, old in table.items():
+                if old is None or not old.is_floating_point():
+                    continue
+                if id(old) not in seen:
+                    seen[id(old)] = (_wrap(old, dtype, channels_last) if wrap else _empty(old, dtype, channels_last)), old
+                table[name] = seen[id(old)][0]
+
+
+def _wrap(old: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> nn.Parameter:
+    return nn.Parameter(_empty(old, dtype, channels_last), requires_grad=old.requires_grad)
+
+
+def _empty(old: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> torch.Tensor:
+    fmt = {4: torch.channels_last, 5: torch.channels_last_3d}.get(old.dim(), torch.contiguous_format) if channels_last else torch.contiguous_format
+    target = dtype if dtype is not None and old.dtype in (torch.float32, torch.float64) else old.dtype
+    return torch.empty(old.shape, dtype=target, device="meta", memory_format=fmt)
+
+
+def inputs_to_meta(value: Any, dtype: torch.dtype | None, channels_last: bool) -> Any:
+    """The same for inputs; integer tensors are copied to the CPU where they have values, else filled with zeros."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            fresh = _empty(value, dtype, channels_last)
+            return fresh.requires_grad_(value.requires_grad)
+        return torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.cpu()
+    if isinstance(value, (list, tuple)):
+        return type(value)(inputs_to_meta(item, dtype, channels_last) for item in value)
+    if isinstance(value, dict):
+        return {k: inputs_to_meta(v, dtype, channels_last) for k, v in value.items()}
+    return value
+
+
+def default_loss(output: Any) -> torch.Tensor:
+    """The loss when the user gives none: the output's own `.loss`, cross-entropy of class scores, else the mean."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    scores = getattr(output, "logits", output)
+    if isinstance(scores, (list, tuple)):
+        scores = scores[0]
+    if isinstance(scores, dict):
+        scores = next(iter(scores.values()))
+    if scores.dim() == 2 and scores.shape[1] > 1 and scores.is_floating_point():
+        return nn.functional.cross_entropy(scores, torch.zeros(scores.shape[0], dtype=torch.int64))
+    return scores.float().mean() if scores.dtype in (torch.float16, torch.bfloat16) else scores.mean()
+
+
+LossFunction = Callable[[Any], torch.Tensor]

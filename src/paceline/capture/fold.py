@@ -1,0 +1,192 @@
+"""Fold repeated blocks: run two of them, log the others as repetitions.
+
+Blocks are children of one container (ModuleList, Sequential) that are alike: same classes, same
+parameter shapes, same settings. The first two run; each later one, called with inputs of the same
+shapes, becomes one autograd node that logs "the same again" in the forward and the backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from paceline.capture import _torch
+from paceline.capture.interpose import InterposeMode
+from paceline.capture.record import Event, Recorder
+
+#: blocks below this count are not worth folding
+MIN_REPEATS = 4
+#: how many of each run for real; the last of them is the pattern for the rest
+REAL_BLOCKS = 2
+_INDEX_NAMES = ("layer_idx", "layer_id", "layer_index", "idx", "index", "layer_number", "layer", "block_idx", "stage_idx", "depth")
+
+
+def signature(module: nn.Module) -> Any:
+    """Equal for modules that do the same work; tells apart shapes, classes and settings, not weights or positions."""
+    own = []
+    for name, value in sorted(vars(module).items()):
+        if name in _INDEX_NAMES or name.startswith("_") or name == "training":
+            continue
+        if isinstance(value, float):
+            own.append((name, value == 0.0))
+        elif isinstance(value, (int, str, bool, type(None), torch.dtype, torch.Size)):
+            own.append((name, value))
+        elif isinstance(value, (tuple, list)) and all(isinstance(v, (int, float, str, bool, type(None))) for v in value):
+            own.append((name, tuple(value)))
+        elif callable(value):
+            own.append((name, getattr(value, "__name__", type(value).__name__)))
+    tensors = [
+        (name, tuple(t.shape), t.dtype, t.requires_grad) if t is not None else (name,)
+        for table in (module._parameters, module._buffers) for name, t in table.items()
+    ]
+    children = tuple((name, signature(child)) for name, child in module.named_children())
+    return type(module), tuple(own), tuple(tensors), children
+
+
+def repeated_blocks(module: nn.Module) -> list[tuple[str, nn.Module, Any]]:
+    """(path, block, signature) of the outermost blocks that repeat at least `MIN_REPEATS` times in one container."""
+    found: list[tuple[str, nn.Module, Any]] = []
+
+    def visit(path: str, node: nn.Module) -> None:
+        inside = list(node.named_children())
+        alike: dict[Any, int] = {}
+        signatures: dict[str, Any] = {}
+        if isinstance(node, (nn.ModuleList, nn.Sequential)) and len(inside) >= MIN_REPEATS:
+            for name, child in inside:
+                if any(True for _ in child.parameters()) and any(True for _ in child.children()):
+                    signatures[name] = signature(child)
+                    alike[signatures[name]] = alike.get(signatures[name], 0) + 1
+        for name, child in inside:
+            full = f"{path}.{name}" if path else name
+            if name in signatures and alike[signatures[name]] >= MIN_REPEATS:
+                found.append((full, child, signatures[name]))
+            else:
+                visit(full, child)
+
+    visit("", module)
+    return found
+
+
+class _Alias(NamedTuple):
+    """An output that is one of the inputs, by its position among them."""
+
+    position: int
+
+
+class _Replay(torch.autograd.Function):
+    """A folded block: logs a repetition forward and backward, returns empty tensors of the right shapes."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], outputs: list[Any], *inputs: torch.Tensor) -> Any:
+        mark("forward")
+        recorder.note_sequence()
+        with recorder.pause():
+            results = tuple(o.new_empty_strided(o.shape, o.stride()) for o in outputs)
+        ctx.save_for_backward(*inputs)
+        ctx.recorder, ctx.mark = recorder, mark
+        ctx.mark_non_differentiable(*(r for r, o in zip(results, outputs, strict=True) if not o.requires_grad))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        inputs = ctx.saved_tensors
+        ctx.mark("backward")
+        recorder: Recorder = ctx.recorder
+        with recorder.pause():
+            return None, None, None, *(torch.empty_like(t) if t.requires_grad else None for t in inputs)
+
+
+class Folder:
+    """Wraps the blocks of one module for the time of one capture."""
+
+    def __init__(self, recorder: Recorder, interpose: InterposeMode, enabled: bool, checkpointing: bool) -> None:
+        self.recorder = recorder
+        self.interpose = interpose
+        self.enabled = enabled
+        self.checkpointing = checkpointing
+        self._patterns: dict[Any, tuple[str, list[Any], Any]] = {}
+        self._seen: dict[Any, int] = {}
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        """Within it, calls of repeated blocks fold; with checkpointing, their activations are recomputed."""
+        blocks = repeated_blocks(module) if self.enabled or self.checkpointing else []
+        for path, block, key in blocks:
+            original = block.forward
+            wrapped = self._folding(path, block, key, original)
+            if self.checkpointing:
+                wrapped = functools.partial(checkpoint, wrapped, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+            block.forward = wrapped
+        try:
+            yield
+        finally:
+            for _, block, _ in blocks:
+                del block.__dict__["forward"]
+
+    def _folding(self, path: str, block: nn.Module, key: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        calls = 0
+        pattern: Any = None
+        parameters = [p for p in block.parameters() if p.requires_grad]
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls, pattern
+            call, calls = calls, calls + 1
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            shape = (key, str(structure), tuple(_describe(leaf) for leaf in leaves), torch.is_grad_enabled())
+            if call == 0:
+                self._seen[shape] = self._seen.get(shape, 0) + 1
+                if self.enabled and self._seen[shape] > REAL_BLOCKS:
+                    pattern = self._patterns[shape]
+            if pattern is not None:
+                return self._replay(path, call, pattern, leaves, parameters)
+            with self.interpose.resumed(), self.recorder.inside(path, call):
+                result = original(*args, **kwargs)
+            if call == 0:
+                self._patterns[shape] = self._learn(path, leaves, result)
+            return result
+
+        return forward
+
+    def _learn(self, path: str, leaves: list[Any], result: Any) -> tuple[str, list[Any], Any]:
+        """What a later block must return: shapes, not storages, so that a pattern holds no activation alive."""
+        outputs, structure = pytree.tree_flatten(result)
+        kept: list[Any] = []
+        with self.recorder.pause():
+            for output in outputs:
+                position = next((i for i, leaf in enumerate(leaves) if leaf is output), None)
+                if not isinstance(output, torch.Tensor):
+                    kept.append(output)
+                elif position is not None:
+                    kept.append(_Alias(position))
+                else:
+                    shell = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+                    kept.append(shell.requires_grad_(output.requires_grad) if output.is_floating_point() else shell)
+        return path, kept, structure
+
+    def _replay(self, path: str, call: int, pattern: tuple[str, list[Any], Any], leaves: list[Any], parameters: list[nn.Parameter]) -> Any:
+        source, outputs, structure = pattern
+
+        def mark(phase: str) -> None:
+            if phase == "forward" and _torch.running_node() is not None:
+                phase = "recompute"
+            self.recorder.events.append(Event("fold", -1, data=(path, source, phase, call if phase != "backward" else 0)))
+
+        fresh = [o for o in outputs if isinstance(o, torch.Tensor)]
+        inputs = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        made = iter(_Replay.apply(self.recorder, mark, fresh, *inputs, *parameters))
+        results = [next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o for o in outputs]
+        return pytree.tree_unflatten(results, structure)
+
+
+def _describe(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.requires_grad
+    return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else type(leaf).__name__

@@ -1,0 +1,192 @@
+"""Capture one training step of a module: forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+import paceline
+from paceline.capture import assemble, optimizer
+from paceline.capture.build import default_loss, inputs_to_meta, to_meta
+from paceline.capture.classify import DTYPE_NAMES, tensors
+from paceline.capture.fold import Folder
+from paceline.capture.interpose import InterposeMode
+from paceline.capture.record import ALLOCATION_UNIT, Event, Recorder, RecordMode
+from paceline.errors import CaptureError, PacelineError, UnknownName
+from paceline.spec.workload import Parameter, Workload
+
+#: precision -> (dtype of parameters, autocast dtype)
+PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
+    "fp32": (None, None),
+    "tf32": (None, None),
+    "bf16": (torch.bfloat16, None),
+    "fp16": (torch.float16, None),
+    "amp_bf16": (None, torch.bfloat16),
+    "amp_fp16": (None, torch.float16),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the step is run; everything that changes which operators appear."""
+
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    checkpointing: bool = False
+    channels_last: bool = False
+    fused_attention: bool = True
+    fold: bool = True
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS, f"allowed: {', '.join(PRECISIONS)}")
+        optimizer.check(self.optimizer)
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A built module with its inputs, ready to be traced."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    loss: Callable[[Any], torch.Tensor] | None = None
+    batch: int = 1
+    seq: int | None = None
+    unit: str = "samples"
+    units_per_step: int = 1
+
+
+def trace(job: Job, settings: Settings) -> Workload:
+    """Run one step of the job on tensors without data and return what it did."""
+    dtype, autocast = PRECISIONS[settings.precision]
+    module = job.module
+    to_meta(module, dtype, settings.channels_last)
+    args = inputs_to_meta(job.args, dtype, settings.channels_last)
+    kwargs = inputs_to_meta(dict(job.kwargs), dtype, settings.channels_last)
+    recorder = Recorder(settings.precision)
+    interpose = InterposeMode(recorder, autocast, settings.fused_attention)
+    folder = Folder(recorder, interpose, settings.fold, settings.checkpointing)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    module.train()
+    ready: dict[str, int] = {}
+    collecting = gc.isenabled()
+    gc.disable()  # lifetimes follow reference counts, as on the device; a cycle collected midway would not be reproducible
+    try:
+        with _ready_hooks(recorder, names, ready), _module_paths(recorder, module), folder.around(module), RecordMode(recorder), interpose:
+            with _user_code(job.name, "forward"):
+                output = module(*args, **kwargs)
+                loss = (job.loss or default_loss)(output)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise CaptureError(f"{job.name}: the loss must be one number, got {_shape(loss)}; give a loss function that returns a scalar")
+            if not loss.requires_grad:
+                raise CaptureError(f"{job.name}: the loss does not depend on any trainable parameter")
+            del output
+            interpose.end_forward()
+            backward_start = len(recorder.events)
+            with _user_code(job.name, "backward"):
+                # not loss.backward(): that is a torch function, and the mode would be off inside it
+                torch.autograd.backward([loss])
+        segments, order = assemble.segments(recorder, backward_start)
+    finally:
+        for parameter in names:
+            parameter.grad = None
+        if collecting:
+            gc.enable()
+    parameters = tuple(
+        Parameter(name, tuple(p.shape), DTYPE_NAMES[p.dtype], ready.get(name, -1)) for p, name in names.items()
+    )
+    trained = [(tuple(p.shape), DTYPE_NAMES[p.dtype]) for p in names if p.requires_grad]
+    update, state_bytes = optimizer.segment(settings.optimizer, trained)
+    resident = {
+        "parameters": sum(map(_allocated, {id(t): t for t in (*names, *module.buffers())}.values())),
+        "optimizer": state_bytes,
+        "activations": sum(_allocated(t) for t in tensors((args, list(kwargs.values())))),
+    }
+    return Workload(
+        name=job.name, batch=job.batch, seq=job.seq, unit=job.unit, units_per_step=job.units_per_step,
+        precision=settings.precision, optimizer=settings.optimizer, segments=(*segments, update),
+        order=(*order, len(segments)), parameters=parameters, resident=resident,
+        options={"checkpointing": settings.checkpointing, "channels_last": settings.channels_last, "fused_attention": settings.fused_attention},
+        captured_with={"paceline": paceline.__version__, "torch": torch.__version__},
+    )
+
+
+def _allocated(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALLOCATION_UNIT) * ALLOCATION_UNIT
+
+
+def _shape(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+
+
+@contextmanager
+def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict[str, int]) -> Iterator[None]:
+    """Note when each parameter's gradient is complete, and which storage holds it."""
+
+    def note(parameter: torch.Tensor) -> None:
+        ready[names[parameter]] = len(ready)  # type: ignore[index]
+        with recorder.pause():
+            assert parameter.grad is not None
+            recorder.events.append(Event("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad)))
+
+    handles = [p.register_post_accumulate_grad_hook(note) for p in names if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _module_paths(recorder: Recorder, module: nn.Module) -> Iterator[None]:
+    """Keep the path of the running module on the recorder's stack."""
+    paths = {id(m): name for name, m in module.named_modules()}
+
+    def enter(sub: nn.Module, _: Any) -> None:
+        recorder.modules.append(paths.get(id(sub), recorder.modules[-1] if recorder.modules else ""))
+
+    def leave(sub: nn.Module, *_: Any) -> None:
+        recorder.modules.pop()
+
+    handles = [
+        module_hooks.register_module_forward_pre_hook(enter),
+        module_hooks.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _user_code(name: str, what: str) -> Iterator[None]:
+    """Turn whatever the user's module raises into one message with the end of the user's own traceback."""
+    try:
+        yield
+    except PacelineError as error:
+        raise CaptureError(f"{name}: {what} pass: {error}{_where(error)}") from None
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise CaptureError(f"{name}: {what} pass raised {type(error).__name__}: {text[0] if text else ''}{_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    """The last frames that are neither torch's nor ours."""
+    ours, theirs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(theirs) and (not f.filename.startswith(ours) or "catalog" in f.filename)
+    ]
+    return "".join(f"\n    {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])

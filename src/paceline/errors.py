@@ -1,0 +1,68 @@
+"""Errors a user can cause, as one tree. Each message is one line: what, what was got, what to do.
+
+    PacelineError               anything raised on purpose; the command line prints it and exits 2
+    ├── UnitError               a quantity that cannot be read
+    ├── SpecError               a file or object whose content is wrong (file, line and key named)
+    ├── UnknownName             a device, model or set that does not exist; suggests the nearest
+    ├── CaptureError            a module that could not be traced; carries the user's traceback
+    ├── MissingExtra            a package that an extra would install
+    └── DataError               measurements that are missing or malformed
+
+A plan that does not fit is not an error but a value (`spec.prediction.Fit`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """Base of every error that Paceline raises on purpose."""
+
+
+class UnitError(PacelineError, ValueError):
+    """A quantity that cannot be read."""
+
+
+class SpecError(PacelineError, ValueError):
+    """A file or object whose content is wrong."""
+
+
+class CaptureError(PacelineError):
+    """A module that could not be traced."""
+
+
+class DataError(PacelineError):
+    """Measurements that are missing or malformed."""
+
+
+class MissingExtra(PacelineError, ImportError):
+    """A package that is not installed, and the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'paceline[{extra}]'")
+
+
+class UnknownName(PacelineError, KeyError):
+    """A name that is not in a catalog."""
+
+    def __init__(self, kind: str, got: str, allowed: Iterable[str], hint: str = "") -> None:
+        self.suggestions = nearest(got, allowed)
+        text = f"unknown {kind} {got!r}"
+        if self.suggestions:
+            text += f"; did you mean {' or '.join(map(repr, self.suggestions))}?"
+        self.message = text + (f" {hint}" if hint else "")
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def nearest(got: str, allowed: Iterable[str], count: int = 3) -> list[str]:
+    """The names closest to `got`: by spelling, then by containing it."""
+    names = list(allowed)
+    folded = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(got.lower(), folded, n=count, cutoff=0.6)
+    inside = sorted((n for n in folded if got.lower() in n or n in got.lower()), key=len) if len(got) > 1 else []
+    return [folded[n] for n in dict.fromkeys([*close, *inside])][:count]
