@@ -27,9 +27,12 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
     kinds = _memory_kinds(recorder.events, backward_start)
     patterns = {run.repeat_of for run in runs if run.repeat_of >= 0}
     merged: dict[int, list[Event]] = defaultdict(list)
+    longest: dict[int, _Run] = {}
     for run in runs:
         if run.scope in patterns:
             merged[run.scope] += run.events
+            if run.scope not in longest or len(run.events) > len(longest[run.scope].events):
+                longest[run.scope] = run
     out: list[Segment] = []
     order: list[int] = []
     index_of: dict[int, int] = {}
@@ -41,8 +44,8 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
                 waiting.append((len(order) - 1, run.repeat_of))
             continue
         if run.scope in patterns:
-            if run.scope in index_of:
-                continue  # a later part of a pattern: merged into its first
+            if run is not longest[run.scope]:
+                continue  # a smaller part of a pattern: merged into its largest
             index_of[run.scope] = len(out)
             events = merged[run.scope]
         else:
@@ -77,7 +80,7 @@ def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[s
     freed_at = {e.tensor: i for i, e in enumerate(events) if e.what == "free"}
     gradients = {e.tensor for e in events if e.what == "ready"}
     for i, event in enumerate(events):
-        if event.what != "alloc":
+        if event.what not in ("alloc", "known"):
             continue
         end = freed_at.get(event.tensor, len(events))
         if event.tensor in gradients:
@@ -93,9 +96,11 @@ def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[s
 def _segment(path: str, phase: str, events: list[Event], kinds: dict[int, tuple[str, int]]) -> Segment:
     ops: list[Op] = []
     live: dict[str, int] = defaultdict(int)
-    total = best = 0
+    total = best = calls = modules = 0
     peak: dict[str, int] = {}
     for event in events:
+        calls += event.what == "call"
+        modules += event.what == "module"
         if event.op is not None:
             ops.append(event.op)
             continue
@@ -107,4 +112,4 @@ def _segment(path: str, phase: str, events: list[Event], kinds: dict[int, tuple[
         total += change
         if total > best:
             best, peak = total, dict(live)
-    return Segment(path, phase, tuple(ops), {k: v for k, v in live.items() if v}, peak)
+    return Segment(path, phase, tuple(ops), {k: v for k, v in live.items() if v}, peak, calls, modules)

@@ -111,8 +111,19 @@ def pointwise(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[W
     largest = max(writes, key=Tensor.numel)
     if largest.numel() == 0:
         return []
-    tags = () if _same_layout(reads, largest) else ("strided",)
+    if not _same_layout(reads, largest):
+        tags: tuple[str, ...] = ("strided",)
+    else:
+        # operands of different width take a kernel that converts element by element
+        widths = {t.element_size() for t in (*reads, largest) if t.is_floating_point() and t.numel() > 1}
+        tags = ("mixed",) if len(widths) > 1 else ()
     return [Work("elementwise", reads, writes, (largest.numel(),), tags=tags)]
+
+
+@handles("gelu", "gelu_backward", "erf", "erfinv", "mish", "mish_backward")
+def _transcendental(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+    """Pointwise, but with an error function (or as long a chain) per element."""
+    return [w._replace(tags=("math",)) if not w.tags else w for w in pointwise(args, kwargs, out)]
 
 
 def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Work:
@@ -413,7 +424,10 @@ def _random(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Wor
 
 @handles("cat", "stack")
 def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
-    return [Work("cat", tensors(args[0]), [out], (out.numel(),))]
+    parts = [t for t in tensors(args[0]) if t.numel()]
+    plain = all(t.is_contiguous() for t in parts)
+    tags = () if plain else ("nhwc",) if all(is_channels_last(t) for t in parts) else ("strided",)
+    return [Work("cat", parts, [out], (out.numel(),), tags=tags)]
 
 
 @handles("cumsum", "cumprod", "logcumsumexp", "cummax", "_cummax_helper")

@@ -8,8 +8,10 @@ shapes, becomes one autograd node that logs "the same again" in the forward and 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -80,27 +82,47 @@ class _Alias(NamedTuple):
     position: int
 
 
+@dataclass(slots=True)
+class _Pattern:
+    """What a folded block repeats: where it was seen, what it returned, and which of its inputs it holds until backward."""
+
+    path: str
+    outputs: list[Any]
+    structure: Any
+    inputs: list[Any]  # weak references to the storages of its floating-point inputs
+    held: list[bool] | None = None
+
+
 class _Replay(torch.autograd.Function):
     """A folded block: logs a repetition forward and backward, returns empty tensors of the right shapes."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], outputs: list[Any], *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], outputs: list[Any], held: list[bool], *inputs: torch.Tensor) -> Any:
         mark("forward")
         recorder.note_sequence()
         with recorder.pause():
             results = tuple(o.new_empty_strided(o.shape, o.stride()) for o in outputs)
-        ctx.save_for_backward(*inputs)
-        ctx.recorder, ctx.mark = recorder, mark
+            # gradients need shapes; only what the pattern keeps for backward is kept alive
+            ctx.shapes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if t.requires_grad else None for t in inputs]
+        kept = [t for t, keep in zip(inputs, held, strict=False) if keep]
+        if _torch.running_node() is None:  # a recomputation stops before its results
+            recorder.stands_in(results)
+        recorder.forget(kept)
+        ctx.save_for_backward(*kept)
+        ctx.recorder, ctx.mark, ctx.inputs = recorder, mark, len(held)
         ctx.mark_non_differentiable(*(r for r, o in zip(results, outputs, strict=True) if not o.requires_grad))
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        inputs = ctx.saved_tensors
+        _ = ctx.saved_tensors  # with checkpointing, asking for them is what recomputes the block
         ctx.mark("backward")
         recorder: Recorder = ctx.recorder
+        recorder.forget(g for g in grads if g is not None)
         with recorder.pause():
-            return None, None, None, *(torch.empty_like(t) if t.requires_grad else None for t in inputs)
+            made = [torch.empty_like(t) if t is not None else None for t in ctx.shapes]
+        recorder.stands_in(g for g in made[: ctx.inputs] if g is not None)
+        return None, None, None, None, *made
 
 
 class Folder:
@@ -111,7 +133,7 @@ class Folder:
         self.interpose = interpose
         self.enabled = enabled
         self.checkpointing = checkpointing
-        self._patterns: dict[Any, tuple[str, list[Any], Any]] = {}
+        self._patterns: dict[Any, _Pattern] = {}
         self._seen: dict[Any, int] = {}
 
     @contextmanager
@@ -147,15 +169,19 @@ class Folder:
                     pattern = self._patterns[shape]
             if pattern is not None:
                 return self._replay(path, call, pattern, leaves, parameters)
-            with self.interpose.resumed(), self.recorder.inside(path, call):
-                result = original(*args, **kwargs)
+            try:
+                with self.interpose.resumed(), self.recorder.inside(path, call):
+                    result = original(*args, **kwargs)
+            finally:
+                if _torch.running_node() is not None:
+                    self.interpose.end_forward()  # each recomputation enters and leaves autocast by itself
             if call == 0:
                 self._patterns[shape] = self._learn(path, leaves, result)
             return result
 
         return forward
 
-    def _learn(self, path: str, leaves: list[Any], result: Any) -> tuple[str, list[Any], Any]:
+    def _learn(self, path: str, leaves: list[Any], result: Any) -> _Pattern:
         """What a later block must return: shapes, not storages, so that a pattern holds no activation alive."""
         outputs, structure = pytree.tree_flatten(result)
         kept: list[Any] = []
@@ -169,21 +195,27 @@ class Folder:
                 else:
                     shell = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
                     kept.append(shell.requires_grad_(output.requires_grad) if output.is_floating_point() else shell)
-        return path, kept, structure
+        return _Pattern(path, kept, structure, [weakref.ref(t.untyped_storage()) for t in _floating(leaves)])
 
-    def _replay(self, path: str, call: int, pattern: tuple[str, list[Any], Any], leaves: list[Any], parameters: list[nn.Parameter]) -> Any:
-        source, outputs, structure = pattern
+    def _replay(self, path: str, call: int, pattern: _Pattern, leaves: list[Any], parameters: list[nn.Parameter]) -> Any:
+        if pattern.held is None:  # the pattern's caller has moved on: what still lives of its inputs, backward needs
+            pattern.held = [reference() is not None for reference in pattern.inputs]
 
         def mark(phase: str) -> None:
             if phase == "forward" and _torch.running_node() is not None:
                 phase = "recompute"
-            self.recorder.events.append(Event("fold", -1, data=(path, source, phase, call if phase != "backward" else 0)))
+            self.recorder.events.append(Event("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0)))
 
-        fresh = [o for o in outputs if isinstance(o, torch.Tensor)]
-        inputs = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
-        made = iter(_Replay.apply(self.recorder, mark, fresh, *inputs, *parameters))
-        results = [next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o for o in outputs]
-        return pytree.tree_unflatten(results, structure)
+        fresh = [o for o in pattern.outputs if isinstance(o, torch.Tensor)]
+        # under checkpointing something must be kept, for asking for it triggers the recomputation
+        held = [True] * len(pattern.held) if self.checkpointing else pattern.held
+        made = iter(_Replay.apply(self.recorder, mark, fresh, held, *_floating(leaves), *parameters))
+        results = [next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o for o in pattern.outputs]
+        return pytree.tree_unflatten(results, pattern.structure)
+
+
+def _floating(leaves: list[Any]) -> list[torch.Tensor]:
+    return [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def _describe(leaf: Any) -> Any:

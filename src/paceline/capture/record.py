@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,7 @@ _NO_KERNEL = {
 class Event:
     """One entry of the log: an operator, an allocation, a release, a ready gradient or a folded block."""
 
-    what: str  # "op" | "alloc" | "free" | "ready" | "fold"
+    what: str  # "op" | "alloc" | "known" | "free" | "ready" | "fold" | "call" | "module"
     segment: int
     op: Op | None = None
     tensor: int = -1
@@ -130,14 +130,31 @@ class Recorder:
         self._guards[number] = weakref.ref(storage, gone)
         return number
 
+    def resident(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make storages known that exist before the step."""
+        for tensor in tensors:
+            self.tensor_id(tensor)
+
+    def stands_in(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors of a folded block whose allocation its pattern already counts; their release is seen here."""
+        for tensor in tensors:
+            number = self.tensor_id(tensor)
+            self.events.append(Event("known", self._segment_now(), tensor=number, bytes=_rounded(tensor)))
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors whose release the pattern of a folded block counts."""
+        for tensor in tensors:
+            number = self._tensors.pop(_torch.storage_key(tensor), None)
+            if number is not None:
+                self._guards.pop(number, None)
+
     def allocated(self, outputs: Sequence[torch.Tensor]) -> None:
         """Note storages that an operator has just made."""
         for out in outputs:
             key = _torch.storage_key(out)
             if key not in self._tensors:
                 number = self._adopt(out, key)
-                size = -(-out.untyped_storage().nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
-                self.events.append(Event("alloc", self._segment_now(), tensor=number, bytes=size))
+                self.events.append(Event("alloc", self._segment_now(), tensor=number, bytes=_rounded(out)))
 
     # -- attribution -------------------------------------------------------------------------
 
@@ -245,6 +262,7 @@ class RecordMode(TorchDispatchMode):
         except NotImplementedError as error:
             raise CaptureError(f"operator {func} cannot run without data: {str(error).splitlines()[0]}") from error
         recorder.note_sequence()
+        recorder.events.append(Event("call", recorder._segment_now()))
         if name.startswith("convolution"):
             out = self._as_cudnn_lays(name, args, out)
         elif name.startswith(("native_layer_norm", "native_group_norm")):
@@ -252,7 +270,8 @@ class RecordMode(TorchDispatchMode):
                 out = tuple(t.contiguous() if t is not None else None for t in out)
         outputs = tensors(out)
         if handler is None:
-            recorder.allocated(outputs)
+            if name.startswith(("empty", "new_empty")):
+                recorder.allocated(outputs)
         elif known and not func._schema.is_mutable and outputs and all(_torch.storage_key(t) in known for t in outputs):
             pass  # a view in all but name
         else:
@@ -270,6 +289,10 @@ class RecordMode(TorchDispatchMode):
             if isinstance(out, torch.Tensor):
                 return out.contiguous(memory_format=fmt)
             return tuple(t.contiguous(memory_format=fmt) if t is not None and t.dim() == x.dim() else t for t in out)
+
+
+def _rounded(tensor: torch.Tensor) -> int:
+    return -(-tensor.untyped_storage().nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
 
 
 def _to_meta(value: Any) -> Any:

@@ -78,6 +78,7 @@ def trace(job: Job, settings: Settings) -> Workload:
     interpose = InterposeMode(recorder, autocast, settings.fused_attention)
     folder = Folder(recorder, interpose, settings.fold, settings.checkpointing)
     names = {parameter: name for name, parameter in module.named_parameters()}
+    recorder.resident((*names, *module.buffers(), *tensors((args, list(kwargs.values())))))
     module.train()
     ready: dict[str, int] = {}
     collecting = gc.isenabled()
@@ -154,6 +155,7 @@ def _module_paths(recorder: Recorder, module: nn.Module) -> Iterator[None]:
     paths = {id(m): name for name, m in module.named_modules()}
 
     def enter(sub: nn.Module, _: Any) -> None:
+        recorder.events.append(Event("module", recorder._segment_now()))
         recorder.modules.append(paths.get(id(sub), recorder.modules[-1] if recorder.modules else ""))
 
     def leave(sub: nn.Module, *_: Any) -> None:

@@ -72,7 +72,8 @@ class Segment:
     """Consecutive operators of one phase and one block, and what they do to memory.
 
     `net` is the change of live bytes by kind over the segment, `peak` the change at the moment
-    within it when most is live; both relative to its start.
+    within it when most is live; both relative to its start. `calls` counts framework calls (those
+    that launch nothing included) and `modules` module calls: what the host spends its time on.
     """
 
     path: str
@@ -80,6 +81,8 @@ class Segment:
     ops: tuple[Op, ...]
     net: Mapping[str, int] = field(default_factory=dict)
     peak: Mapping[str, int] = field(default_factory=dict)
+    calls: int = 0
+    modules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Parameter:
         return self.numel * ITEMSIZE[self.dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
 class Workload:
     """One training step of one model at one batch size and precision."""
 
@@ -150,7 +153,8 @@ class Workload:
             ]
 
         segments = [
-            {"path": s.path, "phase": s.phase, "ops": [op(o) for o in s.ops], "net": dict(s.net), "peak": dict(s.peak)}
+            {"path": s.path, "phase": s.phase, "ops": [op(o) for o in s.ops], "net": dict(s.net), "peak": dict(s.peak),
+             "calls": s.calls, "modules": s.modules}
             for s in self.segments
         ]
         return {
@@ -177,7 +181,8 @@ class Workload:
                 )
 
             segments = tuple(
-                Segment(s["path"], s["phase"], tuple(op(o) for o in s["ops"]), s["net"], s["peak"]) for s in data["segments"]
+                Segment(s["path"], s["phase"], tuple(op(o) for o in s["ops"]), s["net"], s["peak"], s["calls"], s["modules"])
+                for s in data["segments"]
             )
             order = tuple(index for index, count in data["order"] for _ in range(count))
             if order and not 0 <= max(order) < len(segments):

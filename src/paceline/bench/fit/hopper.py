@@ -1,0 +1,156 @@
+"""Constants of the Hopper file, from whole training steps profiled on an H200 and its microbenchmarks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.bench import kernels, models, profiled
+from paceline.bench.fit import solve
+from paceline.catalog import devices
+from paceline.cost.chip import Chip, chip
+from paceline.cost.pack import AttentionEntries, MatrixEntries, Packed, StreamEntries, pack_ops
+from paceline.spec.workload import Op
+
+Array = NDArray[np.float64]
+
+#: what a CUDA event pair around one call adds to a microbenchmark on the H200; fitted with the rest
+EVENT_S = 3.3e-6
+#: below so many rows, a matrix group keeps what it cannot tell from its dense sibling
+FEW_ROWS = 60
+_KEPT = ("intensity", "slope", "cache", "split_s", "reduction", "power", "quantisation", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One operator, its device time and the number of its kernels; `source` for cross-validation."""
+
+    op: Op
+    seconds: float
+    kernels: float
+    source: str
+
+
+def from_profiles(path: Path) -> list[Observation]:
+    """Every operator of every profiled step that pairs with a captured one."""
+    out: list[Observation] = []
+    for row in profiled.read(path):
+        if row["compile"]:
+            continue
+        pairs, _ = profiled.pair(row, models.h200_step(row))
+        out += [Observation(p.op, p.seconds, p.kernels, row["model"]) for p in pairs if p.seconds > 0]
+    return out
+
+
+def from_microbenchmarks(path: Path) -> list[Observation]:
+    """Matrix products, convolutions and attention of `h200/ops.jsonl`, less the cost of the events around them."""
+    out = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        if row["op"] not in ("gemm", "bmm", "conv2d", "sdpa"):
+            continue
+        for column, ops in kernels.h200_op(row).items():
+            seconds = row.get(column)
+            host_bound = column.startswith("bwd") and (seconds or 0) < 1e-4  # autograd's own overhead shows
+            if seconds and len(ops) == 1 and not host_bound:
+                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.4 * seconds), 1.0, "microbenchmark"))
+    return out
+
+
+def _take(entries: Any, keep: NDArray[np.bool_]) -> Any:
+    """A subset of entries; the accesses of stream entries are renumbered."""
+    index = np.where(keep)[0]
+    values: dict[str, Any] = {}
+    for f in fields(entries):
+        value = getattr(entries, f.name)
+        if f.name.startswith("access_"):
+            continue
+        values[f.name] = [value[i] for i in index] if isinstance(value, list) else value[index]
+    if isinstance(entries, StreamEntries):
+        inside = keep[entries.access_entry]
+        number = np.cumsum(keep) - 1
+        values |= {
+            "access_entry": number[entries.access_entry[inside]], "access_bytes": entries.access_bytes[inside],
+            "access_reuse": entries.access_reuse[inside],
+        }
+    return type(entries)(**values)
+
+
+def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any]:
+    """All groups that the observations hold, as tables for a TOML file."""
+    target = chip(devices.get("h200"))
+    usable = [o for o in observations if o.op.kind != "rnn"]
+    packed = pack_ops(o.op for o in usable)
+    measured = np.array([o.seconds for o in usable])
+    counts = np.array([o.kernels for o in usable])
+    tables: dict[str, Any] = {"matrix": {}, "stream": {}, "attention": {}, "kernels": {}}
+    _fit_matrices(target, packed, measured, tables, report)
+    for group, stream in sorted(packed.stream.items()):
+        curve, quality = solve.fit_stream(target, stream, measured[stream.owner])
+        tables["stream"][group] = _plain(curve)
+        report.append(_line(group, quality))
+    for group, attention in sorted(packed.attention.items()):
+        peak = target.peaks["tf32" if group.endswith("fp32") else "bf16"]
+        curve2, quality = solve.fit_attention(target, peak, attention, measured[attention.owner])
+        tables["attention"][group] = _plain(curve2)
+        report.append(_line(group, quality))
+    for group, entries in _all_groups(packed):
+        launches = entries.launches if isinstance(entries, StreamEntries) else np.ones(len(entries.owner))
+        inside = counts[entries.owner] > 0
+        tables["kernels"][group] = round(float(counts[entries.owner][inside].sum() / max(1.0, launches[inside].sum())), 2)
+    return tables
+
+
+def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEntries | AttentionEntries]]:
+    yield from sorted(packed.matrix.items())
+    yield from sorted(packed.stream.items())
+    yield from sorted(packed.attention.items())
+
+
+def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[str, Any], report: list[str]) -> None:
+    dense: dict[str, Any] = {}
+    # dense groups first: those with few rows start from them
+    for group in sorted(packed.matrix, key=lambda g: (g.split(".")[0] not in ("gemm", "conv"), -len(packed.matrix[g].owner))):
+        entries = packed.matrix[group]
+        parts = group.split(".")
+        dtype = next(p for p in parts if p in target.peaks)
+        keep = (entries.m > 1) & (entries.n > 1)
+        entries = _take(entries, keep)
+        seconds = measured[entries.owner]
+        sibling = dense.get(".".join(["conv", *parts[1:3]])) or dense.get(f"gemm.{dtype}")
+        few = len(seconds) < FEW_ROWS and sibling is not None
+        layouts = [v for v in ("tn", "nt", "nn") if parts[0] == "gemm" and entries.layout.count(v) >= 20]
+        full = 8 if dtype in ("fp16", "bf16") else 4
+        alignments = [a for a in ("1", "2", "4") if parts[0] == "gemm" and int(a) < full and (entries.align == int(a)).sum() >= 3]
+        if parts[0] == "gemm":
+            entries = replace(entries, align=np.minimum(entries.align, full))
+        curve, quality, _ = solve.fit_matrix(
+            target, target.peaks[dtype], entries, seconds, start=sibling, fixed=_KEPT if few else (), layouts=layouts, alignments=alignments,
+        )
+        dense[group] = curve
+        tables["matrix"][group] = _plain(curve)
+        report.append(_line(group, quality))
+
+
+def _plain(curve: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for f in fields(curve):
+        value = getattr(curve, f.name)
+        if isinstance(value, dict):
+            if value:
+                out[f.name] = {k: float(f"{v:.4g}") for k, v in value.items()}
+        elif value:
+            out[f.name] = float(f"{value:.4g}")
+        elif f.name in ("launch_s", "traffic", "tile_s", "split_s", "quantisation", "slope", "score"):
+            out[f.name] = 0.0
+    return out
+
+
+def _line(group: str, quality: solve.Quality) -> str:
+    return f"{group:40s} rows {quality.rows:6d}  median {100 * quality.median:5.1f} %  mean {100 * quality.mean:5.1f} %"

@@ -1,0 +1,134 @@
+"""Least squares for the three shapes of cost formula, on relative errors and robust to outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from paceline.cost.attention import AttentionCurve
+from paceline.cost.chip import Chip
+from paceline.cost.matrix import MatrixCurve, matrix_time
+from paceline.cost.operators import features
+from paceline.cost.pack import AttentionEntries, MatrixEntries, StreamEntries
+from paceline.cost.stream import StreamCurve
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well a curve meets the rows it was fitted to."""
+
+    rows: int
+    median: float
+    mean: float
+
+
+def _quality(predicted: Array, measured: Array) -> Quality:
+    error = np.abs(predicted / measured - 1)
+    return Quality(len(measured), float(np.median(error)), float(error.mean()))
+
+
+def _robust_nnls(table: Array, measured: Array, weight: Array) -> Array:
+    """Non-negative least squares on relative errors, reweighted towards the median."""
+    scale = weight / measured
+    solution, _ = nnls(table * scale[:, None], measured * scale)
+    for _ in range(12):
+        residual = np.abs(table @ solution / measured - 1)
+        reweighted = scale / np.sqrt(np.maximum(residual, 0.06))
+        solution, _ = nnls(table * reweighted[:, None], measured * reweighted)
+    return np.asarray(solution)
+
+
+def _weight(measured: Array) -> Array:
+    """Longer operators matter more to a step; half-way between counting rows and counting seconds."""
+    return np.asarray(measured**0.4 / np.mean(measured**0.4))
+
+
+def fit_stream(chip: Chip, entries: StreamEntries, measured: Array, terms: Sequence[bool] = (True,) * 5) -> tuple[StreamCurve, Quality]:
+    """Constants of a stream group; `terms` switches off those that a group has no use for."""
+    table = features(entries, chip) * np.array(terms, dtype=float)
+    solution = _robust_nnls(table, measured, _weight(measured))
+    curve = StreamCurve(launch_s=float(solution[0]), traffic=float(solution[1]), element=float(solution[2]), row=float(solution[3]), step=float(solution[4]))
+    return curve, _quality(table @ solution, measured)
+
+
+def fit_attention(chip: Chip, peak: float, entries: AttentionEntries, measured: Array) -> tuple[AttentionCurve, Quality]:
+    """Constants of an attention group."""
+    waves = entries.blocks / chip.sms
+    filled = np.where(waves > 4, 1.0, np.maximum(1.0, np.ceil(waves) / np.maximum(waves, 1e-9)))
+    table = np.stack([np.ones_like(waves), entries.flops / peak * filled, entries.scores / chip.sm_hz * filled, entries.traffic / chip.bandwidth], axis=1)
+    solution = _robust_nnls(table, measured, _weight(measured))
+    efficiency = 1 / solution[1] if solution[1] > 0 else 1.0
+    curve = AttentionCurve(launch_s=float(solution[0]), efficiency=float(efficiency), score=float(solution[2]), traffic=float(solution[3]))
+    return curve, _quality(table @ solution, measured)
+
+
+_START = MatrixCurve(
+    efficiency=0.75, intensity=50.0, slope=0.9, tile_s=0.3e-6, memory=0.8, cache=4.0, launch_s=1.5e-6, split_s=1.5e-6, reduction=1.0, power=2.0,
+    quantisation=0.6,
+)
+#: field -> (least, most)
+_BOUNDS = {
+    "efficiency": (0.02, 1.0), "intensity": (10.0, 128.0), "slope": (0.0, 2.0), "tile_s": (0.0, 8e-6), "memory": (0.1, 1.0), "cache": (0.3, 10.0),
+    "launch_s": (0.3e-6, 30e-6), "split_s": (0.0, 12e-6), "reduction": (0.1, 10.0), "power": (1.0, 8.0), "quantisation": (0.0, 1.0),
+}
+
+
+def fit_matrix(
+    chip: Chip, peak: float, entries: MatrixEntries, measured: Array, *, start: MatrixCurve | None = None, host: NDArray[np.int64] | None = None,
+    layouts: Sequence[str] = (), alignments: Sequence[str] = (), fixed: Sequence[str] = (),
+) -> tuple[MatrixCurve, Quality, Array]:
+    """Constants of a matrix group, and the host time of each class of row where `host` numbers them.
+
+    `layouts` and `alignments` name those whose share of the efficiency is fitted too; `fixed` names
+    fields kept at `start`, for groups with too few rows to tell them apart.
+    """
+    base = start or _START
+    free = [name for name in _BOUNDS if name not in fixed]
+    classes = 0 if host is None else int(host.max()) + 1
+    layout_code = np.array([layouts.index(v) + 1 if v in layouts else 0 for v in entries.layout])
+    align_code = np.array([alignments.index(str(v)) + 1 if str(v) in alignments else 0 for v in entries.align])
+    low = np.array([_BOUNDS[n][0] for n in free] + [0.05] * (len(layouts) + len(alignments)) + [0.0] * classes)
+    high = np.array([_BOUNDS[n][1] for n in free] + [1.3] * len(layouts) + [1.0] * len(alignments) + [2e-4] * classes)
+    guess = np.array([getattr(base, n) for n in free] + [0.9] * len(layouts) + [0.5] * len(alignments) + [5e-6] * classes)
+    span = high - low
+
+    def unpack(x: Array) -> tuple[MatrixCurve, Array, Array]:
+        values = dict(zip(free, x, strict=False))
+        at = len(free)
+        shares = np.concatenate([[1.0], x[at : at + len(layouts)]])[layout_code]
+        at += len(layouts)
+        shares = shares * np.concatenate([[1.0], x[at : at + len(alignments)]])[align_code]
+        return replace(base, **values), shares, x[at + len(alignments) :]
+
+    def predict(unit: Array) -> Array:
+        curve, shares, hosts = unpack(low + np.clip(unit, 0, 1) * span)
+        t = matrix_time(
+            chip, peak, curve, batch=entries.batch, m=entries.m, n=entries.n, k=entries.k, traffic=entries.traffic, itemsize=entries.itemsize, share=shares,
+        )
+        return t if host is None else t + hosts[host]
+
+    weight = np.sqrt(_weight(measured))
+    best = None
+    for factor in (1.0, 0.75, 1.3):
+        unit = np.clip((guess * np.where(np.arange(len(guess)) < len(free), factor, 1.0) - low) / span, 0.01, 0.99)
+        found = least_squares(
+            lambda u: weight * np.log(predict(u) / measured), unit, bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=3e-3, max_nfev=150,
+        )
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    x = low + best.x * span
+    curve, _, hosts = unpack(x)
+    at = len(free)
+    curve = replace(
+        curve,
+        layouts={name: float(x[at + i]) for i, name in enumerate(layouts)},
+        alignment={name: float(x[at + len(layouts) + i]) for i, name in enumerate(alignments)},
+    )
+    return curve, _quality(predict(best.x), measured), hosts

@@ -1,0 +1,186 @@
+"""Single-operator measurements: each row as the operators it ran.
+
+    h200/ops.jsonl            our own microbenchmarks of one H200
+    kernels/*.csv.gz          FP32 operators on six GPUs (sitar-lab/NeuSight)
+    kernels_fp16/*/*.csv.gz   FP16 transformer operators on A100 and GH200 (DebarghaG/estimate-train-time)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.spec.workload import ITEMSIZE, Access, Op
+
+Row = Mapping[str, Any]
+
+
+def _op(name: str, kind: str, dtype: str, reads: list[float], writes: list[float], dims: tuple[int, ...], flops: float = 0.0,
+        tags: tuple[str, ...] = (), phase: str = "forward") -> Op:
+    accesses = [tuple(Access(i, int(size)) for i, size in enumerate(sizes)) for sizes in (reads, writes)]
+    return Op(name, kind, phase, "", dtype, flops, accesses[0], accesses[1], dims, tags)
+
+
+def gemm(b: int, m: int, n: int, k: int, dtype: str, layout: str = "tt", bias: bool = False) -> Op:
+    """(b, m, k) x (b, k, n); in layout "tt" both operands are contiguous in k, as in a linear layer's forward pass."""
+    size = ITEMSIZE[dtype]
+    leads = {"t": k, "n": m}[layout[0]], {"t": k, "n": n}[layout[1]], n
+    align = math.gcd(*leads, 8)
+    return _op("aten.mm", "gemm", dtype, [b * m * k * size, b * k * n * size, *([n * size] if bias else [])], [b * m * n * size], (b, m, n, k),
+               2.0 * b * m * n * k, (layout, f"align{align}"))
+
+
+def linear(tokens: int, inputs: int, outputs: int, dtype: str) -> tuple[list[Op], list[Op]]:
+    """Forward and backward operators of a linear layer with bias."""
+    size = ITEMSIZE[dtype]
+    forward = [gemm(1, tokens, outputs, inputs, dtype, bias=True)]
+    backward = [
+        gemm(1, tokens, inputs, outputs, dtype, "tn"), gemm(1, outputs, inputs, tokens, dtype, "nn"),
+        _op("aten.sum", "reduce", dtype, [tokens * outputs * size], [outputs * size], (outputs, tokens), tags=("outer",)),
+    ]
+    return forward, backward
+
+
+def pointwise(elements: int, dtype: str, inputs: int = 1, outputs: int = 1, tags: tuple[str, ...] = ()) -> Op:
+    """One contiguous pointwise kernel."""
+    size = ITEMSIZE[dtype]
+    return _op("aten.pointwise", "elementwise", dtype, [elements * size] * inputs, [elements * size] * outputs, (elements,), tags=tags)
+
+
+def norm(rows: int, cols: int, dtype: str, backward: bool = False) -> Op:
+    size = ITEMSIZE[dtype] * rows * cols
+    if not backward:
+        return _op("aten.native_layer_norm", "norm", dtype, [size], [size], (rows, cols), tags=("forward",))
+    return _op("aten.native_layer_norm_backward", "norm", dtype, [size, size], [size], (rows, cols), tags=("backward", "weights"), phase="backward")
+
+
+def softmax(rows: int, cols: int, dtype: str, backward: bool = False) -> Op:
+    size = ITEMSIZE[dtype] * rows * cols
+    tags = ("backward" if backward else "forward", "inner")
+    return _op("aten._softmax", "softmax", dtype, [size] * (2 if backward else 1), [size], (rows, cols), tags=tags)
+
+
+def attention(b: int, heads: int, sq: int, sk: int, d: int, dtype: str, causal: bool, backward: bool = False) -> Op:
+    size = ITEMSIZE[dtype] * b * heads * d
+    flops = (5 if backward else 2) * 2.0 * b * heads * sq * sk * d * (0.5 if causal and sq == sk else 1.0)
+    tags = ("backward" if backward else "forward", *(("causal",) if causal else ()))
+    reads = [size * sq, size * sk, size * sk] + ([size * sq] * 2 if backward else [])
+    writes = [size * sq] + ([size * sk] * 2 if backward else [])
+    return _op("aten.scaled_dot_product_attention", "attention", dtype, reads, writes, (b, heads, heads, sq, sk, d, d), flops, tags)
+
+
+def conv(n: int, c: int, k: int, groups: int, side: int, kernel: int, stride: int, padding: int, dtype: str, which: str, layout: str) -> Op:
+    out = (side + 2 * padding - kernel) // stride + 1
+    size = ITEMSIZE[dtype]
+    dims = (n, c, k, groups, side * side, out * out, kernel * kernel, stride)
+    x, y, w = n * c * side * side * size, n * k * out * out * size, k * c // groups * kernel * kernel * size
+    reads, writes = {"fprop": ([x, w], [y]), "dgrad": ([y, w], [x]), "wgrad": ([y, x], [w])}[which]
+    return _op("aten.convolution", "conv", dtype, reads, writes, dims, 2.0 * n * out * out * k * (c // groups) * kernel**2, (which, layout))
+
+
+# -- h200/ops.jsonl ------------------------------------------------------------------------------
+
+#: pointwise rows: (tensors read, tensors written)
+_POINTWISE = {"add": (2, 1), "relu": (1, 1), "gelu": (1, 1)}
+_CAST = {"bf16": "fp32", "fp32": "bf16"}
+
+
+def h200_op(row: Row) -> dict[str, list[Op]]:
+    """Operators per measured column of a row; columns with a fixed meaning and no operator are left out."""
+    op, dtype = row["op"], row.get("dtype", "")
+    if op == "gemm":
+        return {"s": [gemm(1, row["m"], row["n"], row["k"], dtype)]}
+    if op == "bmm":
+        return {"s": [gemm(row["b"], row["m"], row["n"], row["k"], dtype, "tn")]}
+    if op in _POINTWISE:
+        return {"s": [pointwise(row["n"], dtype, *_POINTWISE[op])]}
+    if op in ("copy", "fill", "cast", "sum"):
+        return {"s": [_simple(op, row["n"], dtype)]}
+    if op in ("layer_norm", "rms_norm"):
+        return {"fwd_s": [norm(row["rows"], row["cols"], dtype)], "bwd_s": [norm(row["rows"], row["cols"], dtype, True)]}
+    if op == "softmax":
+        gradient = pointwise(row["rows"] * row["cols"], dtype, 2)
+        return {"fwd_s": [softmax(row["rows"], row["cols"], dtype)], "bwd_s": [gradient, softmax(row["rows"], row["cols"], dtype, True)]}
+    if op == "sdpa":
+        shape = (row["b"], row["heads"], row["seq"], row["seq"], row["dim"], dtype, bool(row["causal"]))
+        return {"fwd_s": [attention(*shape)], "bwd_s": [attention(*shape, backward=True)]}
+    if op == "conv2d":
+        shape2 = (row["b"], row["cin"], row["cout"], row.get("groups", 1), row["hw"], row["k"], row["stride"], row["pad"], dtype)
+        return {column: [conv(*shape2, which, "nhwc")] for column, which in (("fwd_s", "fprop"), ("bwd_x_s", "dgrad"), ("bwd_w_s", "wgrad"))}
+    return {}
+
+
+def _simple(op: str, n: int, dtype: str) -> Op:
+    size = ITEMSIZE[dtype] * n
+    if op == "copy":
+        return _op("aten.copy_", "copy", dtype, [size], [size], (n,))
+    if op == "fill":
+        return _op("aten.fill_", "fill", dtype, [], [size], (n,))
+    if op == "sum":
+        return _op("aten.sum", "reduce", dtype, [size], [ITEMSIZE[dtype]], (1, n), tags=("inner",))
+    return _op("aten._to_copy", "cast", dtype, [size], [ITEMSIZE[_CAST[dtype]] * n], (n,))
+
+
+# -- kernels/ ------------------------------------------------------------------------------------
+
+_BINARY = frozenset(("add", "mul", "div", "pow"))
+
+
+def fp32_kernel(row: Row) -> list[Op]:
+    """Operators of a row of `kernels/`; sizes by the file's columns."""
+    op = row["OPName"]
+    size = {k: int(float(v)) for k, v in row.items() if k not in ("OPName", "Device", "Latency", "large") and v not in ("", None)}
+    if op == "linear":
+        return [gemm(1, size["B"] * size["M"], size["N"], size["K"], "fp32", bias=True)]
+    if op == "bmm":
+        return [gemm(size["B"], size["M"], size["N"], size["K"], "fp32", "tn")]
+    if op == "conv":
+        return [conv(size["B"], size["Input_Channel"], size["Output_Channel"], 1, size["Input_Size"], size["Kernel_Szie"], size["Stride"],
+                     size["Padding"], "fp32", "fprop", "nchw")]
+    if op == "ln":
+        return [norm(size["B"], size["H"], "fp32")]
+    if op == "softmax":
+        return [softmax(size["B"], size["H"], "fp32")]
+    return [pointwise(size["B"] * size["H"], "fp32", 2 if op in _BINARY else 1)]
+
+
+# -- kernels_fp16/ -------------------------------------------------------------------------------
+
+Pair = tuple[list[Op], list[Op]]
+VOCABULARY = 50257
+
+
+def fp16_kernel(operator: str, row: Row) -> Pair | None:
+    """Forward and backward operators of a row of `kernels_fp16/`; None for operators whose make-up the source does not give.
+
+    `mp` is the tensor-parallel degree, b the micro-batch, l the sequence, dim the width, h the heads.
+    """
+    s = {k: int(float(v)) for k, v in row.items() if k in ("mp", "b", "h", "l", "dim") and v not in ("", None)}
+    mp, tokens = s.get("mp", 1), s.get("b", 1) * s.get("l", 1)
+    dim, heads = s.get("dim", 0), max(1, s.get("h", 1) // mp)
+    makers: dict[str, Callable[[], Pair]] = {
+        "linear1": lambda: linear(tokens, dim, 3 * dim // mp, "fp16"),
+        "linear2": lambda: linear(tokens, dim // mp, dim, "fp16"),
+        "linear3": lambda: linear(tokens, dim, 4 * dim // mp, "fp16"),
+        "linear4": lambda: linear(tokens, 4 * dim // mp, dim, "fp16"),
+        "linear_final": lambda: linear(tokens, dim, -(-VOCABULARY // (128 * mp)) * 128, "fp16"),
+        "layernorm": lambda: ([norm(tokens, dim, "fp16")], [norm(tokens, dim, "fp16", True)]),
+        "gelu": lambda: ([pointwise(tokens * 4 * dim // mp, "fp16")], [pointwise(tokens * 4 * dim // mp, "fp16", 2)]),
+        "res_add": lambda: ([pointwise(tokens * dim, "fp16", 2)], [pointwise(tokens * dim, "fp16", 2)]),
+        "flash_atten": lambda: _pair_attention(s["b"], heads, s["l"], dim // max(1, s.get("h", 1))),
+        "bmm": lambda: _pair_bmm(s["b"] * heads, s["l"], dim // max(1, s.get("h", 1)), False),
+        "baddbmm": lambda: _pair_bmm(s["b"] * heads, s["l"], dim // max(1, s.get("h", 1)), True),
+        "softmax": lambda: ([softmax(s["b"] * heads * s["l"], s["l"], "fp16")], [softmax(s["b"] * heads * s["l"], s["l"], "fp16", True)]),
+    }
+    return makers[operator]() if operator in makers else None
+
+
+def _pair_attention(b: int, heads: int, seq: int, size: int) -> Pair:
+    return [attention(b, heads, seq, seq, size, "fp16", True)], [attention(b, heads, seq, seq, size, "fp16", True, True)]
+
+
+def _pair_bmm(b: int, seq: int, size: int, scores: bool) -> Pair:
+    """Attention's two products: query x key (baddbmm) and probabilities x value (bmm)."""
+    m, n, k = (seq, seq, size) if scores else (seq, size, seq)
+    return [gemm(b, m, n, k, "fp16", "tn")], [gemm(b, m, k, n, "fp16", "tt"), gemm(b, k, n, m, "fp16", "nn")]

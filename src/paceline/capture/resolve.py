@@ -1,0 +1,228 @@
+"""From what a user calls a model to a module with inputs: catalog, file, torchvision, timm, transformers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.capture import _torch
+from paceline.capture.build import BuildMode
+from paceline.capture.step import Job, _user_code
+from paceline.catalog import models
+from paceline.errors import CaptureError, MissingExtra, SpecError, UnknownName, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """How a model is usually run, where the user does not say."""
+
+    optimizer: str = "adamw"
+    channels_last: bool = False
+
+
+def resolve(model: Any, *, batch: int, seq: int | None, image: int | None) -> tuple[Job, Usual]:
+    """The job that `model` describes, and its usual settings."""
+    for label, size in (("batch", batch), ("seq", seq), ("image", image)):
+        if size is not None and size < 1:
+            raise SpecError(f"{label} must be at least 1; got {size}")
+    if not isinstance(model, str):
+        return _from_tuple(model, "module", batch, seq), Usual()
+    scheme, _, rest = model.partition(":")
+    if scheme == "torchvision":
+        return _vision(model, _torchvision(rest), batch, image), Usual("sgd", True)
+    if scheme == "timm":
+        return _timm(rest, batch, image), Usual("sgd", True)
+    if scheme == "hf":
+        return _huggingface(Path(rest), batch, seq), Usual()
+    if scheme.endswith(".py"):
+        return _file(Path(scheme), rest, batch, seq), Usual()
+    entry = models.get(model)
+    with BuildMode():
+        module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device="meta")
+    seq = entry.seq if seq is None else seq
+    per_sample = seq if entry.unit == "tokens" and seq else 1
+    job = Job(
+        name=entry.name, module=module, args=inputs, loss=loss, batch=batch, seq=seq, unit=entry.unit, units_per_step=batch * per_sample,
+    )
+    return job, Usual(entry.optimizer, entry.family == "cnn")
+
+
+def _from_tuple(value: Any, name: str, batch: int, seq: int | None) -> Job:
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 3 or not isinstance(value[0], nn.Module):
+        raise SpecError(f"{name}: expected (module, inputs) or (module, inputs, loss_fn), got {_kind(value)}")
+    module, inputs, *rest = value
+    loss: Callable[[Any], torch.Tensor] | None = rest[0] if rest else None
+    if isinstance(inputs, dict):
+        return Job(name=name, module=module, kwargs=inputs, loss=loss, batch=batch, seq=seq, units_per_step=batch)
+    args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    return Job(name=name, module=module, args=args, loss=loss, batch=batch, seq=seq, units_per_step=batch)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(type(v).__name__ for v in value) or 'nothing'}"
+    return type(value).__name__
+
+
+def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
+    if not path.is_file():
+        raise SpecError(f"no file {str(path)!r}; give FILE.py:FUNCTION with a path from here")
+    if not function:
+        raise SpecError(f"{path}: name the function that builds the model, as in {path}:build")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with _user_code(str(path), "import"):
+            spec.loader.exec_module(loaded)
+        make = getattr(loaded, function, None)
+        if not callable(make):
+            functions = [n for n, v in vars(loaded).items() if inspect.isfunction(v) and v.__module__ == loaded.__name__]
+            raise UnknownName(f"function in {path}", function, functions, f"it has: {', '.join(functions) or 'none'}")
+        accepted = inspect.signature(make).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        offered = {"batch": batch, **({"seq": seq} if seq is not None else {})}
+        with BuildMode(), _user_code(f"{path}:{function}", "build"):
+            built = make(**{k: v for k, v in offered.items() if every or k in accepted})
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return _from_tuple(built, f"{path}:{function}", batch, seq)
+
+
+def _vision(name: str, make: Callable[[], nn.Module], batch: int, image: int | None, channels: int = 3) -> Job:
+    with BuildMode(), _user_code(name, "build"):
+        module = make()
+        side = image or 224
+        return Job(name=name, module=module, args=(torch.randn(batch, channels, side, side),), batch=batch, unit="images", units_per_step=batch)
+
+
+def _torchvision(name: str) -> Callable[[], nn.Module]:
+    try:
+        vision = _torch.import_torchvision()
+    except ImportError:
+        raise MissingExtra("torchvision", "vision", f"torchvision:{name}") from None
+    if name not in vision.models.list_models():
+        raise UnknownName("torchvision model", name, vision.models.list_models())
+    # auxiliary heads are for the original training recipe; throughput tables leave them out
+    plain = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return lambda: vision.models.get_model(name, weights=None, **plain)  # type: ignore[no-any-return]
+
+
+def _timm(name: str, batch: int, image: int | None) -> Job:
+    try:
+        _torch.import_torchvision()
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise MissingExtra("timm", "vision", f"timm:{name}") from None
+    known = timm.list_models()
+    if name.partition(".")[0] not in known:
+        raise UnknownName("timm model", name, known)
+    with BuildMode(), _user_code(f"timm:{name}", "build"):
+        fixed = image is not None and "img_size" in str(inspect.signature(timm.model_entrypoint(name.partition(".")[0])))
+        try:
+            module = timm.create_model(name, pretrained=False, **({"img_size": image} if fixed else {}))
+        except TypeError:
+            module = timm.create_model(name, pretrained=False)
+        channels, side, _ = module.default_cfg.get("input_size", (3, 224, 224))
+        side = image or side
+        x = torch.randn(batch, channels, side, side)
+    return Job(name=f"timm:{name}", module=module, args=(x,), batch=batch, unit="images", units_per_step=batch)
+
+
+def transformers() -> Any:
+    """The transformers package; torchvision, which it may import, is made importable first."""
+    try:
+        _torch.import_torchvision()
+    except ImportError:
+        pass
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtra("transformers", "hf", "a Hugging Face configuration") from None
+
+
+def _huggingface(path: Path, batch: int, seq: int | None) -> Job:
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise SpecError(f"cannot read {str(path)!r}: {error.strerror}; give hf:PATH/config.json") from None
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}: not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from None
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise SpecError(f"{path}: no model_type; expected the config.json of a transformers model")
+    return huggingface(data, batch=batch, seq=seq, name=f"hf:{path}")
+
+
+def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: str, head: str | None = None, attention: str | None = None,
+                dropout: bool = True) -> Job:
+    """A transformers model from its configuration (with `model_type`), with labels so that it computes its own loss."""
+    library = transformers()
+    settings = {k: v for k, v in config.items() if k not in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype")}
+    try:
+        made = library.AutoConfig.for_model(config["model_type"], **settings)
+    except (ValueError, KeyError) as error:
+        known = list(library.CONFIG_MAPPING.keys()) if hasattr(library, "CONFIG_MAPPING") else []
+        near = nearest(str(config["model_type"]), known)
+        raise SpecError(f"{name}: unknown model_type {config['model_type']!r}{'; did you mean ' + repr(near[0]) + '?' if near else ''}") from error
+    made.use_cache = False
+    if not dropout:
+        for key, value in made.to_dict().items():
+            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+                setattr(made, key, 0.0)
+    heads = [head] if head else [*config.get("architectures", []), *_HEADS]
+    with BuildMode(), _user_code(name, "build"):
+        module = None
+        for candidate in heads:
+            cls = getattr(library, candidate, None)
+            if cls is None:
+                continue
+            options = {"attn_implementation": attention} if attention else {}
+            try:
+                module = cls.from_config(made, **options) if candidate.startswith("AutoModel") else cls._from_config(made, **options)
+                break
+            except ValueError:  # this configuration has no such head
+                continue
+    if module is None:
+        raise CaptureError(f"{name}: no model class of transformers fits model_type {config['model_type']!r}")
+    kwargs, unit, count = _huggingface_inputs(module, batch, seq)
+    return Job(name=name, module=module, kwargs=kwargs, batch=batch, seq=seq, unit=unit, units_per_step=count)
+
+
+_HEADS = (
+    "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification", "AutoModel",
+)
+
+
+def _huggingface_inputs(module: Any, batch: int, seq: int | None) -> tuple[dict[str, Any], str, int]:
+    config = module.config
+    if module.main_input_name == "pixel_values":
+        side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+        labels = torch.zeros(batch, dtype=torch.int64)
+        return {"pixel_values": torch.empty(batch, channels, side, side, device="meta"), "labels": labels}, "images", batch
+    if module.main_input_name != "input_ids":
+        raise CaptureError(f"models that take {module.main_input_name!r} need a build function of their own: FILE.py:FUNCTION")
+    limits = (getattr(config, "max_position_embeddings", None), getattr(config, "n_positions", None))
+    length = seq or min([limit for limit in limits if limit] or [512])
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    kwargs: dict[str, Any] = {"input_ids": ids}
+    accepted = inspect.signature(module.forward).parameters
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if "labels" in accepted:
+        per_sample = type(module).__name__.endswith(("ForSequenceClassification", "ForNextSentencePrediction"))
+        kwargs["labels"] = torch.zeros(batch, dtype=torch.int64) if per_sample else ids
+    return kwargs, "tokens", batch * length

@@ -1,0 +1,138 @@
+"""Fitted constants as data: one TOML file per architecture or device, each falling back on another.
+
+A file says what it was fitted to (`source`), with what command, and from which file it inherits
+(`inherits`) the groups it does not hold. A device takes the file of its own name, else that of its
+architecture, else the one nearest in kind.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from paceline.cost.attention import AttentionCurve
+from paceline.cost.matrix import MatrixCurve
+from paceline.cost.stream import StreamCurve
+from paceline.errors import SpecError
+from paceline.spec.device import Device
+
+#: what an architecture without a file of its own is taken for
+NEAREST = {
+    "kepler": "pascal", "maxwell": "pascal", "ada": "ampere", "blackwell": "hopper", "cdna1": "cdna", "cdna2": "cdna", "cdna3": "cdna",
+    "cdna4": "cdna",
+}
+#: groups tried in turn when a file has none of the exact name: the last part is dropped, then these
+_SIBLINGS = {
+    "fp16": ("bf16", "tf32"), "bf16": ("fp16", "tf32"), "fp8": ("bf16", "fp16"), "fp4": ("bf16", "fp16"), "tf32": ("bf16",), "fp64": ("fp32",),
+    "fp32": ("tf32",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The constants for one device: groups of three shapes, the host's, and how far to trust them."""
+
+    name: str
+    source: str
+    matrix: Mapping[str, MatrixCurve]
+    stream: Mapping[str, StreamCurve]
+    attention: Mapping[str, AttentionCurve]
+    #: kernels one entry of a group launches
+    kernels: Mapping[str, float]
+    #: multiplies the time of every group of a prefix: how this device departs from the file it inherits
+    scale: Mapping[str, float] = field(default_factory=dict)
+    #: groups that had no curve and what stood in for them
+    inherited: tuple[str, ...] = ()
+
+    def matrix_curve(self, group: str) -> MatrixCurve:
+        found = _find(self.matrix, group)
+        if found is None:
+            raise SpecError(f"no curve for {group!r} in {self.name}; run the fit again")
+        return found
+
+    def stream_curve(self, group: str) -> StreamCurve:
+        return _find(self.stream, group) or self.stream["elementwise"]
+
+    def attention_curve(self, group: str) -> AttentionCurve:
+        found = _find(self.attention, group)
+        if found is None:
+            raise SpecError(f"no curve for {group!r} in {self.name}; run the fit again")
+        return found
+
+    def kernels_of(self, group: str) -> float:
+        return _find(self.kernels, group) or 1.0
+
+    def scale_of(self, group: str) -> float:
+        best = max((prefix for prefix in self.scale if group.startswith(prefix)), key=len, default=None)
+        return self.scale[best] if best is not None else 1.0
+
+
+def _find(table: Mapping[str, Any], group: str) -> Any:
+    if group in table:
+        return table[group]
+    parts = group.split(".")
+    for i, part in enumerate(parts):
+        for sibling in _SIBLINGS.get(part, ()):
+            candidate = ".".join([*parts[:i], sibling, *parts[i + 1 :]])
+            if candidate in table:
+                return table[candidate]
+    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "inference": "forward",
+                    "single": "foreach", "sliced": "direct"}
+    for i, part in enumerate(parts):
+        if part in alternatives:
+            found = _find(table, ".".join([*parts[:i], alternatives[part], *parts[i + 1 :]])) if part not in ("nhwc", "native") else None
+            if found is not None:
+                return found
+    if len(parts) > 1:
+        return _find(table, ".".join(parts[:-1]))
+    return None
+
+
+@cache
+def _files() -> dict[str, dict[str, Any]]:
+    folder = files("paceline.cost") / "fitted"
+    return {entry.name[:-5]: tomllib.loads(entry.read_text()) for entry in folder.iterdir() if entry.name.endswith(".toml")}
+
+
+def _typed(cls: type[Any], table: Mapping[str, Any]) -> Any:
+    known = {f.name for f in fields(cls)}
+    return cls(**{key: value for key, value in table.items() if key in known})
+
+
+def from_tables(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Curves:
+    """Curves of file `name` among `tables`, with everything it inherits."""
+    data = tables[name]
+    base = from_tables(data["inherits"], tables) if "inherits" in data else None
+    own: dict[str, dict[str, Any]] = {
+        shape: {group: _typed(cls, table) for group, table in data.get(shape, {}).items()}
+        for shape, cls in (("matrix", MatrixCurve), ("stream", StreamCurve), ("attention", AttentionCurve))
+    }
+    kernels = {group: float(value) for group, value in data.get("kernels", {}).items()}
+    scale = {prefix: float(value) for prefix, value in data.get("scale", {}).items()}
+    if base is None:
+        return Curves(name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, scale)
+    return Curves(
+        name, data["source"], {**base.matrix, **own["matrix"]}, {**base.stream, **own["stream"]}, {**base.attention, **own["attention"]},
+        {**base.kernels, **kernels}, {**base.scale, **scale}, (*base.inherited, data["inherits"]),
+    )
+
+
+@cache
+def _named(name: str) -> Curves:
+    return from_tables(name, _files())
+
+
+def curves_for(device: Device) -> Curves:
+    """The constants for a device, with what `paceline calibrate` measured on it put on top."""
+    available = _files()
+    name = next(
+        (n for n in (device.name, device.architecture, NEAREST.get(device.architecture, "")) if n in available),
+        "cpu" if device.kind == "cpu" and "cpu" in available else "hopper",
+    )
+    curves = _named(name)
+    scale = {key.removeprefix("scale."): value for key, value in device.calibration.items() if key.startswith("scale.")}
+    return replace(curves, scale={**curves.scale, **scale}) if scale else curves
