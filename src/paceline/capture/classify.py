@@ -422,6 +422,12 @@ def _random(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Wor
     return [Work("elementwise", reads, writes, (writes[0].numel(),), tags=("random",))]
 
 
+@handles("_local_scalar_dense")
+def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+    """Reading a value back: a copy of a few bytes, and the host waits until the device has caught up."""
+    return [Work("sync", [args[0]], [], (1,))]
+
+
 @handles("cat", "stack")
 def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     parts = [t for t in tensors(args[0]) if t.numel()]

@@ -29,7 +29,7 @@ ALLOCATION_UNIT = 512
 
 _NO_KERNEL = {
     "detach", "detach_", "alias", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh",
-    "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+    "lift", "set_", "resize_", "is_same_size", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
     "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_has_compatible_shallow_copy_type", "record_stream", "equal",
     "_nested_tensor_size", "requires_grad_", "set_data", "is_pinned", "as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_",
 }

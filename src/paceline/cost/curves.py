@@ -80,11 +80,11 @@ def _find(table: Mapping[str, Any], group: str) -> Any:
             candidate = ".".join([*parts[:i], sibling, *parts[i + 1 :]])
             if candidate in table:
                 return table[candidate]
-    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "inference": "forward",
-                    "single": "foreach", "sliced": "direct"}
+    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "inference": "forward",
+                    "single": "foreach", "sliced": "direct", "rnn": "gemm", "causal": "full", "full": "causal"}
     for i, part in enumerate(parts):
         if part in alternatives:
-            found = _find(table, ".".join([*parts[:i], alternatives[part], *parts[i + 1 :]])) if part not in ("nhwc", "native") else None
+            found = _find(table, ".".join([*parts[:i], alternatives[part], *parts[i + 1 :]])) if part not in ("nhwc", "native", "causal") else None
             if found is not None:
                 return found
     if len(parts) > 1:

@@ -58,7 +58,7 @@ def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     for group, s in packed.stream.items():
         add(group, s.owner, s.count, stream_time(features(s, chip), curves.stream_curve(group)), s.launches)
     for group, a in packed.attention.items():
-        peak = chip.peaks["tf32" if group.endswith("fp32") else "bf16"]
+        peak = chip.peaks["tf32" if "fp32" in group else "bf16"]
         each = attention_time(chip, peak, curves.attention_curve(group), flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks)
         add(group, a.owner, a.count, each)
     peaks = np.array([chip.peaks.get(dtype, chip.peaks["fp32"]) for dtype in packed.dtypes])

@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 _HALF = {"fp16": "half", "bf16": "half"}
 #: rows above which torch's norm gradient reduces in two passes in place of one chain per column block
 NORM_CHAIN_LIMIT = 65536
+#: rows past which torch's reduction across rows spreads over more blocks
+REDUCE_CHAIN_LIMIT = 1 << 18
 #: channels below which a convolution's input cannot feed the matrix units directly
 FEW_CHANNELS = 8
 
@@ -155,7 +157,8 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
     itemsize = ITEMSIZE.get(op.dtype, 4)
     half = _HALF.get(op.dtype, op.dtype)
     if groups == 1:
-        kind = "conv" if c >= FEW_CHANNELS else "stem"
+        # filters of one tap are plain products and limited by memory; larger ones reuse what they read
+        kind = "stem" if c < FEW_CHANNELS else "conv" if taps > 1 else "conv1"
         if op.dtype == "fp32" and taps == 9 and op.dims[7] == 1 and min(c, k) >= 32:
             kind = "winograd"
         group = f"{kind}.{which}.{op.dtype}" + (".nchw" if layout == "nchw" and op.dtype != "fp32" else "")
@@ -177,7 +180,8 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
 
 def _attention(b: _Builder, i: int, op: Op) -> str:
     batch, heads, _, sq, sk, _, _ = op.dims
-    group = f"attention.{op.tags[0]}.{_HALF.get(op.dtype, 'fp32')}"
+    # a causal mask saves less than half: tiles on the diagonal are computed whole, and blocks end unevenly
+    group = f"attention.{op.tags[0]}.{_HALF.get(op.dtype, 'fp32')}.{'causal' if 'causal' in op.tags else 'full'}"
     scores = batch * heads * sq * sk * (0.5 if "causal" in op.tags and sq == sk else 1.0)
     traffic = op.bytes_read + op.bytes_written
     b.attention[group].append((i, 1.0, op.flops, scores, traffic, batch * heads * -(-sq // 128)))
@@ -190,7 +194,7 @@ def _recurrent(b: _Builder, i: int, op: Op) -> str:
     gates = int(op.tags[1][5:])
     itemsize = ITEMSIZE.get(op.dtype, 4)
     passes = 1 if op.tags[0] == "forward" else 2
-    group = f"gemm.{op.dtype}"
+    group = f"rnn.{op.dtype}"
     for stack in range(stacks):
         wide = inputs if stack < stacks / max(1, int(op.tags[2][6:])) else hidden
         dims = (1.0, float(steps * batch), float(gates * hidden), float(wide))
@@ -200,7 +204,7 @@ def _recurrent(b: _Builder, i: int, op: Op) -> str:
         if passes == 2:  # the filter gradient of the recurrent weights is one product over all steps
             b.product(group, i, (1.0, float(gates * hidden), float(hidden), float(steps * batch)), recurrent_weights, itemsize, 1.0, "nn")
     small = Op(op.name, "elementwise", op.phase, op.module, op.dtype, 0.0, (), ())
-    b.flow("elementwise", i, small, elements=batch * gates * hidden, count=float(stacks * steps * passes))
+    b.flow("rnn", i, small, elements=batch * gates * hidden, count=float(stacks * steps * passes))
     return "rnn"
 
 
@@ -236,7 +240,7 @@ def _stream(b: _Builder, i: int, op: Op) -> str:
             serial = rows
     elif op.kind == "reduce":
         # what is walked one by one: the outputs of a reduction along memory, the rows of one across it
-        rows, elements = float(op.dims[0] if "inner" in op.tags else op.dims[1]), float(op.dims[0] * op.dims[1])
+        rows, elements = float(op.dims[0] if "inner" in op.tags else min(op.dims[1], REDUCE_CHAIN_LIMIT)), float(op.dims[0] * op.dims[1])
     elif op.kind == "batchnorm":
         rows, elements = float(op.dims[1]), float(op.dims[0] * op.dims[1])
     elif op.kind == "pool":

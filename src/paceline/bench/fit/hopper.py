@@ -15,6 +15,8 @@ from paceline.bench import kernels, models, profiled
 from paceline.bench.fit import solve
 from paceline.catalog import devices
 from paceline.cost.chip import Chip, chip
+from paceline.cost.curves import from_tables
+from paceline.cost.operators import times
 from paceline.cost.pack import AttentionEntries, MatrixEntries, Packed, StreamEntries, pack_ops
 from paceline.spec.workload import Op
 
@@ -96,15 +98,29 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
         tables["stream"][group] = _plain(curve)
         report.append(_line(group, quality))
     for group, attention in sorted(packed.attention.items()):
-        peak = target.peaks["tf32" if group.endswith("fp32") else "bf16"]
+        peak = target.peaks["tf32" if "fp32" in group else "bf16"]
         curve2, quality = solve.fit_attention(target, peak, attention, measured[attention.owner])
         tables["attention"][group] = _plain(curve2)
         report.append(_line(group, quality))
+    tables["scale"] = _recurrent_scale(target, tables, observations, report)
     for group, entries in _all_groups(packed):
         launches = entries.launches if isinstance(entries, StreamEntries) else np.ones(len(entries.owner))
         inside = counts[entries.owner] > 0
         tables["kernels"][group] = round(float(counts[entries.owner][inside].sum() / max(1.0, launches[inside].sum())), 2)
     return tables
+
+
+def _recurrent_scale(target: Chip, tables: dict[str, Any], observations: Sequence[Observation], report: list[str]) -> dict[str, float]:
+    """How much slower cuDNN's small products per step are than a product of that shape alone."""
+    plain = from_tables("fit", {"fit": {"source": "", **tables}})
+    scale = {}
+    for dtype in ("fp32", "tf32", "bf16", "fp16"):
+        rows = [o for o in observations if o.op.kind == "rnn" and o.op.dtype == dtype]
+        if rows:
+            predicted = times(pack_ops(o.op for o in rows), target, plain).seconds
+            scale[f"rnn.{dtype}"] = float(f"{sum(o.seconds for o in rows) / predicted.sum():.3g}")
+            report.append(f"{'rnn.' + dtype:40s} rows {len(rows):6d}  scale {scale[f'rnn.{dtype}']}")
+    return scale
 
 
 def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEntries | AttentionEntries]]:
@@ -116,7 +132,7 @@ def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEnt
 def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[str, Any], report: list[str]) -> None:
     dense: dict[str, Any] = {}
     # dense groups first: those with few rows start from them
-    for group in sorted(packed.matrix, key=lambda g: (g.split(".")[0] not in ("gemm", "conv"), -len(packed.matrix[g].owner))):
+    for group in sorted(packed.matrix, key=lambda g: (g.split(".")[0] not in ("gemm", "conv", "conv1"), -len(packed.matrix[g].owner))):
         entries = packed.matrix[group]
         parts = group.split(".")
         dtype = next(p for p in parts if p in target.peaks)

@@ -41,7 +41,8 @@ def _robust_nnls(table: Array, measured: Array, weight: Array) -> Array:
         residual = np.abs(table @ solution / measured - 1)
         reweighted = scale / np.sqrt(np.maximum(residual, 0.06))
         solution, _ = nnls(table * reweighted[:, None], measured * reweighted)
-    return np.asarray(solution)
+    # the median of a skewed group is not its mean, and a step adds operators up: meet the sum as well
+    return np.asarray(solution * np.clip(measured.sum() / (table @ solution).sum(), 0.85, 1.15))
 
 
 def _weight(measured: Array) -> Array:
@@ -113,7 +114,7 @@ def fit_matrix(
         )
         return t if host is None else t + hosts[host]
 
-    weight = np.sqrt(_weight(measured))
+    weight = _weight(measured)
     best = None
     for factor in (1.0, 0.75, 1.3):
         unit = np.clip((guess * np.where(np.arange(len(guess)) < len(free), factor, 1.0) - low) / span, 0.01, 0.99)
