@@ -7,7 +7,8 @@ step broken down by (operator, shapes, dtypes, layout) with the kernels each lau
 device time. Needs torch, torchvision and transformers; nothing of Paceline.
 
 Convolutional networks run in channels_last with cudnn.benchmark, SGD with momentum; transformers
-with fused AdamW. `amp_bf16` is autocast, `bf16` pure, `tf32` and `fp32` switch the matrix units.
+with fused AdamW. `amp_bf16` and `amp_fp16` are autocast, `bf16` pure, `tf32` and `fp32` switch the matrix
+units; `nchw` cases keep torch's default layout.
 """
 
 from __future__ import annotations
@@ -129,6 +130,13 @@ def cases() -> list[dict[str, Any]]:
     add("gpt2-124M", 2, 1024, "fp32")
     for model in ("resnet50", "mobilenet_v2", "vit_b_16"):
         add(model, 32, 224, "fp32")
+    for model in ("resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "regnet_y_1_6gf", "convnext_tiny", "vgg16", "swin_t",
+                  "resnext50_32x4d", "inception_v3"):
+        add(model, 64, 224, "amp_fp16", layout="nchw")
+    for model in ("resnet50", "mobilenet_v2", "efficientnet_b0", "regnet_y_1_6gf"):
+        add(model, 64, 224, "amp_fp16")
+    for model in ("resnet50", "mobilenet_v2", "densenet121"):
+        add(model, 32, 224, "fp32", layout="nchw")
     for model in ("resnet50", "convnext_tiny", "mobilenet_v2"):
         add(model, 64, 224, "amp_bf16", compile=True)
     for model, batch, seq in (("gpt2-124M", 8, 1024), ("bert-base", 32, 384), ("llama-300M", 8, 1024)):
@@ -137,7 +145,7 @@ def cases() -> list[dict[str, Any]]:
 
 
 def identity(case: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(case[k] for k in ("model", "batch", "size", "precision", "checkpointing", "compile"))
+    return (*(case[k] for k in ("model", "batch", "size", "precision", "checkpointing", "compile")), case.get("layout", "nhwc"))
 
 
 def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
@@ -157,6 +165,8 @@ def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
             import transformers
             config = transformers.AutoConfig.for_model(info["type"], **info["cfg"])
             config.use_cache = False
+            if info["type"] == "t5":
+                config.decoder_start_token_id = 0
             model = getattr(transformers, info["head"]).from_config(config)
     torch.set_default_dtype(torch.float32)
     model = model.cuda().train()
@@ -164,8 +174,9 @@ def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
         model.gradient_checkpointing_enable()
     vision = info["family"] == "cnn" or info.get("type") == "vit"
     if vision:
-        model = model.to(memory_format=torch.channels_last)
-        x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+        layout = torch.contiguous_format if case.get("layout") == "nchw" else torch.channels_last
+        model = model.to(memory_format=layout)
+        x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype).to(memory_format=layout)
         y = torch.randint(0, 2 if info.get("type") == "vit" else 1000, (batch,), device="cuda")
     else:
         vocab = 10_000 if info["family"] == "lstm" else model.config.vocab_size
@@ -178,7 +189,8 @@ def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
     run = torch.compile(model) if case["compile"] else model
 
     def loss() -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=case["precision"] == "amp_bf16"):
+        low = torch.float16 if case["precision"] == "amp_fp16" else torch.bfloat16
+        with torch.autocast("cuda", low, enabled=case["precision"].startswith("amp")):
             if info["family"] == "cnn":
                 return F.cross_entropy(run(x), y)
             if info["family"] == "lstm":

@@ -48,11 +48,11 @@ def pointwise(elements: int, dtype: str, inputs: int = 1, outputs: int = 1, tags
     return _op("aten.pointwise", "elementwise", dtype, [elements * size] * inputs, [elements * size] * outputs, (elements,), tags=tags)
 
 
-def norm(rows: int, cols: int, dtype: str, backward: bool = False) -> Op:
+def norm(rows: int, cols: int, dtype: str, backward: bool = False, rms: bool = False) -> Op:
+    """Layer norm (or RMS norm) over rows."""
     size = ITEMSIZE[dtype] * rows * cols
-    if not backward:
-        return _op("aten.native_layer_norm", "norm", dtype, [size], [size], (rows, cols), tags=("forward",))
-    return _op("aten.native_layer_norm_backward", "norm", dtype, [size, size], [size], (rows, cols), tags=("backward", "weights"), phase="backward")
+    tags = (("backward", "weights") if backward else ("forward",)) + (("rms",) if rms else ())
+    return _op("aten.norm", "norm", dtype, [size] * (2 if backward else 1), [size], (rows, cols), tags=tags)
 
 
 def softmax(rows: int, cols: int, dtype: str, backward: bool = False) -> Op:
@@ -94,11 +94,12 @@ def h200_op(row: Row) -> dict[str, list[Op]]:
     if op == "bmm":
         return {"s": [gemm(row["b"], row["m"], row["n"], row["k"], dtype, "tn")]}
     if op in _POINTWISE:
-        return {"s": [pointwise(row["n"], dtype, *_POINTWISE[op])]}
+        return {"s": [pointwise(row["n"], dtype, *_POINTWISE[op], tags=("math",) if op == "gelu" else ())]}
     if op in ("copy", "fill", "cast", "sum"):
         return {"s": [_simple(op, row["n"], dtype)]}
     if op in ("layer_norm", "rms_norm"):
-        return {"fwd_s": [norm(row["rows"], row["cols"], dtype)], "bwd_s": [norm(row["rows"], row["cols"], dtype, True)]}
+        rms = op == "rms_norm"
+        return {"fwd_s": [norm(row["rows"], row["cols"], dtype, rms=rms)], "bwd_s": [norm(row["rows"], row["cols"], dtype, True, rms)]}
     if op == "softmax":
         gradient = pointwise(row["rows"] * row["cols"], dtype, 2)
         return {"fwd_s": [softmax(row["rows"], row["cols"], dtype)], "bwd_s": [gradient, softmax(row["rows"], row["cols"], dtype, True)]}
@@ -128,13 +129,13 @@ _BINARY = frozenset(("add", "mul", "div", "pow"))
 
 
 def fp32_kernel(row: Row) -> list[Op]:
-    """Operators of a row of `kernels/`; sizes by the file's columns."""
+    """Operators of a row of `kernels/`: linear and bmm are (B, M, N) x (N, K), as the script that took them has it."""
     op = row["OPName"]
     size = {k: int(float(v)) for k, v in row.items() if k not in ("OPName", "Device", "Latency", "large") and v not in ("", None)}
     if op == "linear":
-        return [gemm(1, size["B"] * size["M"], size["N"], size["K"], "fp32", bias=True)]
+        return [gemm(1, size["B"] * size["M"], size["K"], size["N"], "fp32", bias=True)]
     if op == "bmm":
-        return [gemm(size["B"], size["M"], size["N"], size["K"], "fp32", "tn")]
+        return [gemm(size["B"], size["M"], size["K"], size["N"], "fp32", "tn")]
     if op == "conv":
         return [conv(size["B"], size["Input_Channel"], size["Output_Channel"], 1, size["Input_Size"], size["Kernel_Szie"], size["Stride"],
                      size["Padding"], "fp32", "fprop", "nchw")]

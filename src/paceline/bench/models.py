@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from paceline.errors import UnknownName
 
 if TYPE_CHECKING:
     from paceline.spec.workload import Workload
@@ -28,7 +28,8 @@ def h200_step(row: dict[str, Any]) -> Workload:
     vision = family == "cnn" or row.get("type") == "vit"
     settings["optimizer"] = row.get("optimizer") or ("sgd" if family in ("cnn", "lstm") else "adamw")
     if family == "cnn":
-        return capture(f"torchvision:{row['model']}", batch=row["batch"], image=row["size"], channels_last=True, **settings)
+        last = row.get("layout", "nhwc") == "nhwc"
+        return capture(f"torchvision:{row['model']}", batch=row["batch"], image=row["size"], channels_last=last, **settings)
     if family == "lstm":
         return capture("lstm-1500", batch=row["batch"], seq=row["size"], **settings)
     model_type, head = (row["type"], None) if family == "hf" else _HF.get(family, (family, None))
@@ -47,4 +48,74 @@ def _head(model_type: str) -> str | None:
     return "AutoModelForMaskedLM" if any(model_type.startswith(m) for m in masked) else None
 
 
-__all__ = ["UnknownName", "h200_step"]
+def without_optimizer(workload: Workload) -> Workload:
+    """The same step, ending after the backward pass."""
+    last = len(workload.segments) - 1
+    return replace(workload, order=tuple(i for i in workload.order if i != last), resident={**workload.resident, "optimizer": 0})
+
+
+def timm_step(row: Mapping[str, Any]) -> Workload:
+    """The step that a row of `timm_train_rtx3090.csv` ran."""
+    from paceline.capture import capture
+
+    return capture(
+        f"timm:{row['model']}", batch=int(row["train_batch_size"]), image=int(row["train_img_size"]), precision="amp_fp16", optimizer="sgd",
+        channels_last=row["memory_format"] == "nhwc",
+    )
+
+
+# -- the common schema ----------------------------------------------------------------------------
+
+_DEVICES = {
+    "P100-SXM2": "p100-sxm", "K80 (GK210, one of two dies per board)": "k80", "A100-SXM (DGX A100)": "a100-sxm-{gb}gb",
+    "V100-SXM (DGX-1)": "v100-sxm-{gb}gb", "V100-SXM (DGX-2)": "v100-sxm-32gb", "V100-SXM (DGX-2H)": "v100-sxm-32gb",
+}
+
+
+def published_device(row: Mapping[str, Any]) -> str:
+    """Catalog name of the GPU of a row."""
+    memory = str(row.get("gpu_mem_gb") or "").split(".")[0]
+    name = _DEVICES.get(row["gpu"], row["gpu"])
+    default = "40" if "a100" in name else "16"
+    return name.format(gb=memory if memory in ("16", "32", "40", "80") else default)
+
+
+_TF_MODELS = {"InceptionV3": "inception_v3", "ResNet-50": "resnet50", "ResNet-152": "resnet152", "AlexNet": "alexnet", "VGG16": "vgg16"}
+
+#: model names of the reference trainings -> a model that capture resolves
+_DLE_MODELS = {
+    "ResNet-50 v1.5": "resnet50", "ResNet-50": "resnet50", "resnet50": "resnet50", "ResNeXt101-32x4d": "torchvision:resnext101_32x8d",
+    "efficientnet-b0": "torchvision:efficientnet_b0", "efficientnet-b4": "torchvision:efficientnet_b4", "BERT-large": "bert-large",
+    "BioBERT (BERT-base)": "bert-base",
+}
+_DLE_PRECISION = {"AMP-fp16": "amp_fp16", "FP32": "fp32", "TF32": "tf32", "AMP": "amp_fp16"}
+
+
+def unknown(row: Mapping[str, Any]) -> str | None:
+    """Why a row's model cannot be built, or None."""
+    model = row["model"]
+    if model in _TF_MODELS or model in _DLE_MODELS:
+        if model.startswith("BERT") and not row.get("seq_len"):
+            return f"model {model}: no sequence length given"
+        return None
+    return f"model {model}: not in the catalog"
+
+
+def tf_cnn_step(row: Mapping[str, Any]) -> Workload:
+    """The step that a row of `tf_cnn_benchmarks_2017.csv` ran: NCHW, plain SGD, static graph."""
+    from paceline.capture import capture
+
+    name = _TF_MODELS[row["model"]]
+    source = f"torchvision:{name}" if name == "inception_v3" else name  # without the auxiliary head, as benchmarked
+    return capture(source, batch=int(row["micro_batch"]), image=int(row["image_size"]), precision="fp32", optimizer="sgd-plain-fused", channels_last=False)
+
+
+def dle_step(row: Mapping[str, Any]) -> Workload:
+    """The step that a one-GPU row of `dle_training_throughput.csv` ran."""
+    from paceline.capture import capture
+
+    model, precision = _DLE_MODELS[row["model"]], _DLE_PRECISION[row["precision"]]
+    if model.startswith("bert"):
+        return capture(model, batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision=precision, optimizer="adamw")
+    channels_last = precision == "amp_fp16"
+    return capture(model, batch=int(row["micro_batch"]), image=int(row["image_size"] or 224), precision=precision, optimizer="sgd", channels_last=channels_last)

@@ -19,7 +19,7 @@ from typing import Any
 from paceline.spec.workload import Op, Workload
 
 _PHASE = {"forward": "fwd", "backward": "bwd", "recompute": "bwd", "optimizer": "opt"}
-_TYPES = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "long int": "int64", "bool": "bool"}
+_TYPES = {"c10::BFloat16": "half", "float": "fp32", "c10::Half": "half", "long int": "int64", "bool": "bool"}
 #: names under which a GPU runs what capture calls otherwise
 _NAMES = {
     "clamp_min_": "relu", "clamp_min": "relu", "relu_": "relu", "add_": "add", "mul_": "mul", "div_": "div", "clamp": "hardtanh",
@@ -219,7 +219,7 @@ def _op_key(op: Op) -> Any:
         batch, heads, _, sq, _, size, _ = op.dims
         return phase, "attention", tuple(sorted((batch, heads, sq, size)))
     if op.kind in ("copy", "cast") and name != "roll":
-        names = {2: "bf16", 4: "fp32", 8: "int64", 1: "bool"}
+        names = {2: "half", 4: "fp32", 8: "int64", 1: "bool"}
         count = max(1, op.dims[0])
         out, source = (names.get(round(a.bytes / count)) for a in (op.writes[0], op.reads[0]))
         return phase, "copy", op.dims[0], out, source, "strided" not in op.tags if op.kind == "copy" else None

@@ -290,7 +290,7 @@ def _contiguous(operands: Sequence[Tensor]) -> Iterator[Work]:
             yield Work("copy", [t], [t], (t.numel(),), tags=("strided",))
 
 
-@handles("native_layer_norm", "_fused_rms_norm", "native_group_norm")
+@handles("native_layer_norm", "native_group_norm")
 def _norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
     outs = tensors(out)
     rows = max(1, outs[1].numel())
@@ -298,7 +298,7 @@ def _norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[W
     yield Work("norm", tensors(args), outs, (rows, outs[0].numel() // rows), tags=("forward",))
 
 
-@handles("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")
+@handles("native_layer_norm_backward", "native_group_norm_backward")
 def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
     reads, outs = tensors(args), tensors(out)
     rows = max(1, reads[2].numel())

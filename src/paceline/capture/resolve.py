@@ -125,9 +125,8 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
         timm = importlib.import_module("timm")
     except ImportError:
         raise MissingExtra("timm", "vision", f"timm:{name}") from None
-    known = timm.list_models()
-    if name.partition(".")[0] not in known:
-        raise UnknownName("timm model", name, known)
+    if not timm.is_model(name.partition(".")[0]):
+        raise UnknownName("timm model", name, timm.list_models())
     with BuildMode(), _user_code(f"timm:{name}", "build"):
         fixed = image is not None and "img_size" in str(inspect.signature(timm.model_entrypoint(name.partition(".")[0])))
         try:

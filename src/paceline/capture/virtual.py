@@ -82,7 +82,7 @@ class RmsNorm(torch.autograd.Function):
             scale = x.new_empty((rows, 1), dtype=torch.float32)
         recorder.note_sequence()
         reads = [x, *([weight] if weight is not None else [])]
-        recorder.record("aten.rms_norm", [Work("norm", reads, [out, scale], (rows, columns), tags=("forward",))], [out, scale])
+        recorder.record("aten.rms_norm", [Work("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))], [out, scale])
         ctx.save_for_backward(x, weight, scale)
         ctx.recorder, ctx.dims = recorder, (rows, columns)
         return out
@@ -96,7 +96,7 @@ class RmsNorm(torch.autograd.Function):
             grad_w = torch.empty_like(weight) if weight is not None else None
         outs = [grad_x, *([grad_w] if grad_w is not None else [])]
         reads = [grad, x, scale, *([weight] if weight is not None else [])]
-        tags = ("backward", "weights" if grad_w is not None else "plain")
+        tags = ("backward", "weights" if grad_w is not None else "plain", "rms")
         recorder.record("aten.rms_norm_backward", [Work("norm", reads, outs, ctx.dims, tags=tags)], outs)
         return None, None, grad_x, grad_w
 

@@ -80,7 +80,8 @@ def _find(table: Mapping[str, Any], group: str) -> Any:
             candidate = ".".join([*parts[:i], sibling, *parts[i + 1 :]])
             if candidate in table:
                 return table[candidate]
-    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "inference": "forward",
+    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "conv-nchw": "conv",
+                    "conv1-nchw": "conv1", "stem-nchw": "stem", "inference": "forward",
                     "single": "foreach", "sliced": "direct", "rnn": "gemm", "causal": "full", "full": "causal"}
     for i, part in enumerate(parts):
         if part in alternatives:
@@ -124,6 +125,11 @@ def from_tables(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Curves:
 @cache
 def _named(name: str) -> Curves:
     return from_tables(name, _files())
+
+
+def named(name: str) -> Curves | None:
+    """The curves of one file, where there is one of that name."""
+    return _named(name) if name in _files() else None
 
 
 def curves_for(device: Device) -> Curves:

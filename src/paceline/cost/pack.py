@@ -24,6 +24,8 @@ _HALF = {"fp16": "half", "bf16": "half"}
 NORM_CHAIN_LIMIT = 65536
 #: rows past which torch's reduction across rows spreads over more blocks
 REDUCE_CHAIN_LIMIT = 1 << 18
+#: elements up to which a reduction to one value stays in one block
+SINGLE_BLOCK_LIMIT = 1 << 16
 #: channels below which a convolution's input cannot feed the matrix units directly
 FEW_CHANNELS = 8
 
@@ -161,7 +163,9 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
         kind = "stem" if c < FEW_CHANNELS else "conv" if taps > 1 else "conv1"
         if op.dtype == "fp32" and taps == 9 and op.dims[7] == 1 and min(c, k) >= 32:
             kind = "winograd"
-        group = f"{kind}.{which}.{op.dtype}" + (".nchw" if layout == "nchw" and op.dtype != "fp32" else "")
+        if layout == "nchw" and op.dtype != "fp32":
+            kind += "-nchw"  # the matrix units want channels last: kernels transpose on the way
+        group = f"{kind}.{which}.{op.dtype}"
         b.product(group, i, conv_shape(which, op.dims, itemsize), op.bytes_read + op.bytes_written, itemsize)
         return group
     per_group = c // groups
@@ -219,7 +223,11 @@ def _stream_group(op: Op) -> str:
     if kind == "batchnorm":
         engine = "native" if op.dtype == "bf16" else "cudnn"
         return f"batchnorm.{tags[0]}.{engine}.{tags[1]}"
-    if kind in ("norm", "softmax", "reduce"):
+    if kind == "norm":
+        return f"norm.{tags[0]}" + (".rms" if "rms" in tags else "")
+    if kind == "reduce" and op.dims[0] == 1:
+        return "reduce.all"
+    if kind in ("softmax", "reduce"):
         return f"{kind}.{tags[0]}"
     if kind == "pool":
         return f"pool.{'max' if 'max' in op.name else 'average'}.{tags[0]}"
@@ -241,6 +249,7 @@ def _stream(b: _Builder, i: int, op: Op) -> str:
     elif op.kind == "reduce":
         # what is walked one by one: the outputs of a reduction along memory, the rows of one across it
         rows, elements = float(op.dims[0] if "inner" in op.tags else min(op.dims[1], REDUCE_CHAIN_LIMIT)), float(op.dims[0] * op.dims[1])
+        serial = elements if op.dims[0] == 1 and elements <= SINGLE_BLOCK_LIMIT else 0.0
     elif op.kind == "batchnorm":
         rows, elements = float(op.dims[1]), float(op.dims[0] * op.dims[1])
     elif op.kind == "pool":

@@ -9,11 +9,13 @@ DIR holds the measurement sets that do not ship with the repository; profiles of
 from __future__ import annotations
 
 import argparse
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.fit import hopper
+from paceline.bench.fit import fp32, hopper
+from paceline.cost.curves import from_tables
 
 ROOT = Path(__file__).parents[4]
 OUT = Path(__file__).parents[2] / "cost" / "fitted"
@@ -52,6 +54,20 @@ def main() -> None:
         tables = hopper.fit(observations, report)
         source = "one H200, torch 2.11, CUDA 13: measurements/h200/profiled_steps.jsonl.gz and h200/ops.jsonl"
         (OUT / "hopper.toml").write_text(toml(source, tables))
+        print("\n".join(report))
+    if args.only in (None, "fp32"):
+        report = []
+        rows = fp32.read(args.data / "kernels")
+        base = from_tables("hopper", {"hopper": tomllib.loads((OUT / "hopper.toml").read_text())})
+        source = "FP32 operators of sitar-lab/NeuSight (kernels/) on "
+        for name, members in fp32.ARCHITECTURES.items():
+            tables = fp32.fit(rows, members, base, report)
+            (OUT / f"{name}.toml").write_text(toml(source + ", ".join(members), tables, "hopper"))
+        everything = [name for members in fp32.ARCHITECTURES.values() for name in members]
+        for left_out in everything:
+            others = [name for name in everything if name != left_out]
+            tables = fp32.fit(rows, others, base, report)
+            (OUT / f"without-{left_out}.toml").write_text(toml(source + ", ".join(others), tables, "hopper"))
         print("\n".join(report))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.bench import kernels, models, profiled
 from paceline.bench.fit import solve
+from paceline.bench.fit.tables import line, plain, take
 from paceline.catalog import devices
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import from_tables
@@ -51,37 +52,16 @@ def from_profiles(path: Path) -> list[Observation]:
 
 
 def from_microbenchmarks(path: Path) -> list[Observation]:
-    """Matrix products, convolutions and attention of `h200/ops.jsonl`, less the cost of the events around them."""
+    """Every operator of `h200/ops.jsonl`, less the cost of the events around it."""
     out = []
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        if row["op"] not in ("gemm", "bmm", "conv2d", "sdpa"):
-            continue
+    for text in path.read_text().splitlines():
+        row = json.loads(text)
         for column, ops in kernels.h200_op(row).items():
             seconds = row.get(column)
-            host_bound = column.startswith("bwd") and (seconds or 0) < 1e-4  # autograd's own overhead shows
+            host_bound = column == "bwd_s" and (seconds or 0) < 1e-4  # autograd's own overhead shows
             if seconds and len(ops) == 1 and not host_bound:
-                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.4 * seconds), 1.0, "microbenchmark"))
+                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, "microbenchmark"))
     return out
-
-
-def _take(entries: Any, keep: NDArray[np.bool_]) -> Any:
-    """A subset of entries; the accesses of stream entries are renumbered."""
-    index = np.where(keep)[0]
-    values: dict[str, Any] = {}
-    for f in fields(entries):
-        value = getattr(entries, f.name)
-        if f.name.startswith("access_"):
-            continue
-        values[f.name] = [value[i] for i in index] if isinstance(value, list) else value[index]
-    if isinstance(entries, StreamEntries):
-        inside = keep[entries.access_entry]
-        number = np.cumsum(keep) - 1
-        values |= {
-            "access_entry": number[entries.access_entry[inside]], "access_bytes": entries.access_bytes[inside],
-            "access_reuse": entries.access_reuse[inside],
-        }
-    return type(entries)(**values)
 
 
 def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any]:
@@ -95,13 +75,13 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
     _fit_matrices(target, packed, measured, tables, report)
     for group, stream in sorted(packed.stream.items()):
         curve, quality = solve.fit_stream(target, stream, measured[stream.owner])
-        tables["stream"][group] = _plain(curve)
-        report.append(_line(group, quality))
+        tables["stream"][group] = plain(curve)
+        report.append(line(group, quality))
     for group, attention in sorted(packed.attention.items()):
         peak = target.peaks["tf32" if "fp32" in group else "bf16"]
         curve2, quality = solve.fit_attention(target, peak, attention, measured[attention.owner])
-        tables["attention"][group] = _plain(curve2)
-        report.append(_line(group, quality))
+        tables["attention"][group] = plain(curve2)
+        report.append(line(group, quality))
     tables["scale"] = _recurrent_scale(target, tables, observations, report)
     for group, entries in _all_groups(packed):
         launches = entries.launches if isinstance(entries, StreamEntries) else np.ones(len(entries.owner))
@@ -137,9 +117,10 @@ def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[st
         parts = group.split(".")
         dtype = next(p for p in parts if p in target.peaks)
         keep = (entries.m > 1) & (entries.n > 1)
-        entries = _take(entries, keep)
+        entries = take(entries, keep)
         seconds = measured[entries.owner]
-        sibling = dense.get(".".join(["conv", *parts[1:3]])) or dense.get(f"gemm.{dtype}")
+        sibling = dense.get(".".join([parts[0].removesuffix("-nchw"), *parts[1:]])) or dense.get(".".join(["conv", *parts[1:]]))
+        sibling = sibling or dense.get(f"gemm.{dtype}") or dense.get("gemm.bf16")
         few = len(seconds) < FEW_ROWS and sibling is not None
         layouts = [v for v in ("tn", "nt", "nn") if parts[0] == "gemm" and entries.layout.count(v) >= 20]
         full = 8 if dtype in ("fp16", "bf16") else 4
@@ -147,26 +128,8 @@ def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[st
         if parts[0] == "gemm":
             entries = replace(entries, align=np.minimum(entries.align, full))
         curve, quality, _ = solve.fit_matrix(
-            target, target.peaks[dtype], entries, seconds, start=sibling, fixed=_KEPT if few else (), layouts=layouts, alignments=alignments,
+            [solve.Block(target, target.peaks[dtype], entries, seconds)], start=sibling, fixed=_KEPT if few else (), layouts=layouts, alignments=alignments,
         )
         dense[group] = curve
-        tables["matrix"][group] = _plain(curve)
-        report.append(_line(group, quality))
-
-
-def _plain(curve: Any) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for f in fields(curve):
-        value = getattr(curve, f.name)
-        if isinstance(value, dict):
-            if value:
-                out[f.name] = {k: float(f"{v:.4g}") for k, v in value.items()}
-        elif value:
-            out[f.name] = float(f"{value:.4g}")
-        elif f.name in ("launch_s", "traffic", "tile_s", "split_s", "quantisation", "slope", "score"):
-            out[f.name] = 0.0
-    return out
-
-
-def _line(group: str, quality: solve.Quality) -> str:
-    return f"{group:40s} rows {quality.rows:6d}  median {100 * quality.median:5.1f} %  mean {100 * quality.mean:5.1f} %"
+        tables["matrix"][group] = plain(curve)
+        report.append(line(group, quality))

@@ -52,7 +52,12 @@ def _weight(measured: Array) -> Array:
 
 def fit_stream(chip: Chip, entries: StreamEntries, measured: Array, terms: Sequence[bool] = (True,) * 5) -> tuple[StreamCurve, Quality]:
     """Constants of a stream group; `terms` switches off those that a group has no use for."""
-    table = features(entries, chip) * np.array(terms, dtype=float)
+    return fit_stream_table(features(entries, chip), measured, terms)
+
+
+def fit_stream_table(table: Array, measured: Array, terms: Sequence[bool] = (True,) * 5) -> tuple[StreamCurve, Quality]:
+    """The same from features, which may come from several chips."""
+    table = table * np.array(terms, dtype=float)
     solution = _robust_nnls(table, measured, _weight(measured))
     curve = StreamCurve(launch_s=float(solution[0]), traffic=float(solution[1]), element=float(solution[2]), row=float(solution[3]), step=float(solution[4]))
     return curve, _quality(table @ solution, measured)
@@ -80,41 +85,60 @@ _BOUNDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Products measured on one chip; `host` numbers the classes of rows that share an unknown host time."""
+
+    chip: Chip
+    peak: float
+    entries: MatrixEntries
+    measured: Array
+    host: NDArray[np.int64] | None = None
+
+
 def fit_matrix(
-    chip: Chip, peak: float, entries: MatrixEntries, measured: Array, *, start: MatrixCurve | None = None, host: NDArray[np.int64] | None = None,
-    layouts: Sequence[str] = (), alignments: Sequence[str] = (), fixed: Sequence[str] = (),
+    blocks: Sequence[Block], *, start: MatrixCurve | None = None, layouts: Sequence[str] = (), alignments: Sequence[str] = (),
+    fixed: Sequence[str] = (),
 ) -> tuple[MatrixCurve, Quality, Array]:
-    """Constants of a matrix group, and the host time of each class of row where `host` numbers them.
+    """Constants of a matrix group over one or several chips, and the host time of each class of row.
 
     `layouts` and `alignments` name those whose share of the efficiency is fitted too; `fixed` names
     fields kept at `start`, for groups with too few rows to tell them apart.
     """
     base = start or _START
     free = [name for name in _BOUNDS if name not in fixed]
-    classes = 0 if host is None else int(host.max()) + 1
-    layout_code = np.array([layouts.index(v) + 1 if v in layouts else 0 for v in entries.layout])
-    align_code = np.array([alignments.index(str(v)) + 1 if str(v) in alignments else 0 for v in entries.align])
+    classes = max((int(b.host.max()) + 1 for b in blocks if b.host is not None), default=0)
+    codes = [
+        (np.array([layouts.index(v) + 1 if v in layouts else 0 for v in b.entries.layout]),
+         np.array([alignments.index(str(v)) + 1 if str(v) in alignments else 0 for v in b.entries.align]))
+        for b in blocks
+    ]
     low = np.array([_BOUNDS[n][0] for n in free] + [0.05] * (len(layouts) + len(alignments)) + [0.0] * classes)
     high = np.array([_BOUNDS[n][1] for n in free] + [1.3] * len(layouts) + [1.0] * len(alignments) + [2e-4] * classes)
-    guess = np.array([getattr(base, n) for n in free] + [0.9] * len(layouts) + [0.5] * len(alignments) + [5e-6] * classes)
+    guess = np.array([getattr(base, n) for n in free] + [0.9] * len(layouts) + [0.5] * len(alignments) + [3e-5] * classes)
     span = high - low
+    measured = np.concatenate([b.measured for b in blocks])
 
-    def unpack(x: Array) -> tuple[MatrixCurve, Array, Array]:
-        values = dict(zip(free, x, strict=False))
+    def unpack(x: Array) -> tuple[MatrixCurve, Array, Array, Array]:
+        curve = replace(base, **{name: float(value) for name, value in zip(free, x, strict=False)})
         at = len(free)
-        shares = np.concatenate([[1.0], x[at : at + len(layouts)]])[layout_code]
+        by_layout = np.concatenate([[1.0], x[at : at + len(layouts)]])
         at += len(layouts)
-        shares = shares * np.concatenate([[1.0], x[at : at + len(alignments)]])[align_code]
-        return replace(base, **values), shares, x[at + len(alignments) :]
+        return curve, by_layout, np.concatenate([[1.0], x[at : at + len(alignments)]]), x[at + len(alignments) :]
 
     def predict(unit: Array) -> Array:
-        curve, shares, hosts = unpack(low + np.clip(unit, 0, 1) * span)
-        t = matrix_time(
-            chip, peak, curve, batch=entries.batch, m=entries.m, n=entries.n, k=entries.k, traffic=entries.traffic, itemsize=entries.itemsize, share=shares,
-        )
-        return t if host is None else t + hosts[host]
+        curve, by_layout, by_align, hosts = unpack(low + np.clip(unit, 0, 1) * span)
+        parts = []
+        for block, (layout, align) in zip(blocks, codes, strict=True):
+            e = block.entries
+            t = matrix_time(
+                block.chip, block.peak, curve, batch=e.batch, m=e.m, n=e.n, k=e.k, traffic=e.traffic, itemsize=e.itemsize,
+                share=by_layout[layout] * by_align[align],
+            )
+            parts.append(t if block.host is None else t + hosts[block.host])
+        return np.concatenate(parts)
 
-    weight = _weight(measured)
+    weight = np.concatenate([_weight(b.measured) for b in blocks])
     best = None
     for factor in (1.0, 0.75, 1.3):
         unit = np.clip((guess * np.where(np.arange(len(guess)) < len(free), factor, 1.0) - low) / span, 0.01, 0.99)
@@ -124,12 +148,9 @@ def fit_matrix(
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    x = low + best.x * span
-    curve, _, hosts = unpack(x)
-    at = len(free)
+    curve, by_layout, by_align, hosts = unpack(low + best.x * span)
     curve = replace(
-        curve,
-        layouts={name: float(x[at + i]) for i, name in enumerate(layouts)},
-        alignment={name: float(x[at + len(layouts) + i]) for i, name in enumerate(alignments)},
+        curve, layouts={name: float(by_layout[i + 1]) for i, name in enumerate(layouts)},
+        alignment={name: float(by_align[i + 1]) for i, name in enumerate(alignments)},
     )
     return curve, _quality(predict(best.x), measured), hosts

@@ -1,0 +1,147 @@
+"""FP32 constants of older GPUs, from single operators measured by others on six of them (`kernels/`).
+
+Each architecture gets curves for matrix products and convolutions, and a factor by which its memory
+falls short of what Hopper's reaches of the datasheet. For every device there is also a file fitted
+without it, which `paceline validate --leave-out-device` uses.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.bench import kernels
+from paceline.bench.fit import solve
+from paceline.bench.fit.tables import line, plain, take
+from paceline.catalog import devices
+from paceline.cost.chip import chip
+from paceline.cost.curves import Curves
+from paceline.cost.operators import features
+from paceline.cost.pack import Packed, pack_ops
+from paceline.cost.stream import StreamCurve, stream_time
+from paceline.spec.device import Device
+from paceline.spec.workload import Op
+
+#: rows of each operator and device that go into a fit: more change nothing but its time
+SAMPLE = 900
+ARCHITECTURES = {"pascal": ("p100-pcie", "p4"), "volta": ("v100-pcie-32gb",), "turing": ("t4",), "ampere": ("a100-pcie-40gb", "a100-pcie-80gb")}
+_POINTWISE = ("add", "mul", "relu", "tanh", "divu", "addu")
+#: every group whose time is traffic
+STREAMS = ("elementwise", "cast", "copy", "cat", "fill", "gather", "scatter", "reduce", "batchnorm", "pool", "optimizer", "norm", "softmax")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one operator on one device."""
+
+    ops: list[Op]
+    seconds: list[float]
+
+
+def read(folder: Path) -> dict[str, dict[str, Rows]]:
+    """Device -> operator -> a sample of its rows."""
+    out: dict[str, dict[str, Rows]] = defaultdict(dict)
+    for path in sorted(folder.glob("*.csv.gz")):
+        by_device: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        with gzip.open(path, "rt") as f:
+            for row in csv.DictReader(f):
+                by_device[devices.get(row["Device"]).name].append(row)
+        for name, rows in by_device.items():
+            chosen = random.Random(0).sample(rows, min(SAMPLE, len(rows)))
+            out[name][path.name.split(".")[0]] = Rows([kernels.fp32_kernel(r)[0] for r in chosen], [float(r["Latency"]) * 1e-3 for r in chosen])
+    return out
+
+
+def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curves, report: list[str]) -> dict[str, Any]:
+    """Tables of one file, fitted to the devices `names` together; `base` is the file it inherits from."""
+    chips = [devices.get(name) for name in names]
+    tables: dict[str, Any] = {"matrix": {}, "stream": {}, "scale": {}}
+    products = _group(data, names, ("linear", "bmm"))
+    tables["matrix"]["gemm.fp32"] = _matrix("gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1", "2"))
+    convolutions = _group(data, names, ("conv",))
+    for kind in ("conv1", "conv", "winograd", "stem"):
+        group = f"{kind}.fprop.fp32"
+        if any(group in packed.matrix for packed, _, _ in convolutions):
+            curve = _matrix(group, chips, convolutions, report)
+            # no backward passes were measured: they are taken to reach what the forward pass does
+            tables["matrix"] |= {f"{kind}.{which}.fp32": curve for which in ("fprop", "dgrad", "wgrad")}
+    shortfall = np.median([_memory_factor(device, data[device.name], base) for device in chips if any(op in data[device.name] for op in _POINTWISE)])
+    tables["scale"] |= {group: float(f"{shortfall:.3g}") for group in STREAMS}
+    report.append(f"{'memory traffic against hopper':40s} x {shortfall:.2f}")
+    for op, group in (("ln", "norm.forward"), ("softmax", "softmax.forward")):
+        curve2 = _stream(group, chips, data, op, report)
+        if curve2 is not None:
+            tables["stream"][group] = plain(curve2)
+            tables["scale"][group] = 1.0
+    return tables
+
+
+def _group(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operators: Sequence[str]) -> list[tuple[Packed, np.ndarray, np.ndarray]]:
+    """Per device: packed operators, their times, and the number of their operator."""
+    out = []
+    for name in names:
+        ops, seconds, which = [], [], []
+        for number, operator in enumerate(operators):
+            rows = data[name].get(operator, Rows([], []))
+            ops += rows.ops
+            seconds += rows.seconds
+            which += [number] * len(rows.ops)
+        out.append((pack_ops(ops), np.array(seconds), np.array(which, dtype=int)))
+    return out
+
+
+def _matrix(group: str, chips: Sequence[Device], packed: list[tuple[Packed, np.ndarray, np.ndarray]], report: list[str], **options: Any) -> dict[str, Any]:
+    blocks = []
+    for device, (rows, seconds, which) in zip(chips, packed, strict=True):
+        if group not in rows.matrix:
+            continue
+        entries = rows.matrix[group]
+        entries = take(entries, (entries.m > 1) & (entries.n > 1))
+        entries = replace(entries, align=np.minimum(entries.align, 4))
+        # each device was measured on a host of its own: its launch time is its own unknown per operator
+        host = which[entries.owner] + 2 * len(blocks)
+        blocks.append(solve.Block(chip(device), device.peak("fp32"), entries, seconds[entries.owner], host))
+    curve, quality, _ = solve.fit_matrix(blocks, **options)
+    report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
+    return plain(curve)
+
+
+def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> float:
+    """Measured over predicted time of large pointwise operators, with Hopper's share of the datasheet bandwidth."""
+    ratios = []
+    for operator in _POINTWISE:
+        if operator not in rows:
+            continue
+        packed = pack_ops(rows[operator].ops)
+        entries = packed.stream["elementwise"]
+        predicted = stream_time(features(entries, chip(device)), base.stream_curve("elementwise"))
+        measured = np.array(rows[operator].seconds)[entries.owner]
+        large = predicted > 1e-4
+        floor = np.quantile(measured, 0.02)  # host time, which large rows contain as well
+        ratios += list((measured[large] - floor) / predicted[large])
+    return float(np.median(ratios))
+
+
+def _stream(group: str, chips: Sequence[Device], data: Mapping[str, Mapping[str, Rows]], operator: str, report: list[str]) -> StreamCurve | None:
+    tables, measured = [], []
+    for device in chips:
+        rows = data[device.name].get(operator)
+        if rows is None:
+            continue
+        entries = pack_ops(rows.ops).stream[group]
+        seconds = np.array(rows.seconds)[entries.owner]
+        tables.append(features(entries, chip(device)))
+        measured.append(np.maximum(seconds - np.quantile(seconds, 0.02), 1e-6) + 3e-6)
+    if not tables:
+        return None
+    curve, quality = solve.fit_stream_table(np.concatenate(tables), np.concatenate(measured))
+    report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
+    return curve

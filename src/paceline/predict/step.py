@@ -1,0 +1,196 @@
+"""Predict one training step of a workload on a device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.cost import memory as memory_model
+from paceline.cost.chip import Chip, chip
+from paceline.cost.curves import Curves, curves_for
+from paceline.cost.host import HostCurve, default_host, issue_times
+from paceline.cost.operators import OpTimes, times
+from paceline.cost.pack import Packed, pack
+from paceline.predict.interval import Errors, around, device_sigma
+from paceline.sim.streams import steady_step
+from paceline.sim.timeline import Span, Timeline
+from paceline.spec.device import Device
+from paceline.spec.prediction import Evidence, Part, Prediction
+from paceline.spec.workload import Workload
+
+Array = NDArray[np.float64]
+
+#: kinds as people know them
+TITLES = {
+    "gemm": "matrix products", "conv": "convolutions", "attention": "fused attention", "elementwise": "pointwise", "cast": "precision casts",
+    "copy": "copies and transposes", "cat": "concatenation", "fill": "fills", "norm": "layer and RMS norms", "batchnorm": "batch norms",
+    "softmax": "softmax and loss", "reduce": "reductions", "pool": "pooling and resizing", "gather": "look-ups", "scatter": "scatters",
+    "optimizer": "optimizer", "rnn": "recurrent layers", "sort": "sorting", "scan": "scans", "sync": "read-backs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What surrounds the step besides model and device: the host, and which curves and errors apply."""
+
+    host: HostCurve | None = None
+    host_scale: float = 1.0
+    curves: Curves | None = None
+    errors: Errors | None = None
+
+
+def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
+    """Step time with interval, memory, breakdown and provenance."""
+    target = chip(device)
+    curves = conditions.curves or curves_for(device)
+    host = conditions.host or default_host()
+    packed = pack(workload)
+    costs = times(packed, target, curves)
+    step = _Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
+    step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
+    device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
+    shares = step.group_shares(packed)
+    errors = conditions.errors or errors_for(device, curves)
+    sigma = device_sigma(shares, errors)
+    kernel_low, kernel_high = around(device_s, sigma)
+    hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
+    low, high = around(step_s, float(np.hypot((1 - hosted) * sigma, hosted * errors.host)))
+    found = memory_model.memory(workload, device)
+    breakdown = step.breakdown(workload, packed, costs, target)
+    matrix_peak = max((target.peaks.get(d, target.peaks["fp32"]) for d in _matrix_dtypes(packed)), default=target.peaks["fp32"])
+    return Prediction(
+        model=workload.name, device=device.name, batch=workload.batch, seq=workload.seq, precision=workload.precision,
+        optimizer=workload.optimizer, unit=workload.unit, step_s=step_s, step_s_low=low, step_s_high=high, kernel_s=device_s,
+        kernel_s_low=kernel_low, kernel_s_high=kernel_high, host_s=host_s, throughput=workload.units_per_step / step_s,
+        mfu=workload.flops / step_s / matrix_peak, flops=workload.flops, parameters=workload.parameter_count,
+        kernels=float(step.kernels.sum()), bound_by="host" if host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
+        breakdown=breakdown, phases=step.phases(workload), memory=found, fit=memory_model.fit(workload, found),
+        provenance=_provenance(workload, device, target, curves, shares),
+        energy_j=device.tdp_w * step_s if device.tdp_w else None,
+        cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
+        timeline=_timeline(workload, step, starts, ends) if trace else None,
+    )
+
+
+def errors_for(device: Device, curves: Curves) -> Errors:
+    """The errors to expect: least on a device whose own curves were fitted, most on one known by its datasheet only."""
+    if device.calibration:
+        return Errors()
+    if curves.name == device.name or (device.architecture == curves.name == "hopper" and device.name in ("h200",)):
+        return Errors()
+    if curves.name == device.architecture:
+        return Errors(device=0.08)
+    return Errors(device=0.15)
+
+
+@dataclass(slots=True)
+class _Expanded:
+    """The step with repeated segments written out: one entry per operator that runs."""
+
+    index: NDArray[np.int64]
+    issue: Array
+    busy: Array
+    device: Array
+    kernels: Array
+    syncs: NDArray[np.int64]
+    segment: NDArray[np.int64]
+
+    @staticmethod
+    def of(workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float) -> _Expanded:
+        sizes = np.array([len(segment.ops) for segment in workload.segments])
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        order = np.array(workload.order)
+        index = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in order])
+        issue = issue_times(workload, host, host_scale)
+        kernels = costs.kernels[index]
+        sync = np.array([group == "sync" for group in packed.groups])
+        return _Expanded(
+            index, np.concatenate([issue[i] for i in order]), costs.busy[index], costs.seconds[index] + kernels * host.gap_s, kernels,
+            np.where(sync[index])[0], np.repeat(order, sizes[order]),
+        )
+
+    def group_shares(self, packed: Packed) -> dict[str, float]:
+        """Share of device time by group of operators, several precisions and directions of one kind apart."""
+        per_op = np.bincount(self.index, weights=self.busy, minlength=packed.size)
+        out: dict[str, float] = defaultdict(float)
+        for group, seconds in zip(packed.groups, per_op, strict=True):
+            out[group] += float(seconds)
+        total = sum(out.values()) or 1.0
+        return {group: seconds / total for group, seconds in sorted(out.items(), key=lambda item: -item[1])}
+
+    def phases(self, workload: Workload) -> dict[str, float]:
+        """Device seconds by phase."""
+        out: dict[str, float] = defaultdict(float)
+        per_segment = np.bincount(self.segment, weights=self.busy, minlength=len(workload.segments))
+        for segment, seconds in zip(workload.segments, per_segment, strict=True):
+            out[segment.phase] += float(seconds)
+        return dict(out)
+
+    def breakdown(self, workload: Workload, packed: Packed, costs: OpTimes, target: Chip) -> tuple[Part, ...]:
+        runs = np.bincount(self.index, minlength=packed.size)
+        seconds = np.bincount(self.index, weights=self.busy, minlength=packed.size)
+        bound = np.where(
+            costs.compute_s + costs.memory_s < 0.35 * costs.busy, "latency", np.where(costs.compute_s > costs.memory_s, "compute", "memory"),
+        )
+        kinds = [op.kind for segment in workload.segments for op in segment.ops]
+        rows: dict[str, dict[str, Any]] = {}
+        for kind, label, count, spent, flops in zip(kinds, bound, runs, seconds, packed.flops, strict=True):
+            row = rows.setdefault(kind, {"seconds": 0.0, "count": 0, "flops": 0.0, "bound": defaultdict(float)})
+            row["seconds"] += spent
+            row["count"] += int(count)
+            row["flops"] += flops * count
+            row["bound"][str(label)] += spent
+        total = sum(row["seconds"] for row in rows.values()) or 1.0
+        parts = [
+            Part(name=TITLES.get(kind, kind), seconds=row["seconds"], share=row["seconds"] / total, count=row["count"],
+                 bound_by=max(row["bound"], key=row["bound"].get), flops=row["flops"])
+            for kind, row in rows.items() if row["seconds"] > 0
+        ]
+        return tuple(sorted(parts, key=lambda part: -part.seconds))
+
+
+def _leading(breakdown: tuple[Part, ...]) -> str:
+    totals: dict[str, float] = defaultdict(float)
+    for part in breakdown:
+        totals[part.bound_by] += part.seconds
+    return max(totals, key=lambda label: totals[label]) if totals else "host"
+
+
+def _matrix_dtypes(packed: Packed) -> set[str]:
+    return {dtype for dtype, flops in zip(packed.dtypes, packed.flops, strict=True) if flops > 0}
+
+
+def _provenance(workload: Workload, device: Device, target: Chip, curves: Curves, shares: dict[str, float]) -> tuple[Evidence, ...]:
+    out = []
+    for path in ("memory.bandwidth", *(f"peak.{d}" for d in sorted(_matrix_dtypes(pack(workload))))):
+        fact = device.facts.get(path)
+        if fact is not None:
+            out.append(Evidence(what=f"{device.name} {path}", kind=fact.kind, source=fact.source))
+    out += [Evidence(what=f"{device.name} {path}", kind="guessed", source="no source; derived from the rest of the file") for path in target.assumed]
+    out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+    for name in curves.inherited:
+        out.append(Evidence(what=f"curves not fitted for {curves.name} come from {name}", kind="derived", source="scaled by the datasheet"))
+    leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(shares.items())[:4])
+    out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
+    captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
+    out.append(Evidence(what=f"workload {workload.name}: {workload.parameter_count:,} parameters", kind="measured", source=f"captured with {captured}"))
+    return tuple(out)
+
+
+def _timeline(workload: Workload, step: _Expanded, starts: Array, ends: Array) -> Timeline:
+    ops = [op for segment in workload.segments for op in segment.ops]
+    issued = np.cumsum(step.issue)
+    spans = []
+    for position, index in enumerate(step.index):
+        op = ops[index]
+        details = {"module": op.module, "phase": op.phase, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops,
+                   "bytes": op.bytes_read + op.bytes_written}
+        at = float(issued[position] - step.issue[position])
+        spans.append(Span(op.name, "host", at, float(issued[position]), op.phase, {}))
+        start, end = float(starts[position]), float(ends[position])
+        spans.append(Span(op.name, "device", start, end, op.phase, details))
+    return Timeline(tuple(spans), f"{workload.name} on one device")

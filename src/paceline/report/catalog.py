@@ -1,0 +1,177 @@
+"""The catalogs and the scoreboard as tables and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from paceline.catalog import models
+from paceline.report.terminal import listing
+from paceline.spec.device import DTYPES, FIELDS, Device, Fact
+from paceline.units import show
+
+_NONE = "-"
+_TEXTS = ("name", "title", "vendor", "architecture", "kind", "year", "notes")
+
+
+class Score(Protocol):
+    """How predictions did on one measurement set. Per cent; `skipped` counts rows by the reason they could not be predicted."""
+
+    @property
+    def set(self) -> str: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def skipped(self) -> Mapping[str, int]: ...
+    @property
+    def mean_abs_pct(self) -> float | None: ...
+    @property
+    def median_abs_pct(self) -> float | None: ...
+    @property
+    def p90_abs_pct(self) -> float | None: ...
+    @property
+    def bias_pct(self) -> float | None: ...
+    @property
+    def coverage_pct(self) -> float | None: ...
+    @property
+    def naive_mean_abs_pct(self) -> float | None: ...
+    @property
+    def naive_median_abs_pct(self) -> float | None: ...
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A listing whose cells are shown as they are, with names that stay on one line."""
+    table = listing(title, columns, [[escape(cell) for cell in row] for row in rows])
+    table.columns[0].no_wrap = True
+    return table
+
+
+# -- devices -------------------------------------------------------------------------------------
+
+
+def device_table(devices: Sequence[Device]) -> RenderableType:
+    """One line per device: dense TFLOP/s by precision, memory, bandwidth, power."""
+    columns = ("name", "title", "architecture", "fp32", "tf32", "bf16|fp16", "fp8", "memory", "bandwidth", "TDP")
+    table = _table("", columns, [_device_row(device) for device in devices])
+    table.caption = "fp32 to fp8: dense TFLOP/s; `paceline devices NAME` gives every fact and its source"
+    table.caption_justify = "left"
+    return table
+
+
+def _device_row(device: Device) -> list[str]:
+    peaks = device.peak_flops
+    half = peaks.get("bf16", peaks.get("fp16"))
+    return [
+        device.name, device.title, device.architecture, *(_tflops(p) for p in (peaks.get("fp32"), peaks.get("tf32"), half, peaks.get("fp8"))),
+        show(device.memory_bytes, "bytes"), show(device.memory_bandwidth_Bps, "bandwidth"),
+        show(device.tdp_w, "power") if device.tdp_w is not None else _NONE,
+    ]
+
+
+def _tflops(peak: float | None) -> str:
+    return _NONE if peak is None else f"{peak / 1e12:.4g}"
+
+
+def device_facts(device: Device) -> RenderableType:
+    """Every fact of a device, in its unit, with how it is known and where from."""
+    head = Text.assemble((device.name, "bold"), f": {device.title}; {device.vendor}, {device.architecture}, {device.kind}"
+                         + (f", {device.year}" if device.year else ""))
+    lines: list[RenderableType] = [head]
+    if device.aliases:
+        lines.append(Text(f"also called: {', '.join(device.aliases)}"))
+    if device.notes:
+        lines.append(Text(device.notes, style="dim"))
+    rows = [[path, show(fact.value, _dimension(path), 4), fact.kind, fact.source] for path, fact in _ordered(device)]
+    lines.append(_table("", ("fact", "value", "kind", "source"), rows))
+    if device.calibration:
+        lines.append(_table("", ("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
+    return Group(*lines, Text())
+
+
+def _dimension(path: str) -> str:
+    return "flops" if path.startswith("peak.") else FIELDS[path][1]
+
+
+def _ordered(device: Device) -> list[tuple[str, Fact]]:
+    """Facts in the order in which the format lists them, whatever the order of the file."""
+    order = [*(f"peak.{dtype}" for dtype in DTYPES), *FIELDS]
+    return sorted(device.facts.items(), key=lambda item: order.index(item[0]))
+
+
+def device_dict(device: Device) -> dict[str, Any]:
+    """Plain data: what the device is, and each fact by its path with SI value, kind and source."""
+    return {
+        **{key: getattr(device, key) for key in _TEXTS}, "aliases": list(device.aliases),
+        "facts": {path: {"value": fact.value, "kind": fact.kind, "source": fact.source} for path, fact in _ordered(device)},
+        "calibration": dict(device.calibration),
+    }
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def model_table() -> RenderableType:
+    """One line per model of the catalog."""
+    rows = [
+        [entry.name, entry.title, f"{entry.parameters:,}", _size(entry), entry.source] for entry in map(models.get, models.names())
+    ]
+    table = _table("", ("name", "title", "parameters", "input", "source"), rows)
+    table.columns[2].no_wrap = table.columns[3].no_wrap = True
+    return table
+
+
+def _size(entry: models.ModelEntry) -> str:
+    if entry.image:
+        return f"{entry.image} x {entry.image}"
+    return f"{entry.seq} tokens" if entry.seq else _NONE
+
+
+def model_dicts() -> list[dict[str, Any]]:
+    """Plain data of the catalog's models."""
+    keys = ("name", "title", "family", "parameters", "source", "unit", "image", "seq", "optimizer")
+    return [
+        {**{key: getattr(entry, key) for key in keys}, "aliases": list(entry.aliases)}
+        for entry in map(models.get, models.names())
+    ]
+
+
+# -- validation ----------------------------------------------------------------------------------
+
+_COLUMNS = ("sets", "metric", "rows", "skipped", "mean error", "median", "90th pct", "bias", "in interval", "naive mean", "naive median")
+
+
+def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
+    """The scoreboard, a line per set and metric, and below it why rows were left out."""
+    listed = list(scores)
+    if not listed:
+        return [Text("no set was scored")]
+    views: list[RenderableType] = [_table("", _COLUMNS, [_score_row(score) for score in listed])]
+    # metrics of one set leave out the same rows: say so once
+    why = dict.fromkeys(
+        (score.set, f"{count:,}", reason) for score in listed for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
+    )
+    if why:
+        views += [Text(), _table("rows left out", ("sets", "rows", "why"), list(why))]
+    return views
+
+
+def _score_row(score: Score) -> list[str]:
+    return [
+        score.set, score.metric, f"{score.rows:,}", f"{sum(score.skipped.values()):,}", _percent(score.mean_abs_pct), _percent(score.median_abs_pct),
+        _percent(score.p90_abs_pct), _percent(score.bias_pct, signed=True), _percent(score.coverage_pct, digits=0),
+        _percent(score.naive_mean_abs_pct), _percent(score.naive_median_abs_pct),
+    ]
+
+
+def _percent(value: float | None, *, signed: bool = False, digits: int = 1) -> str:
+    """`value` in per cent; a dash where there is none, as in a set without rows."""
+    if value is None or value != value:
+        return _NONE
+    return f"{value:{'+' if signed else ''}.{digits}f} %"

@@ -1,0 +1,114 @@
+"""Answers for a terminal: a few lines a person enjoys, drawn with rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.spec.prediction import Prediction
+from paceline.units import show
+
+_BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta"}
+_MEMORY_STYLE = {
+    "parameters": "blue", "gradients": "bright_blue", "optimizer": "magenta", "activations": "green", "temporary": "yellow", "workspace": "white",
+}
+_BAR = 48
+
+
+def prediction_view(p: Prediction) -> RenderableType:
+    """Headline, where the time goes, memory, what it rests on."""
+    return Group(*_headline(p), Text(), _time_table(p), Text(), *_memory_lines(p), Text(), *_basis(p))
+
+
+def _headline(p: Prediction) -> list[Text]:
+    sizes = f"batch {p.batch}" + (f", sequence {p.seq}" if p.seq else "")
+    first = Text.assemble((p.model, "bold"), f" on {p.device}, {sizes}, {p.precision}, {p.optimizer}")
+    answer = Text.assemble(
+        (show(p.step_s, "time"), "bold green"), f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
+        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {100 * p.mfu:.1f} % of peak FLOP/s",
+    )
+    return [first, answer, _bound_line(p)]
+
+
+def _bound_line(p: Prediction) -> Text:
+    why = {
+        "host": f"the host needs {show(p.host_s, 'time')} to issue the step, the device {show(p.kernel_s, 'time')} to run it",
+        "compute": "matrix units are busy for most of the device time",
+        "memory": "most device time moves bytes",
+        "latency": "most device time goes to operators too small to fill the device",
+    }[p.bound_by]
+    advice = {
+        "host": "a larger batch, torch.compile or CUDA graphs would help",
+        "compute": "a lower precision or a faster device would help",
+        "memory": "fusion (torch.compile), a lower precision or more bandwidth would help",
+        "latency": "a larger batch or fusion would help",
+    }[p.bound_by]
+    return Text.assemble("bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"), f": {why}; {advice}")
+
+
+def _time_table(p: Prediction) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for title, justify in (("where the time goes", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("calls", "right"), ("bound by", "left")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    shown = [part for part in p.breakdown if part.share >= 0.01][:10]
+    for part in shown:
+        style = _BOUND_STYLE[part.bound_by]
+        bar = Text("█" * max(1, round(part.share * 30)), style=style)
+        table.add_row(part.name, f"{part.seconds * 1e3:.3g}", f"{100 * part.share:.0f} %", bar, str(part.count), Text(part.bound_by, style=style))
+    rest = p.kernel_s - sum(part.seconds for part in shown)
+    if rest > 1e-9 * p.kernel_s and len(shown) < len(p.breakdown):
+        table.add_row("the rest", f"{rest * 1e3:.3g}", f"{100 * rest / p.kernel_s:.0f} %", "", "", "")
+    phases = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in p.phases.items() if seconds > 0)
+    table.caption = f"device time {show(p.kernel_s, 'time')} in {p.kernels:.0f} kernels: {phases}"
+    table.caption_justify = "left"
+    return table
+
+
+def _memory_lines(p: Prediction) -> list[Text]:
+    found = p.memory
+    scale = max(found.available_bytes, found.reserved_bytes)
+    bar = Text()
+    used = 0
+    for kind, size in found.by_kind.items():
+        cells = round(_BAR * size / scale)
+        bar.append("█" * cells, style=_MEMORY_STYLE[kind])
+        used += cells
+    bar.append("░" * max(0, _BAR - used), style="dim")
+    legend = Text()
+    for kind, size in found.by_kind.items():
+        if size:
+            legend.append("■ ", style=_MEMORY_STYLE[kind])
+            legend.append(f"{kind} {show(size, 'bytes')}  ")
+    head = Text.assemble(
+        "memory: ", (show(found.peak_bytes, "bytes"), "bold"), f" allocated at the peak ({found.peak_at}), about "
+        f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
+    )
+    lines = [head, bar, legend]
+    if not p.fit.fits:
+        short = p.fit.needed_bytes - p.fit.available_bytes
+        lines.append(Text(f"does not fit: needs {show(p.fit.needed_bytes, 'bytes')}, has {show(p.fit.available_bytes, 'bytes')}, "
+                          f"short of {show(short, 'bytes')}", style="bold red"))
+        for name, size in p.fit.remedies:
+            verdict = "fits" if size <= p.fit.available_bytes else "still too much"
+            lines.append(Text(f"  with {name}: about {show(size, 'bytes')}, {verdict}", style="red" if verdict != "fits" else "green"))
+    return lines
+
+
+def _basis(p: Prediction) -> list[Text]:
+    lines = [Text("rests on:", style="dim")]
+    for e in p.provenance:
+        lines.append(Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")))
+    return lines
+
+
+def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A plain table for `devices`, `models` and `validate`."""
+    table = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 or column in ("title", "source", "sets", "why", "metric", "architecture") else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

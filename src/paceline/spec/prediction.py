@@ -1,0 +1,129 @@
+"""A prediction: the answer, its interval, where the time and the memory go, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.sim.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One line of the breakdown: operators of one kind, with what bounds most of their time."""
+
+    name: str
+    seconds: float
+    share: float
+    count: int
+    bound_by: str
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peak allocated bytes by kind, and what the allocator would reserve to serve them."""
+
+    peak_bytes: int
+    reserved_bytes: int
+    by_kind: Mapping[str, int]
+    available_bytes: int
+    peak_at: str
+
+    @property
+    def fits(self) -> bool:
+        return self.reserved_bytes <= self.available_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether the step fits, and if not, by how much and what would help (name, bytes it would leave)."""
+
+    fits: bool
+    needed_bytes: int
+    available_bytes: int
+    remedies: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One input the answer rests on: what, how it is known, where from, and the share of time it decides."""
+
+    what: str
+    kind: str
+    source: str
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One training step of a workload on a device. Seconds, bytes; `throughput` in units per second."""
+
+    model: str
+    device: str
+    batch: int
+    seq: int | None
+    precision: str
+    optimizer: str
+    unit: str
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    kernel_s: float
+    kernel_s_low: float
+    kernel_s_high: float
+    host_s: float
+    throughput: float
+    mfu: float
+    flops: float
+    parameters: int
+    kernels: float
+    bound_by: str
+    breakdown: tuple[Part, ...]
+    phases: Mapping[str, float]
+    memory: Memory
+    fit: Fit
+    provenance: tuple[Evidence, ...]
+    energy_j: float | None = None
+    cost_per_unit: float | None = None
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated bytes."""
+        return self.memory.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        out = {k: v for k, v in _plain(self).items() if k not in ("timeline", "memory")}
+        return {
+            **out, "peak_bytes": self.memory.peak_bytes, "reserved_bytes": self.memory.reserved_bytes, "memory": dict(self.memory.by_kind),
+            "fits": self.fit.fits,
+        }
+
+    def __rich__(self) -> Any:
+        from paceline.report.terminal import prediction_view
+
+        return prediction_view(self)
+
+    def _repr_html_(self) -> str:
+        from paceline.report.html import prediction_html
+
+        return prediction_html(self)
+
+
+def _plain(prediction: Prediction) -> dict[str, Any]:
+    names = [name for name in prediction.__dataclass_fields__ if name != "timeline"]
+    out: dict[str, Any] = {}
+    for name in names:
+        value = getattr(prediction, name)
+        if isinstance(value, tuple):
+            value = [asdict(item) for item in value]
+        elif hasattr(value, "__dataclass_fields__"):
+            value = asdict(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        out[name] = value
+    return out
