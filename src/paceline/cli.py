@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from paceline import __version__
 from paceline.errors import PacelineError
@@ -17,9 +18,18 @@ if TYPE_CHECKING:
 
 app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
 
-Batch = Annotated[int, Parameter(name=["--batch", "-b"], help="samples per step")]
-Seq = Annotated[int | None, Parameter(help="tokens per sample, for models that take text")]
-Image = Annotated[int | None, Parameter(help="side of the square images, for models that take them")]
+
+def _whole(_: Any, tokens: Sequence[Any]) -> int:
+    """A size as it was written: no silent rounding of 2.5 to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
+
+
+Batch = Annotated[int, Parameter(name=["--batch", "-b"], converter=_whole, help="samples per step")]
+Seq = Annotated[int | None, Parameter(converter=_whole, help="tokens per sample, for models that take text")]
+Image = Annotated[int | None, Parameter(converter=_whole, help="side of the square images, for models that take them")]
 Precision = Annotated[str, Parameter(help="fp32, tf32, bf16, fp16, amp_bf16 or amp_fp16")]
 Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw, each also -fused, -foreach, -single")]
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
@@ -37,8 +47,8 @@ def _print(thing: Any) -> None:
 
 
 def _workload(
-    model: str, batch: int | None, seq: int | None, image: int | None, precision: str | None, optimizer: str | None, checkpointing: bool, compile: bool,
-    channels_last: bool | None,
+    model: str, batch: int | None, seq: int | None, image: int | None, precision: str | None, optimizer: str | None, checkpointing: bool,
+    compile: bool, channels_last: bool | None,
 ) -> Workload:
     """A saved workload as it is, anything else captured."""
     from paceline.errors import SpecError
@@ -50,18 +60,17 @@ def _workload(
         if given:
             raise SpecError(f"{model} is a captured workload, whose {given[0][2:]} is fixed; capture it again to change it")
         workload = Workload.load(Path(model))
-    else:
-        from paceline.capture import capture
-
-        workload = capture(
-            model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision or "fp32", optimizer=optimizer,
-            checkpointing=checkpointing, channels_last=channels_last,
-        )
-    if compile:
+        if not compile:
+            return workload
         from paceline.capture.fuse import fuse
 
         return fuse(workload)
-    return workload
+    from paceline.capture import capture
+
+    return capture(
+        model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision or "fp32", optimizer=optimizer,
+        checkpointing=checkpointing, channels_last=channels_last, compile=compile,
+    )
 
 
 @app.command
@@ -110,7 +119,8 @@ def capture(
     workload = _workload(model, batch, seq, image, precision, optimizer, checkpointing, False, channels_last)
     workload.save(output)
     operators = sum(len(workload.segments[i].ops) for i in workload.order)
-    print(f"{output}: {workload.name}, {workload.parameter_count:,} parameters, {operators:,} operators in {len(workload.segments)} distinct segments")
+    found = f"{workload.parameter_count:,} parameters, {operators:,} operators in {len(workload.segments)} distinct segments"
+    print(f"{output}: {workload.name}, {found}")
 
 
 @app.command(name="devices")
@@ -167,12 +177,13 @@ def validate(
             _print(view)
 
 
-def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on stderr and exit code 2."""
     try:
-        app()
-    except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        app(sys.argv[1:] if arguments is None else arguments, print_error=False, exit_on_error=False)
+    except (PacelineError, CycloptsError) as error:
+        text = str(error) if isinstance(error, PacelineError) else " ".join(str(error).split())
+        print(f"paceline: {text}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)

@@ -40,7 +40,7 @@ UNITS: dict[str, dict[str, float]] = {
     "energy": _table("J", {**_SI, "m": 1e-3, "u": 1e-6, "n": 1e-9, "p": 1e-12}),
     "price": {"USD": 1.0, "$": 1.0},
     "price_rate": {"USD/h": 1 / 3600, "$/h": 1 / 3600, "USD/s": 1.0},
-    "count": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12},
+    "count": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
     "fraction": {"": 1.0, "%": 0.01},
 }
 

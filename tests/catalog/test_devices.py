@@ -61,7 +61,7 @@ def test_facts_are_sourced(device):
     assert used == set(raw["sources"]), "a source that no fact uses"
 
 
-@pytest.mark.parametrize(("name", "device"), list(zip(NAMES, ALL)), ids=NAMES)
+@pytest.mark.parametrize(("name", "device"), list(zip(NAMES, ALL, strict=True)), ids=NAMES)
 def test_sane(name, device):
     peak = device.peak_flops
     assert device.name == name and device.title and device.year and device.aliases

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.spec.workload import ITEMSIZE, Access, Op
@@ -16,7 +16,7 @@ from paceline.spec.workload import ITEMSIZE, Access, Op
 Row = Mapping[str, Any]
 
 
-def _op(name: str, kind: str, dtype: str, reads: list[float], writes: list[float], dims: tuple[int, ...], flops: float = 0.0,
+def _op(name: str, kind: str, dtype: str, reads: Sequence[float], writes: Sequence[float], dims: tuple[int, ...], flops: float = 0.0,
         tags: tuple[str, ...] = (), phase: str = "forward") -> Op:
     accesses = [tuple(Access(i, int(size)) for i, size in enumerate(sizes)) for sizes in (reads, writes)]
     return Op(name, kind, phase, "", dtype, flops, accesses[0], accesses[1], dims, tags)

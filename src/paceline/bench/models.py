@@ -17,14 +17,14 @@ _HF = {
 }
 
 
-def h200_step(row: dict[str, Any]) -> Workload:
+def h200_step(row: Mapping[str, Any]) -> Workload:
     """The step that a row of `h200/steps.jsonl` or of a profile ran."""
     from paceline.capture import capture
     from paceline.capture.resolve import huggingface
     from paceline.capture.step import Settings, trace
 
     family = row["family"]
-    settings: dict[str, Any] = {"precision": row["precision"], "checkpointing": bool(row.get("checkpointing"))}
+    settings: dict[str, Any] = {"precision": row["precision"], "checkpointing": bool(row.get("checkpointing")), "compile": bool(row.get("compile"))}
     vision = family == "cnn" or row.get("type") == "vit"
     settings["optimizer"] = row.get("optimizer") or ("sgd" if family in ("cnn", "lstm") else "adamw")
     if family == "cnn":
@@ -58,9 +58,10 @@ def timm_step(row: Mapping[str, Any]) -> Workload:
     """The step that a row of `timm_train_rtx3090.csv` ran."""
     from paceline.capture import capture
 
+    # torch 1.12 had neither fused attention nor, by default, an optimizer that takes all parameters at once
     return capture(
-        f"timm:{row['model']}", batch=int(row["train_batch_size"]), image=int(row["train_img_size"]), precision="amp_fp16", optimizer="sgd",
-        channels_last=row["memory_format"] == "nhwc",
+        f"timm:{row['model']}", batch=int(row["train_batch_size"]), image=int(row["train_img_size"]), precision="amp_fp16", optimizer="sgd-single",
+        channels_last=row["memory_format"] == "nhwc", fused_attention=False,
     )
 
 
@@ -75,7 +76,7 @@ _DEVICES = {
 def published_device(row: Mapping[str, Any]) -> str:
     """Catalog name of the GPU of a row."""
     memory = str(row.get("gpu_mem_gb") or "").split(".")[0]
-    name = _DEVICES.get(row["gpu"], row["gpu"])
+    name: str = _DEVICES.get(row["gpu"], row["gpu"])
     default = "40" if "a100" in name else "16"
     return name.format(gb=memory if memory in ("16", "32", "40", "80") else default)
 
@@ -84,19 +85,23 @@ _TF_MODELS = {"InceptionV3": "inception_v3", "ResNet-50": "resnet50", "ResNet-15
 
 #: model names of the reference trainings -> a model that capture resolves
 _DLE_MODELS = {
-    "ResNet-50 v1.5": "resnet50", "ResNet-50": "resnet50", "resnet50": "resnet50", "ResNeXt101-32x4d": "torchvision:resnext101_32x8d",
-    "efficientnet-b0": "torchvision:efficientnet_b0", "efficientnet-b4": "torchvision:efficientnet_b4", "BERT-large": "bert-large",
+    "ResNet-50 v1.5": "resnet50", "ResNet-50": "resnet50", "resnet50": "resnet50", "ResNeXt101-32x4d": "timm:resnext101_32x4d",
+    "SE-ResNeXt101-32x4d": "timm:seresnext101_32x4d", "efficientnet-b0": "torchvision:efficientnet_b0",
+    "efficientnet-b4": "torchvision:efficientnet_b4", "EfficientNet-B0": "torchvision:efficientnet_b0",
+    "EfficientNet-B4": "torchvision:efficientnet_b4", "BERT-large": "bert-large",
     "BioBERT (BERT-base)": "bert-base",
 }
-_DLE_PRECISION = {"AMP-fp16": "amp_fp16", "FP32": "fp32", "TF32": "tf32", "AMP": "amp_fp16"}
+_DLE_PRECISION = {"AMP-fp16": "amp_fp16", "FP32": "fp32", "TF32": "tf32"}
 
 
 def unknown(row: Mapping[str, Any]) -> str | None:
     """Why a row's model cannot be built, or None."""
     model = row["model"]
     if model in _TF_MODELS or model in _DLE_MODELS:
-        if model.startswith("BERT") and not row.get("seq_len"):
+        if "BERT" in model and not row["seq_len"]:
             return f"model {model}: no sequence length given"
+        if model in _DLE_MODELS and row["precision"] not in _DLE_PRECISION:
+            return f"precision {row['precision']}: not modelled"
         return None
     return f"model {model}: not in the catalog"
 
@@ -107,7 +112,9 @@ def tf_cnn_step(row: Mapping[str, Any]) -> Workload:
 
     name = _TF_MODELS[row["model"]]
     source = f"torchvision:{name}" if name == "inception_v3" else name  # without the auxiliary head, as benchmarked
-    return capture(source, batch=int(row["micro_batch"]), image=int(row["image_size"]), precision="fp32", optimizer="sgd-plain-fused", channels_last=False)
+    return capture(
+        source, batch=int(row["micro_batch"]), image=int(row["image_size"]), precision="fp32", optimizer="sgd-plain-fused", channels_last=False,
+    )
 
 
 def dle_step(row: Mapping[str, Any]) -> Workload:
@@ -116,6 +123,9 @@ def dle_step(row: Mapping[str, Any]) -> Workload:
 
     model, precision = _DLE_MODELS[row["model"]], _DLE_PRECISION[row["precision"]]
     if model.startswith("bert"):
-        return capture(model, batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision=precision, optimizer="adamw")
-    channels_last = precision == "amp_fp16"
-    return capture(model, batch=int(row["micro_batch"]), image=int(row["image_size"] or 224), precision=precision, optimizer="sgd", channels_last=channels_last)
+        # before fused attention was common
+        return capture(model, batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision=precision, optimizer="adamw", fused_attention=False)
+    return capture(
+        model, batch=int(row["micro_batch"]), image=int(row["image_size"] or 224), precision=precision, optimizer="sgd",
+        channels_last=precision == "amp_fp16",
+    )

@@ -89,13 +89,13 @@ def _products(s: Scale, dtype: str) -> Iterator[Probe]:
 
 
 def _attention(s: Scale) -> Iterator[Probe]:
-    heads, seq, size = 12, s.tokens // 2, 64
-    q, k, v = (s.normal(1, heads, seq, size).requires_grad_() for _ in range(3))
+    batch, heads, seq, size = max(1, s.tokens // 512), 12, min(s.tokens, 512), 64
+    q, k, v = (s.normal(batch, heads, seq, size).requires_grad_() for _ in range(3))
     for causal in (True, False):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        yield Probe(kernels.attention(1, heads, seq, seq, size, "fp32", causal),
+        yield Probe(kernels.attention(batch, heads, seq, seq, size, "fp32", causal),
                     partial(F.scaled_dot_product_attention, q.detach(), k.detach(), v.detach(), is_causal=causal))
-        yield Probe(kernels.attention(1, heads, seq, seq, size, "fp32", causal, backward=True), _gradient(y, [q, k, v]))
+        yield Probe(kernels.attention(batch, heads, seq, seq, size, "fp32", causal, backward=True), _gradient(y, [q, k, v]))
 
 
 def _convolution(s: Scale, inputs: int, outputs: int, groups: int, side: int, kernel: int, stride: int) -> Iterator[Probe]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def capture(
     model: Any, *, batch: int = 1, seq: int | None = None, image: int | None = None, precision: str = "fp32", optimizer: str | None = None,
     checkpointing: bool = False, channels_last: bool | None = None, fused_attention: bool = True, fold: bool = True,
+    compile: bool = False,
 ) -> Workload:
     """Trace one training step of `model` and return it as a workload.
 
@@ -32,5 +33,6 @@ def capture(
     settings = Settings(
         precision=precision, optimizer=optimizer or usual.optimizer, checkpointing=checkpointing,
         channels_last=usual.channels_last if channels_last is None else channels_last, fused_attention=fused_attention, fold=fold,
+        compile=compile,
     )
     return trace(job, settings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,12 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 
 def next_sequence() -> int:
     """Sequence number that the next autograd node will get; the node of the running operator has one less."""
-    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def running_node() -> Any | None:
     """The autograd node whose backward is being evaluated, or None outside of it."""
-    return torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    return torch._C._current_autograd_node()
 
 
 def node_sequence(node: Any) -> int:
@@ -31,12 +32,23 @@ def node_sequence(node: Any) -> int:
 
 def function_modes() -> int:
     """How many torch-function modes are active; the autograd engine runs hooks (and so recomputation) with none."""
-    return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
+    return int(torch._C._len_torch_function_stack())
 
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Address of the tensor's storage object: equal for views, unique while the storage lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within it `torch.compiler.is_compiling()` is true, so that model code takes the branches it takes under torch.compile."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @cache

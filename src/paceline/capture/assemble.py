@@ -60,10 +60,20 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
     return out, order
 
 
+def _settled(recorder: Recorder) -> list[Event]:
+    """The log without the releases that a pattern counts for the blocks that repeat it."""
+    freed = {e.tensor: recorder.scopes[e.segment] for e in recorder.events if e.what == "free"}
+
+    def counted(number: int) -> bool:
+        return any(twin in freed and freed[twin].path == path and freed[twin].phase != "forward" for path, twin in recorder.twins.get(number, ()))
+
+    return [e for e in recorder.events if e.what != "free" or not counted(e.tensor)]
+
+
 def _runs(recorder: Recorder) -> list[_Run]:
     scopes = {(s.path, s.phase, s.call): i for i, s in enumerate(recorder.scopes)}
     runs: list[_Run] = []
-    for event in recorder.events:
+    for event in _settled(recorder):
         if event.what == "fold":
             _, source, phase, call = event.data
             runs.append(_Run(-1, repeat_of=scopes[source, phase, call]))
@@ -71,7 +81,19 @@ def _runs(recorder: Recorder) -> list[_Run]:
             runs.append(_Run(event.segment, [event]))
         else:
             runs[-1].events.append(event)
-    return runs
+    return _joined(runs)
+
+
+def _joined(runs: list[_Run]) -> list[_Run]:
+    """Calls that launch nothing and keep nothing go with the run before them; those after a repetition, its pattern has."""
+    out: list[_Run] = []
+    for run in runs:
+        idle = run.repeat_of < 0 and all(e.op is None and e.what not in ("alloc", "free") for e in run.events)
+        if not (idle and out):
+            out.append(run)
+        elif out[-1].repeat_of < 0:
+            out[-1].events += run.events
+    return out
 
 
 def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[str, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 #: tensors of at most this many elements are made for real while a module is built
 SMALL = 4096
@@ -25,7 +26,17 @@ class BuildMode(TorchFunctionMode):
             if (device is None or torch.device(device).type in ("cpu", "cuda")) and _elements(args, kwargs) > SMALL:
                 kwargs = {**kwargs, "device": "meta"}
                 kwargs.pop("generator", None)
+        if _mixed(args, kwargs):
+            if getattr(func, "__name__", "") in ("copy_", "__setitem__"):
+                return args[0]  # values that are not there are not needed either
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _mixed(args: Any, kwargs: Any) -> bool:
+    """Whether real and meta tensors meet; values of no dimension may."""
+    devices = {t.device.type for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()}
+    return len(devices) > 1
 
 
 def _elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -83,7 +94,8 @@ def default_loss(output: Any) -> torch.Tensor:
         scores = next(iter(scores.values()))
     if scores.dim() == 2 and scores.shape[1] > 1 and scores.is_floating_point():
         return nn.functional.cross_entropy(scores, torch.zeros(scores.shape[0], dtype=torch.int64))
-    return scores.float().mean() if scores.dtype in (torch.float16, torch.bfloat16) else scores.mean()
+    mean: torch.Tensor = scores.float().mean() if scores.dtype in (torch.float16, torch.bfloat16) else scores.mean()
+    return mean
 
 
 LossFunction = Callable[[Any], torch.Tensor]

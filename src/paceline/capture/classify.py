@@ -11,7 +11,8 @@ Kinds and the meaning of `dims` (see `cost.operators` for their formulas):
     norm softmax rows, columns
     batchnorm    rows (batch x points), channels
     rnn          layers x directions, steps, batch, input, hidden
-    optimizer    tensors, elements
+    optimizer    tensors, elements, launches
+    fused        elements, rows, special functions, launches (see `capture.fuse`)
 
 FLOPs count matrix work only (a multiply-add is two), the convention of torch's own counter.
 """
@@ -366,7 +367,7 @@ def _scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterato
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 @handles("_to_copy")

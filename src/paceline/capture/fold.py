@@ -32,7 +32,7 @@ _INDEX_NAMES = ("layer_idx", "layer_id", "layer_index", "idx", "index", "layer_n
 
 def signature(module: nn.Module) -> Any:
     """Equal for modules that do the same work; tells apart shapes, classes and settings, not weights or positions."""
-    own = []
+    own: list[tuple[str, Any]] = []
     for name, value in sorted(vars(module).items()):
         if name in _INDEX_NAMES or name.startswith("_") or name == "training":
             continue
@@ -90,6 +90,8 @@ class _Pattern:
     outputs: list[Any]
     structure: Any
     inputs: list[Any]  # weak references to the storages of its floating-point inputs
+    input_ids: list[int]  # those inputs and its tensor outputs, as the recorder numbers them
+    output_ids: list[int]
     held: list[bool] | None = None
 
 
@@ -97,18 +99,20 @@ class _Replay(torch.autograd.Function):
     """A folded block: logs a repetition forward and backward, returns empty tensors of the right shapes."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], outputs: list[Any], held: list[bool], *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], pattern: _Pattern, held: list[bool], *inputs: torch.Tensor) -> Any:
+        outputs = [o for o in pattern.outputs if isinstance(o, torch.Tensor)]
         mark("forward")
         recorder.note_sequence()
         with recorder.pause():
             results = tuple(o.new_empty_strided(o.shape, o.stride()) for o in outputs)
             # gradients need shapes; only what the pattern keeps for backward is kept alive
             ctx.shapes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if t.requires_grad else None for t in inputs]
-        kept = [t for t, keep in zip(inputs, held, strict=False) if keep]
+        kept = [(t, twin) for t, twin, keep in zip(inputs, pattern.input_ids, held, strict=False) if keep]
         if _torch.running_node() is None:  # a recomputation stops before its results
             recorder.stands_in(results)
-        recorder.forget(kept)
-        ctx.save_for_backward(*kept)
+            recorder.pair(zip(results, pattern.output_ids, strict=True), pattern.path)
+        recorder.pair(kept, pattern.path)
+        ctx.save_for_backward(*(t for t, _ in kept))
         ctx.recorder, ctx.mark, ctx.inputs = recorder, mark, len(held)
         ctx.mark_non_differentiable(*(r for r, o in zip(results, outputs, strict=True) if not o.requires_grad))
         return results
@@ -195,7 +199,9 @@ class Folder:
                 else:
                     shell = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
                     kept.append(shell.requires_grad_(output.requires_grad) if output.is_floating_point() else shell)
-        return _Pattern(path, kept, structure, [weakref.ref(t.untyped_storage()) for t in _floating(leaves)])
+        inputs, number = _floating(leaves), self.recorder.tensor_id
+        fresh = [number(output) for output, shell in zip(outputs, kept, strict=True) if isinstance(shell, torch.Tensor)]
+        return _Pattern(path, kept, structure, [weakref.ref(t.untyped_storage()) for t in inputs], [number(t) for t in inputs], fresh)
 
     def _replay(self, path: str, call: int, pattern: _Pattern, leaves: list[Any], parameters: list[nn.Parameter]) -> Any:
         if pattern.held is None:  # the pattern's caller has moved on: what still lives of its inputs, backward needs
@@ -206,10 +212,9 @@ class Folder:
                 phase = "recompute"
             self.recorder.events.append(Event("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0)))
 
-        fresh = [o for o in pattern.outputs if isinstance(o, torch.Tensor)]
         # under checkpointing something must be kept, for asking for it triggers the recomputation
         held = [True] * len(pattern.held) if self.checkpointing else pattern.held
-        made = iter(_Replay.apply(self.recorder, mark, fresh, held, *_floating(leaves), *parameters))
+        made = iter(_Replay.apply(self.recorder, mark, pattern, held, *_floating(leaves), *parameters))  # type: ignore[no-untyped-call]
         results = [next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o for o in pattern.outputs]
         return pytree.tree_unflatten(results, pattern.structure)
 

@@ -147,15 +147,18 @@ class InterposeMode(TorchFunctionMode):
         self, func: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:
+        if not self.fused_attention and q.is_meta:
+            with self:  # autocast applies to what it is made of
+                return _by_hand(q, k, v, attn_mask, dropout_p, is_causal, scale)
         fused = (
-            self.fused_attention and q.is_meta and q.dim() == 4 and q.shape[-1] <= FUSED_HEAD_LIMIT
+            q.is_meta and q.dim() == 4 and q.shape[-1] <= FUSED_HEAD_LIMIT
             and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
             and not (enable_gqa and q.dtype == torch.float32 and q.shape[-3] != k.shape[-3])  # the fp32 kernel has no grouped heads
         )
         if not fused:
             return func(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
         extras = (*(("mask",) if attn_mask is not None else ()), *(("dropout",) if dropout_p else ()))
-        return Attention.apply(self.recorder, is_causal, extras, q, k, v, attn_mask)  # type: ignore[no-any-return]
+        return Attention.apply(self.recorder, is_causal, extras, q, k, v, attn_mask)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rms_norm(self, func: Callable[..., Any], x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
         if not x.is_meta:
@@ -163,7 +166,7 @@ class InterposeMode(TorchFunctionMode):
         columns = 1
         for size in shape:
             columns *= size
-        return RmsNorm.apply(self.recorder, columns, x, weight)
+        return RmsNorm.apply(self.recorder, columns, x, weight)  # type: ignore[no-untyped-call]
 
     # -- autocast ----------------------------------------------------------------------------
 
@@ -202,3 +205,16 @@ def _is_meta_device(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_meta
     return isinstance(value, (str, torch.device)) and torch.device(value).type == "meta"
+
+
+def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, scale: float | None) -> Tensor:
+    """Attention as it was written before there was a fused kernel."""
+    if k.shape[-3] != q.shape[-3]:
+        k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for t in (k, v))
+    scores = torch.matmul(q * (scale or q.shape[-1] ** -0.5), k.transpose(-2, -1))
+    if causal:
+        scores = scores.masked_fill(torch.empty(scores.shape[-2:], dtype=torch.bool, device=q.device), -torch.inf)
+    elif mask is not None:
+        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.dropout(torch.softmax(scores, -1), dropout_p, True) if dropout_p else torch.softmax(scores, -1)
+    return torch.matmul(weights, v)

@@ -78,6 +78,8 @@ class Recorder:
     _traffic: int = 0
     _last_use: dict[int, int] = field(default_factory=dict)
     recompute: int = 0
+    #: storages at the edge of folded blocks -> (path of the pattern, the storage in that place of it)
+    twins: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.current = self.scope("", "forward")
@@ -140,6 +142,11 @@ class Recorder:
         for tensor in tensors:
             number = self.tensor_id(tensor)
             self.events.append(Event("known", self._segment_now(), tensor=number, bytes=_rounded(tensor)))
+
+    def pair(self, pairs: Iterable[tuple[torch.Tensor, int]], path: str) -> None:
+        """Inputs and results of a folded block with those of its pattern: who releases the one, releases the other."""
+        for tensor, twin in pairs:
+            self.twins.setdefault(self.tensor_id(tensor), []).append((path, twin))
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors whose release the pattern of a folded block counts."""
@@ -225,7 +232,7 @@ class RecordMode(TorchDispatchMode):
     """Sees every ATen call below autograd and hands it to the recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self._plans: dict[Any, tuple[str, Callable[..., Any] | None]] = {}
 

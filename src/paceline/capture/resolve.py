@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -116,7 +117,7 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
         raise UnknownName("torchvision model", name, vision.models.list_models())
     # auxiliary heads are for the original training recipe; throughput tables leave them out
     plain = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    return lambda: vision.models.get_model(name, weights=None, **plain)  # type: ignore[no-any-return]
+    return lambda: vision.models.get_model(name, weights=None, **plain)
 
 
 def _timm(name: str, batch: int, image: int | None) -> Job:
@@ -141,10 +142,8 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
 
 def transformers() -> Any:
     """The transformers package; torchvision, which it may import, is made importable first."""
-    try:
+    with contextlib.suppress(ImportError):
         _torch.import_torchvision()
-    except ImportError:
-        pass
     try:
         return importlib.import_module("transformers")
     except ImportError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 import paceline
-from paceline.capture import assemble, optimizer
+from paceline.capture import _torch, assemble, optimizer
 from paceline.capture.build import default_loss, inputs_to_meta, to_meta
 from paceline.capture.classify import DTYPE_NAMES, tensors
 from paceline.capture.fold import Folder
+from paceline.capture.fuse import fuse
 from paceline.capture.interpose import InterposeMode
 from paceline.capture.record import ALLOCATION_UNIT, Event, Recorder, RecordMode
 from paceline.errors import CaptureError, PacelineError, UnknownName
@@ -45,6 +46,8 @@ class Settings:
     channels_last: bool = False
     fused_attention: bool = True
     fold: bool = True
+    #: as under torch.compile: model code sees it, and kernels are fused
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -84,8 +87,11 @@ def trace(job: Job, settings: Settings) -> Workload:
     collecting = gc.isenabled()
     gc.disable()  # lifetimes follow reference counts, as on the device; a cycle collected midway would not be reproducible
     try:
-        with _ready_hooks(recorder, names, ready), _module_paths(recorder, module), folder.around(module), RecordMode(recorder), interpose:
-            with _user_code(job.name, "forward"):
+        with (
+            _ready_hooks(recorder, names, ready), _module_paths(recorder, module), folder.around(module),
+            _torch.compiling() if settings.compile else nullcontext(), RecordMode(recorder), interpose,
+        ):
+            with _user_code(job.name, "forward pass"):
                 output = module(*args, **kwargs)
                 loss = (job.loss or default_loss)(output)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -95,7 +101,7 @@ def trace(job: Job, settings: Settings) -> Workload:
             del output
             interpose.end_forward()
             backward_start = len(recorder.events)
-            with _user_code(job.name, "backward"):
+            with _user_code(job.name, "backward pass"):
                 # not loss.backward(): that is a torch function, and the mode would be off inside it
                 torch.autograd.backward([loss])
         segments, order = assemble.segments(recorder, backward_start)
@@ -114,13 +120,14 @@ def trace(job: Job, settings: Settings) -> Workload:
         "optimizer": state_bytes,
         "activations": sum(_allocated(t) for t in tensors((args, list(kwargs.values())))),
     }
-    return Workload(
+    workload = Workload(
         name=job.name, batch=job.batch, seq=job.seq, unit=job.unit, units_per_step=job.units_per_step,
         precision=settings.precision, optimizer=settings.optimizer, segments=(*segments, update),
         order=(*order, len(segments)), parameters=parameters, resident=resident,
         options={"checkpointing": settings.checkpointing, "channels_last": settings.channels_last, "fused_attention": settings.fused_attention},
         captured_with={"paceline": paceline.__version__, "torch": torch.__version__},
     )
+    return fuse(workload) if settings.compile else workload
 
 
 def _allocated(tensor: torch.Tensor) -> int:
@@ -136,9 +143,10 @@ def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict
     """Note when each parameter's gradient is complete, and which storage holds it."""
 
     def note(parameter: torch.Tensor) -> None:
+        if parameter.grad is None:  # used, but nothing depends on it
+            return
         ready[names[parameter]] = len(ready)  # type: ignore[index]
         with recorder.pause():
-            assert parameter.grad is not None
             recorder.events.append(Event("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad)))
 
     handles = [p.register_post_accumulate_grad_hook(note) for p in names if p.requires_grad]
@@ -178,17 +186,17 @@ def _user_code(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except PacelineError as error:
-        raise CaptureError(f"{name}: {what} pass: {error}{_where(error)}") from None
+        raise CaptureError(f"{name}: {what}: {error}{_where(error)}") from None
     except Exception as error:
         text = str(error).strip().splitlines()
-        raise CaptureError(f"{name}: {what} pass raised {type(error).__name__}: {text[0] if text else ''}{_where(error)}") from error
+        raise CaptureError(f"{name}: {what} raised {type(error).__name__}: {text[0] if text else ''}{_where(error)}") from error
 
 
 def _where(error: BaseException) -> str:
-    """The last frames that are neither torch's nor ours."""
+    """The last frames that are neither torch's nor ours nor the import system's."""
     ours, theirs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     frames = [
         f for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(theirs) and (not f.filename.startswith(ours) or "catalog" in f.filename)
+        if not f.filename.startswith((theirs, "<frozen")) and (not f.filename.startswith(ours) or "catalog" in f.filename)
     ]
     return "".join(f"\n    {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])

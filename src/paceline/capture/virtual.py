@@ -36,7 +36,8 @@ class Attention(torch.autograd.Function):
         recorder.note_sequence()
         tags = ("forward", *(("causal",) if causal else ()), *extras)
         reads = [q, k, v, *([mask] if mask is not None else [])]
-        recorder.record("aten.scaled_dot_product_attention", [Work("attention", reads, [out, lse], dims, _flops(dims, causal, 2), tags, DTYPE_NAMES[q.dtype])], [out, lse])
+        work = Work("attention", reads, [out, lse], dims, _flops(dims, causal, 2), tags, DTYPE_NAMES[q.dtype])
+        recorder.record("aten.scaled_dot_product_attention", [work], [out, lse])
         ctx.save_for_backward(q, k, v, out, lse, mask)
         ctx.recorder, ctx.causal, ctx.extras, ctx.dims = recorder, causal, extras, dims
         return out
@@ -105,7 +106,9 @@ class Recurrent(torch.autograd.Function):
     """An LSTM, GRU or plain recurrent stack as cuDNN runs it: all layers and steps in one call."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, gates: int, layers: int, directions: int, batch_first: bool, states: int, x: Tensor, *rest: Tensor) -> Any:
+    def forward(
+        ctx: Any, recorder: Recorder, gates: int, layers: int, directions: int, batch_first: bool, states: int, x: Tensor, *rest: Tensor,
+    ) -> Any:
         initial, weights = rest[:states], rest[states:]
         hidden = initial[0].shape[-1]
         steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
@@ -153,4 +156,5 @@ def recurrent(recorder: Recorder, name: str, args: Sequence[Any]) -> Any:
     gates = {"lstm": 4, "gru": 3}.get(name, 1)
     weights = [w.to(x.dtype) for w in params]
     initial = [state.to(x.dtype) for state in initial]
-    return Recurrent.apply(recorder, gates, layers, 2 if bidirectional else 1, batch_first, len(initial), x, *initial, *weights)
+    settings = (gates, layers, 2 if bidirectional else 1, batch_first, len(initial))
+    return Recurrent.apply(recorder, *settings, x, *initial, *weights)  # type: ignore[no-untyped-call]

@@ -12,6 +12,12 @@ LANES = 128
 DEFAULT_CLOCK_HZ = 1.5e9
 #: cache of a GPU for which no size is known
 DEFAULT_L2_BYTES = 8e6
+#: joules per fp32 FLOP of busy vector units, by architecture: a board given less power lowers its clock. From the T4
+#: and P4, whose products sustain about half of the datasheet's rate; the others scaled by manufacturing process
+FP32_J = {
+    "kepler": 32e-12, "maxwell": 25e-12, "pascal": 20e-12, "volta": 16e-12, "turing": 16e-12, "ampere": 9e-12, "ada": 5.5e-12, "hopper": 5e-12,
+    "blackwell": 5e-12,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +54,6 @@ def chip(device: Device) -> Chip:
         l2 = DEFAULT_L2_BYTES
         assumed.append("cache.l2")
     peaks = {dtype: device.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4")}
+    if device.tdp_w is not None and device.architecture in FP32_J:
+        peaks["fp32"] = min(peaks["fp32"], device.tdp_w / FP32_J[device.architecture])
     return Chip(peaks, device.memory_bandwidth_Bps, l2, float(sms), clock, tuple(assumed))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,13 +23,19 @@ from paceline.spec.device import Device
 
 #: what an architecture without a file of its own is taken for
 NEAREST = {
-    "kepler": "pascal", "maxwell": "pascal", "ada": "ampere", "blackwell": "hopper", "cdna1": "cdna", "cdna2": "cdna", "cdna3": "cdna",
+    "maxwell": "pascal", "ada": "ampere", "blackwell": "hopper", "cdna1": "cdna", "cdna2": "cdna", "cdna3": "cdna",
     "cdna4": "cdna",
 }
 #: groups tried in turn when a file has none of the exact name: the last part is dropped, then these
 _SIBLINGS = {
     "fp16": ("bf16", "tf32"), "bf16": ("fp16", "tf32"), "fp8": ("bf16", "fp16"), "fp4": ("bf16", "fp16"), "tf32": ("bf16",), "fp64": ("fp32",),
     "fp32": ("tf32",),
+}
+#: part of a group's name -> what is most like it (one way only, so that a search ends)
+_STANDS_IN = {
+    "nchw": "nhwc", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "conv-nchw": "conv", "conv1-nchw": "conv1",
+    "stem-nchw": "stem", "inference": "forward", "single": "foreach", "sliced": "direct", "rnn": "gemm",
+    "full": "causal", "block": "warp",
 }
 
 
@@ -43,13 +50,13 @@ class Curves:
     attention: Mapping[str, AttentionCurve]
     #: kernels one entry of a group launches
     kernels: Mapping[str, float]
-    #: multiplies the time of every group of a prefix: how this device departs from the file it inherits
+    #: multiplies the time of every group that begins with a pattern: how this device departs from the file it inherits
     scale: Mapping[str, float] = field(default_factory=dict)
     #: groups that had no curve and what stood in for them
     inherited: tuple[str, ...] = ()
 
     def matrix_curve(self, group: str) -> MatrixCurve:
-        found = _find(self.matrix, group)
+        found: MatrixCurve | None = _find(self.matrix, group)
         if found is None:
             raise SpecError(f"no curve for {group!r} in {self.name}; run the fit again")
         return found
@@ -58,7 +65,7 @@ class Curves:
         return _find(self.stream, group) or self.stream["elementwise"]
 
     def attention_curve(self, group: str) -> AttentionCurve:
-        found = _find(self.attention, group)
+        found: AttentionCurve | None = _find(self.attention, group.replace(".mask", ""))  # a mask is a matter of scale
         if found is None:
             raise SpecError(f"no curve for {group!r} in {self.name}; run the fit again")
         return found
@@ -67,8 +74,14 @@ class Curves:
         return _find(self.kernels, group) or 1.0
 
     def scale_of(self, group: str) -> float:
-        best = max((prefix for prefix in self.scale if group.startswith(prefix)), key=len, default=None)
+        best = closest(group, tuple(self.scale))
         return self.scale[best] if best is not None else 1.0
+
+
+@cache
+def closest(group: str, patterns: tuple[str, ...]) -> str | None:
+    """The longest of the patterns that a group begins with."""
+    return max((p for p in patterns if fnmatchcase(group, p + "*")), key=len, default=None)
 
 
 def _find(table: Mapping[str, Any], group: str) -> Any:
@@ -80,12 +93,9 @@ def _find(table: Mapping[str, Any], group: str) -> Any:
             candidate = ".".join([*parts[:i], sibling, *parts[i + 1 :]])
             if candidate in table:
                 return table[candidate]
-    alternatives = {"nchw": "nhwc", "nhwc": "nchw", "native": "cudnn", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "conv-nchw": "conv",
-                    "conv1-nchw": "conv1", "stem-nchw": "stem", "inference": "forward",
-                    "single": "foreach", "sliced": "direct", "rnn": "gemm", "causal": "full", "full": "causal"}
     for i, part in enumerate(parts):
-        if part in alternatives:
-            found = _find(table, ".".join([*parts[:i], alternatives[part], *parts[i + 1 :]])) if part not in ("nhwc", "native", "causal") else None
+        if part in _STANDS_IN:
+            found = _find(table, ".".join([*parts[:i], _STANDS_IN[part], *parts[i + 1 :]]))
             if found is not None:
                 return found
     if len(parts) > 1:

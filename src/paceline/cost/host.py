@@ -3,6 +3,7 @@
     forward    calls * call + modules * module      framework calls and module calls in Python
     backward   operators * backward + parameters * gradient      the autograd engine
     optimizer  parameters * update
+    compiled   kernels * compiled, and gradients as above      the generated code that launches them
 
 Constants are of one CPU; other hosts scale all of them (`Device.calibration["host"]`).
 """
@@ -44,18 +45,21 @@ def default_host() -> HostCurve:
     return HostCurve(**{key: float(value) for key, value in table["host"].items()})
 
 
-def issue_times(workload: Workload, host: HostCurve, scale: float = 1.0) -> list[Array]:
-    """Host seconds of each operator, per distinct segment: a segment's total shared evenly among its operators."""
-    trained = max(1, sum(p.ready >= 0 for p in workload.parameters))
-    backward_ops = max(1, sum(len(workload.segments[i].ops) for i in workload.order if workload.segments[i].phase == "backward"))
-    out = []
-    for segment in workload.segments:
-        count = len(segment.ops)
-        if segment.phase == "backward":
-            total = count * (host.backward_s + host.gradient_s * trained / backward_ops)
+def issue_times(workload: Workload, host: HostCurve, scale: float = 1.0) -> Array:
+    """Host seconds of each operator of the distinct segments: a segment's total is shared evenly among its operators."""
+    trained = max(1, workload.trained)
+    counts = np.array([len(segment.ops) for segment in workload.segments])
+    backward = np.array([segment.phase == "backward" for segment in workload.segments])
+    backward_ops = max(1, int((counts * backward)[list(workload.order)].sum()))
+    totals = []
+    for segment, count in zip(workload.segments, counts, strict=True):
+        if workload.options.get("compiled") and segment.phase != "optimizer":
+            gradients = host.gradient_s * trained * count / backward_ops if segment.phase == "backward" else 0.0
+            totals.append(gradients + host.compiled_s * sum(op.dims[3] if op.kind == "fused" else 1 for op in segment.ops))
+        elif segment.phase == "backward":
+            totals.append(count * (host.backward_s + host.gradient_s * trained / backward_ops))
         elif segment.phase == "optimizer":
-            total = trained * host.update_s
+            totals.append(trained * host.update_s)
         else:
-            total = segment.calls * host.call_s + segment.modules * host.module_s
-        out.append(np.full(count, scale * total / max(1, count)))
-    return out
+            totals.append(segment.calls * host.call_s + segment.modules * host.module_s)
+    return np.repeat(scale * np.array(totals) / np.maximum(1, counts), counts)

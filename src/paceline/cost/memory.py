@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.spec.device import Device
 from paceline.spec.prediction import Fit, Memory
 from paceline.spec.workload import MEMORY_KINDS, Workload
@@ -18,25 +23,25 @@ FRAGMENTATION = 1.05
 
 def memory(workload: Workload, device: Device) -> Memory:
     """Peak allocated bytes by kind, at the moment when most is live."""
-    live = dict.fromkeys(MEMORY_KINDS, 0)
-    for kind, size in workload.resident.items():
-        live[kind] = live.get(kind, 0) + size
-    best, by_kind, where = -1, dict(live), ""
-    for index in workload.order:
-        segment = workload.segments[index]
-        total = sum(live.values()) + sum(segment.peak.values())
-        if total > best:
-            best, where = total, f"{segment.path or 'outside blocks'}, {segment.phase}"
-            by_kind = {kind: live.get(kind, 0) + segment.peak.get(kind, 0) for kind in MEMORY_KINDS}
-        for kind, size in segment.net.items():
-            live[kind] = live.get(kind, 0) + size
-    by_kind = {kind: max(0, size) for kind, size in by_kind.items()}
+    order = list(workload.order)
+    net, peaks = (_by_kind(getattr(segment, which) for segment in workload.segments)[order] for which in ("net", "peak"))
+    before = _by_kind([workload.resident]) + np.cumsum(net, axis=0) - net
+    live = before + peaks
+    at = int(live.sum(axis=1).argmax())
+    by_kind = {kind: max(0, int(size)) for kind, size in zip(MEMORY_KINDS, live[at], strict=True)}
+    segment = workload.segments[order[at]]
+    where = f"{segment.path or 'outside blocks'}, {segment.phase}"
     if device.kind == "gpu":
         by_kind["workspace"] += WORKSPACE_BYTES.get(device.architecture, DEFAULT_WORKSPACE_BYTES)
     peak = sum(by_kind.values())
     reserved = int(peak * (FRAGMENTATION if device.kind == "gpu" else 1.0))
     available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == "gpu" else 0))
     return Memory(peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where)
+
+
+def _by_kind(sizes: Iterable[Mapping[str, int]]) -> NDArray[np.int64]:
+    """One row of bytes per mapping, one column per kind."""
+    return np.array([[size.get(kind, 0) for kind in MEMORY_KINDS] for size in sizes], dtype=np.int64)
 
 
 def fit(workload: Workload, found: Memory) -> Fit:
@@ -58,7 +63,7 @@ def fit(workload: Workload, found: Memory) -> Fit:
         largest = max((sum(s.net.values()) for s in blocks), default=0)
         kept = sum(1 for i in workload.order if workload.segments[i].phase == "forward" and workload.segments[i].path)
         if largest and kept:
-            saved = sum(max(0, sum(workload.segments[i].net.values())) for i in workload.order if workload.segments[i] in blocks)
+            saved = sum(max(0, sum(s.net.values())) for s in (workload.segments[i] for i in workload.order) if s.phase == "forward" and s.path)
             remedies.append(("--checkpointing", int((found.peak_bytes - saved * 0.85 + largest) * ratio)))
     if workload.precision in ("fp32", "tf32"):
         remedies.append(("--precision bf16", int((found.peak_bytes - (found.peak_bytes - kinds["workspace"]) / 2) * ratio)))

@@ -11,7 +11,7 @@ from paceline.cost.attention import attention_time
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.matrix import matrix_time
-from paceline.cost.pack import Packed, StreamEntries
+from paceline.cost.pack import MOST_ALIGNED, Packed, StreamEntries
 from paceline.cost.stream import L2_HIT, L2_SHARE, stream_features, stream_time
 
 Array = NDArray[np.float64]
@@ -22,7 +22,8 @@ RECURRENT_OVERLAP = 0.72
 
 @dataclass(frozen=True, slots=True)
 class OpTimes:
-    """Per operator: seconds on the device, kernels launched, and the time each resource alone would need.
+    """Per operator: seconds on the device, kernels launched, and the time each resource alone would need;
+    `latency_s` is what remains however small the tensors: launches and chains that one block walks.
 
     `busy` adds kernels up as a profiler does; where some of them overlap, `seconds` is less.
     """
@@ -32,6 +33,7 @@ class OpTimes:
     kernels: Array
     compute_s: Array
     memory_s: Array
+    latency_s: Array
 
 
 def features(entries: StreamEntries, chip: Chip) -> Array:
@@ -46,28 +48,32 @@ def features(entries: StreamEntries, chip: Chip) -> Array:
 
 def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     """Device time of each packed operator."""
-    seconds, kernels = np.zeros(packed.size), np.zeros(packed.size)
+    seconds, kernels, latency = np.zeros((3, packed.size))
 
-    def add(group: str, owner: NDArray[np.int64], count: Array, each: Array, launches: Array | float = 1.0) -> None:
-        seconds.__iadd__(np.bincount(owner, weights=count * each * curves.scale_of(group), minlength=packed.size))
-        kernels.__iadd__(np.bincount(owner, weights=count * launches * curves.kernels_of(group), minlength=packed.size))
+    def add(group: str, owner: NDArray[np.int64], count: Array, each: Array, fixed: Array | float, launches: Array | float = 1.0) -> None:
+        scaled = count * curves.scale_of(group)
+        np.add(seconds, np.bincount(owner, weights=scaled * each, minlength=packed.size), out=seconds)
+        np.add(latency, np.bincount(owner, weights=scaled * fixed, minlength=packed.size), out=latency)
+        np.add(kernels, np.bincount(owner, weights=count * launches * curves.kernels_of(group), minlength=packed.size), out=kernels)
 
     for group, m in packed.matrix.items():
         curve = curves.matrix_curve(group)
-        share = np.array([curve.layouts.get(layout, 1.0) for layout in m.layout])
-        if curve.alignment:
-            share = share * np.array([curve.alignment.get(str(a), 1.0) for a in m.align])
+        aligned = np.array([curve.alignment.get(str(a), 1.0) for a in range(MOST_ALIGNED + 1)])
+        share = m.layout.map(lambda layout, curve=curve: curve.layouts.get(layout, 1.0)) * aligned[m.align]  # type: ignore[misc]
         peak = chip.peaks[next((part for part in group.split(".") if part in chip.peaks), "fp32")]
         each = matrix_time(
             chip, peak, curve, batch=m.batch, m=m.m, n=m.n, k=m.k, traffic=m.traffic, itemsize=m.itemsize, share=share,
         )
-        add(group, m.owner, m.count, each)
+        add(group, m.owner, m.count, each, curve.launch_s)
     for group, s in packed.stream.items():
-        add(group, s.owner, s.count, stream_time(features(s, chip), curves.stream_curve(group)), s.launches)
+        table, flow = features(s, chip), curves.stream_curve(group)
+        fixed = table[:, 0] * flow.launch_s + table[:, 4] * flow.step
+        add(group, s.owner, s.count, stream_time(table, flow), fixed, s.launches)
     for group, a in packed.attention.items():
         peak = chip.peaks["tf32" if "fp32" in group else "bf16"]
-        each = attention_time(chip, peak, curves.attention_curve(group), flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks)
-        add(group, a.owner, a.count, each)
-    peaks = np.array([chip.peaks.get(dtype, chip.peaks["fp32"]) for dtype in packed.dtypes])
-    elapsed = seconds * np.where(np.array([group == "rnn" for group in packed.groups]), RECURRENT_OVERLAP, 1.0)
-    return OpTimes(elapsed, seconds, kernels, packed.flops / peaks, packed.moved / chip.bandwidth)
+        fused = curves.attention_curve(group)
+        each = attention_time(chip, peak, fused, flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks)
+        add(group, a.owner, a.count, each, fused.launch_s)
+    peaks = packed.dtypes.map(lambda dtype: chip.peaks.get(dtype, chip.peaks["fp32"]))
+    elapsed = seconds * packed.groups.map(lambda group: RECURRENT_OVERLAP if group == "rnn" else 1.0)
+    return OpTimes(elapsed, seconds, kernels, packed.flops / peaks, packed.moved / chip.bandwidth, latency)

@@ -10,6 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,45 @@ _HALF = {"fp16": "half", "bf16": "half"}
 NORM_CHAIN_LIMIT = 65536
 #: rows past which torch's reduction across rows spreads over more blocks
 REDUCE_CHAIN_LIMIT = 1 << 18
-#: elements up to which a reduction to one value stays in one block
+#: elements up to which a reduction to one value stays in one block, and bytes it walks at a time
 SINGLE_BLOCK_LIMIT = 1 << 16
+WORD = 4
+#: longest row that torch's softmax keeps in the registers of one warp
+WARP_ROW = 1024
+#: elements beyond which a product's leading dimensions being a multiple of more makes no difference
+MOST_ALIGNED = 8
+#: queries and keys that fused attention computes at once
+QUERY_TILE, KEY_TILE = 128, 64
+#: products left of a 3 x 3 filter computed on 2 x 2 outputs at once (Winograd)
+WINOGRAD = 16 / 36
 #: channels below which a convolution's input cannot feed the matrix units directly
 FEW_CHANNELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Words that repeat: each distinct one once, and its number per entry."""
+
+    names: tuple[str, ...]
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> Labels:
+        numbers: dict[str, int] = {}
+        codes = [numbers.setdefault(word, len(numbers)) for word in words]
+        return cls(tuple(numbers), np.array(codes, dtype=int))
+
+    def map(self, value: Callable[[str], float]) -> Array:
+        """`value` of each entry's word."""
+        return np.array([value(name) for name in self.names], dtype=float)[self.codes]
+
+    def total(self, weights: NDArray[Any]) -> dict[str, float]:
+        """Sum of `weights` by word."""
+        sums = np.bincount(self.codes, weights=weights, minlength=len(self.names))
+        return {name: float(value) for name, value in zip(self.names, sums, strict=True)}
+
+    def take(self, keep: NDArray[np.bool_]) -> Labels:
+        return Labels(self.names, self.codes[keep])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +78,7 @@ class MatrixEntries:
     k: Array
     traffic: Array
     itemsize: Array
-    layout: list[str]
+    layout: Labels
     align: NDArray[np.int64]
 
 
@@ -84,8 +120,9 @@ class Packed:
     matrix: dict[str, MatrixEntries]
     stream: dict[str, StreamEntries]
     attention: dict[str, AttentionEntries]
-    dtypes: list[str]
-    groups: list[str]
+    dtypes: Labels
+    groups: Labels
+    kinds: Labels
 
 
 class _Builder:
@@ -97,7 +134,8 @@ class _Builder:
         self.groups: list[str] = []
 
     def product(
-        self, group: str, owner: int, dims: tuple[float, ...], traffic: float, itemsize: float, count: float = 1.0, layout: str = "tt", align: int = 8,
+        self, group: str, owner: int, dims: tuple[float, ...], traffic: float, itemsize: float, count: float = 1.0, layout: str = "tt",
+        align: int = MOST_ALIGNED,
     ) -> None:
         self.matrix[group].append((owner, count, *dims, traffic, itemsize, layout, align))
 
@@ -112,14 +150,16 @@ class _Builder:
     def build(self, ops: list[Op]) -> Packed:
         matrix = {}
         for group, rows in self.matrix.items():
-            columns = list(zip(*rows, strict=True))
-            numbers = [np.array(c, dtype=float) for c in columns[1:8]]
-            matrix[group] = MatrixEntries(np.array(columns[0]), *numbers, layout=list(columns[8]), align=np.array(columns[9]))  # type: ignore[arg-type]
+            columns: list[Any] = list(zip(*rows, strict=True))
+            count, batch, m, n, k, traffic, itemsize = (np.array(c, dtype=float) for c in columns[1:8])
+            matrix[group] = MatrixEntries(np.array(columns[0]), count, batch, m, n, k, traffic, itemsize, Labels.of(columns[8]), np.array(columns[9]))
         stream = {}
         for group, rows2 in self.stream.items():
-            table = np.array(rows2, dtype=float).T
-            accesses = np.array(self.accesses[group], dtype=float).reshape(-1, 3).T
-            stream[group] = StreamEntries(table[0].astype(int), *table[1:], accesses[0].astype(int), accesses[1], accesses[2])
+            owner, count, launches, written, elements, walked, serial = np.array(rows2, dtype=float).T
+            entry, size, reuse = np.array(self.accesses[group], dtype=float).reshape(-1, 3).T
+            stream[group] = StreamEntries(
+                owner.astype(int), count, launches, written, elements, walked, serial, entry.astype(int), size, reuse,
+            )
         attention = {}
         for group, rows3 in self.attention.items():
             table = np.array(rows3, dtype=float).T
@@ -127,13 +167,14 @@ class _Builder:
         return Packed(
             len(ops), np.array([op.flops for op in ops], dtype=float),
             np.array([op.bytes_read + op.bytes_written for op in ops], dtype=float),
-            matrix, stream, attention, [op.dtype for op in ops], self.groups,
+            matrix, stream, attention, Labels.of(op.dtype for op in ops), Labels.of(self.groups), Labels.of(op.kind for op in ops),
         )
 
 
 def _gemm(b: _Builder, i: int, op: Op) -> str:
     group = f"gemm.{op.dtype}"
-    b.product(group, i, op.dims, op.bytes_read + op.bytes_written, ITEMSIZE.get(op.dtype, 4), layout=op.tags[0], align=int(op.tags[1][5:]))
+    align = min(MOST_ALIGNED, int(op.tags[1][5:]))
+    b.product(group, i, op.dims, op.bytes_read + op.bytes_written, ITEMSIZE.get(op.dtype, 4), layout=op.tags[0], align=align)
     return group
 
 
@@ -141,12 +182,12 @@ def conv_shape(which: str, dims: tuple[int, ...], itemsize: int) -> tuple[float,
     """The implicit product (batch, m, n, k) of a convolution's forward, data-gradient or filter-gradient pass.
 
     Channels are padded to 16 bytes; with a stride, the data gradient meets each filter tap at one
-    input position in stride^2 only.
+    input position in stride^2 only. Into few channels it scatters what the forward pass gathers.
     """
     n, c, k, groups, inputs, outputs, taps, stride = dims
     unit = max(1, 16 // itemsize)
     cp, kp = -(-(c // groups) // unit) * unit, -(-(k // groups) // unit) * unit
-    if which == "fprop":
+    if which == "fprop" or (which == "dgrad" and c < FEW_CHANNELS):
         return groups, n * outputs, kp, cp * taps
     if which == "dgrad":
         return groups, n * inputs, cp, max(1.0, kp * taps / stride**2)
@@ -166,7 +207,10 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
         if layout == "nchw" and op.dtype != "fp32":
             kind += "-nchw"  # the matrix units want channels last: kernels transpose on the way
         group = f"{kind}.{which}.{op.dtype}"
-        b.product(group, i, conv_shape(which, op.dims, itemsize), op.bytes_read + op.bytes_written, itemsize)
+        batch, rows, columns, depth = conv_shape(which, op.dims, itemsize)
+        if kind == "winograd":
+            depth = max(1.0, depth * WINOGRAD)
+        b.product(group, i, (batch, rows, columns, depth), op.bytes_read + op.bytes_written, itemsize)
         return group
     per_group = c // groups
     points = n * (k * outputs if which == "fprop" else c * inputs if which == "dgrad" else max(c * inputs, k * outputs))
@@ -184,11 +228,16 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
 
 def _attention(b: _Builder, i: int, op: Op) -> str:
     batch, heads, _, sq, sk, _, _ = op.dims
-    # a causal mask saves less than half: tiles on the diagonal are computed whole, and blocks end unevenly
-    group = f"attention.{op.tags[0]}.{_HALF.get(op.dtype, 'fp32')}.{'causal' if 'causal' in op.tags else 'full'}"
-    scores = batch * heads * sq * sk * (0.5 if "causal" in op.tags and sq == sk else 1.0)
+    causal, half = "causal" in op.tags, op.dtype in _HALF
+    # libraries have kernels of their own for masks, and random numbers per score outweigh both
+    variant = ".dropout" if "dropout" in op.tags else ".causal" if causal else ".full"
+    masked = ".mask" if "mask" in op.tags else ""
+    group = f"attention.{op.tags[0]}.half{masked}{variant}" if half else f"attention.{op.tags[0]}.fp32{masked}"
+    # tiles are computed whole: at the ends of a sequence, and on the diagonal of a causal mask
+    whole = -(-sq // QUERY_TILE) * QUERY_TILE / sq * -(-sk // KEY_TILE) * KEY_TILE / sk * (1 + QUERY_TILE / sq if causal else 1.0)
+    scores = batch * heads * sq * sk * (0.5 if causal and sq == sk else 1.0)
     traffic = op.bytes_read + op.bytes_written
-    b.attention[group].append((i, 1.0, op.flops, scores, traffic, batch * heads * -(-sq // 128)))
+    b.attention[group].append((i, 1.0, op.flops * whole, scores * whole, traffic, batch * heads * -(-sq // QUERY_TILE)))
     return group
 
 
@@ -198,7 +247,7 @@ def _recurrent(b: _Builder, i: int, op: Op) -> str:
     gates = int(op.tags[1][5:])
     itemsize = ITEMSIZE.get(op.dtype, 4)
     passes = 1 if op.tags[0] == "forward" else 2
-    group = f"rnn.{op.dtype}"
+    group = f"rnn.{op.dtype}.{op.tags[0]}"
     for stack in range(stacks):
         wide = inputs if stack < stacks / max(1, int(op.tags[2][6:])) else hidden
         dims = (1.0, float(steps * batch), float(gates * hidden), float(wide))
@@ -226,15 +275,17 @@ def _stream_group(op: Op) -> str:
     if kind == "norm":
         return f"norm.{tags[0]}" + (".rms" if "rms" in tags else "")
     if kind == "reduce" and op.dims[0] == 1:
-        return "reduce.all"
-    if kind in ("softmax", "reduce"):
-        return f"{kind}.{tags[0]}"
+        return "reduce.block" if op.dims[1] <= SINGLE_BLOCK_LIMIT else "reduce.all"
+    if kind == "softmax":
+        return f"softmax.{tags[0]}.{'warp' if op.dims[1] <= WARP_ROW else 'block'}"
+    if kind == "reduce":
+        return f"reduce.{tags[0]}"
     if kind == "pool":
         return f"pool.{'max' if 'max' in op.name else 'average'}.{tags[0]}"
     if kind in ("gather", "scatter"):
         return f"{kind}.{tags[0]}" if tags else kind
-    if kind == "optimizer":
-        return f"optimizer.{tags[0]}"
+    if kind in ("optimizer", "fused"):
+        return f"{kind}.{tags[0]}"
     return kind
 
 
@@ -249,13 +300,15 @@ def _stream(b: _Builder, i: int, op: Op) -> str:
     elif op.kind == "reduce":
         # what is walked one by one: the outputs of a reduction along memory, the rows of one across it
         rows, elements = float(op.dims[0] if "inner" in op.tags else min(op.dims[1], REDUCE_CHAIN_LIMIT)), float(op.dims[0] * op.dims[1])
-        serial = elements if op.dims[0] == 1 and elements <= SINGLE_BLOCK_LIMIT else 0.0
+        serial = op.bytes_read / WORD if group == "reduce.block" else 0.0
     elif op.kind == "batchnorm":
         rows, elements = float(op.dims[1]), float(op.dims[0] * op.dims[1])
     elif op.kind == "pool":
         elements, rows = float(op.dims[0]), float(op.dims[0] * op.dims[1])
     elif op.kind == "optimizer":
         launches, elements = float(op.dims[2]), float(op.dims[1])
+    elif op.kind == "fused":
+        elements, rows, launches = float(op.dims[0]), float(op.dims[2]), float(op.dims[3])
     elif op.kind == "gather" and "single-block" in op.tags:
         serial = float(op.dims[0])
     elif op.dims:

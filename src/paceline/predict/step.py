@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ TITLES = {
     "copy": "copies and transposes", "cat": "concatenation", "fill": "fills", "norm": "layer and RMS norms", "batchnorm": "batch norms",
     "softmax": "softmax and loss", "reduce": "reductions", "pool": "pooling and resizing", "gather": "look-ups", "scatter": "scatters",
     "optimizer": "optimizer", "rnn": "recurrent layers", "sort": "sorting", "scan": "scans", "sync": "read-backs",
+    "fused": "fused pointwise and reductions",
 }
 
 
@@ -41,6 +41,10 @@ class Conditions:
     host_scale: float = 1.0
     curves: Curves | None = None
     errors: Errors | None = None
+    #: where freed memory goes back to the driver before each step: seconds per byte to get it again, and the share of
+    #: the device's memory up to which the driver has enough in store
+    reallocation_s: float = 0.0
+    reallocation_above: float = 0.75
 
 
 def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
@@ -52,6 +56,11 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     costs = times(packed, target, curves)
     step = _Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
+    if device.kind == "cpu":  # the cores that issue are those that compute
+        step_s = float(step.issue.sum() + step.device.sum())
+    found = memory_model.memory(workload, device)
+    if found.peak_bytes > conditions.reallocation_above * device.memory_bytes:
+        step_s += conditions.reallocation_s * found.peak_bytes
     device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
     shares = step.group_shares(packed)
     errors = conditions.errors or errors_for(device, curves)
@@ -59,8 +68,7 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     kernel_low, kernel_high = around(device_s, sigma)
     hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
     low, high = around(step_s, float(np.hypot((1 - hosted) * sigma, hosted * errors.host)))
-    found = memory_model.memory(workload, device)
-    breakdown = step.breakdown(workload, packed, costs, target)
+    breakdown = step.breakdown(packed, costs)
     matrix_peak = max((target.peaks.get(d, target.peaks["fp32"]) for d in _matrix_dtypes(packed)), default=target.peaks["fp32"])
     return Prediction(
         model=workload.name, device=device.name, batch=workload.batch, seq=workload.seq, precision=workload.precision,
@@ -78,6 +86,8 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
 
 def errors_for(device: Device, curves: Curves) -> Errors:
     """The errors to expect: least on a device whose own curves were fitted, most on one known by its datasheet only."""
+    if device.kind == "cpu":
+        return Errors(device=0.35)
     if device.calibration:
         return Errors()
     if curves.name == device.name or (device.architecture == curves.name == "hopper" and device.name in ("h200",)):
@@ -107,18 +117,15 @@ class _Expanded:
         index = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in order])
         issue = issue_times(workload, host, host_scale)
         kernels = costs.kernels[index]
-        sync = np.array([group == "sync" for group in packed.groups])
+        sync = packed.groups.map(lambda group: float(group == "sync"))
         return _Expanded(
-            index, np.concatenate([issue[i] for i in order]), costs.busy[index], costs.seconds[index] + kernels * host.gap_s, kernels,
-            np.where(sync[index])[0], np.repeat(order, sizes[order]),
+            index, issue[index], costs.busy[index], costs.seconds[index] + kernels * host.gap_s, kernels,
+            np.flatnonzero(sync[index]), np.repeat(order, sizes[order]),
         )
 
     def group_shares(self, packed: Packed) -> dict[str, float]:
         """Share of device time by group of operators, several precisions and directions of one kind apart."""
-        per_op = np.bincount(self.index, weights=self.busy, minlength=packed.size)
-        out: dict[str, float] = defaultdict(float)
-        for group, seconds in zip(packed.groups, per_op, strict=True):
-            out[group] += float(seconds)
+        out = packed.groups.total(np.bincount(self.index, weights=self.busy, minlength=packed.size))
         total = sum(out.values()) or 1.0
         return {group: seconds / total for group, seconds in sorted(out.items(), key=lambda item: -item[1])}
 
@@ -130,25 +137,19 @@ class _Expanded:
             out[segment.phase] += float(seconds)
         return dict(out)
 
-    def breakdown(self, workload: Workload, packed: Packed, costs: OpTimes, target: Chip) -> tuple[Part, ...]:
-        runs = np.bincount(self.index, minlength=packed.size)
-        seconds = np.bincount(self.index, weights=self.busy, minlength=packed.size)
-        bound = np.where(
-            costs.compute_s + costs.memory_s < 0.35 * costs.busy, "latency", np.where(costs.compute_s > costs.memory_s, "compute", "memory"),
-        )
-        kinds = [op.kind for segment in workload.segments for op in segment.ops]
-        rows: dict[str, dict[str, Any]] = {}
-        for kind, label, count, spent, flops in zip(kinds, bound, runs, seconds, packed.flops, strict=True):
-            row = rows.setdefault(kind, {"seconds": 0.0, "count": 0, "flops": 0.0, "bound": defaultdict(float)})
-            row["seconds"] += spent
-            row["count"] += int(count)
-            row["flops"] += flops * count
-            row["bound"][str(label)] += spent
-        total = sum(row["seconds"] for row in rows.values()) or 1.0
+    def breakdown(self, packed: Packed, costs: OpTimes) -> tuple[Part, ...]:
+        """Device time by kind of operator, and what bounds most of each."""
+        runs = np.bincount(self.index, minlength=packed.size).astype(float)
+        spent = runs * costs.busy
+        late = costs.latency_s > 0.5 * costs.busy
+        bound = {"latency": late, "compute": ~late & (costs.compute_s > costs.memory_s), "memory": ~late & (costs.compute_s <= costs.memory_s)}
+        by_bound = {label: packed.kinds.total(spent * where) for label, where in bound.items()}
+        counts, flops = packed.kinds.total(runs), packed.kinds.total(runs * packed.flops)
+        total = float(spent.sum()) or 1.0
         parts = [
-            Part(name=TITLES.get(kind, kind), seconds=row["seconds"], share=row["seconds"] / total, count=row["count"],
-                 bound_by=max(row["bound"], key=row["bound"].get), flops=row["flops"])
-            for kind, row in rows.items() if row["seconds"] > 0
+            Part(name=TITLES.get(kind, kind), seconds=seconds, share=seconds / total, count=int(counts[kind]), flops=flops[kind],
+                 bound_by=max(by_bound, key=lambda label: by_bound[label][kind]))
+            for kind, seconds in packed.kinds.total(spent).items() if seconds > 0
         ]
         return tuple(sorted(parts, key=lambda part: -part.seconds))
 
@@ -161,7 +162,7 @@ def _leading(breakdown: tuple[Part, ...]) -> str:
 
 
 def _matrix_dtypes(packed: Packed) -> set[str]:
-    return {dtype for dtype, flops in zip(packed.dtypes, packed.flops, strict=True) if flops > 0}
+    return {dtype for dtype, flops in packed.dtypes.total(packed.flops).items() if flops > 0}
 
 
 def _provenance(workload: Workload, device: Device, target: Chip, curves: Curves, shares: dict[str, float]) -> tuple[Evidence, ...]:
@@ -177,7 +178,8 @@ def _provenance(workload: Workload, device: Device, target: Chip, curves: Curves
     leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(shares.items())[:4])
     out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
     captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
-    out.append(Evidence(what=f"workload {workload.name}: {workload.parameter_count:,} parameters", kind="measured", source=f"captured with {captured}"))
+    what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
+    out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
     return tuple(out)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from paceline.catalog import models
@@ -46,11 +46,36 @@ class Score(Protocol):
     def naive_median_abs_pct(self) -> float | None: ...
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A listing whose cells are shown as they are, with names that stay on one line."""
-    table = listing(title, columns, [[escape(cell) for cell in row] for row in rows])
-    table.columns[0].no_wrap = True
-    return table
+#: characters that a column of running text needs at least; it wraps within what the others leave
+_RUNNING = 44
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A listing that leaves columns out, in the order of `spare`, where the terminal is too narrow for all."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    spare: Sequence[str] = ()
+    running: Sequence[str] = ()
+    caption: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = {column: [row[i] for row in self.rows] for i, column in enumerate(self.columns)}
+        widths = {column: self._width(column, listed) for column, listed in cells.items()}
+        for column in self.spare:
+            if sum(widths.values()) + 2 * (len(widths) - 1) <= options.max_width:
+                break
+            del widths[column]
+        table = listing("", list(widths), [[escape(cell) for cell in row] for row in zip(*(cells[column] for column in widths), strict=True)])
+        for shown, name in zip(table.columns, widths, strict=True):
+            shown.no_wrap = name not in self.running
+        table.caption, table.caption_justify = self.caption or None, "left"
+        yield table
+
+    def _width(self, column: str, cells: Sequence[str]) -> int:
+        widest = max(len(text) for text in (*column.splitlines(), *cells))
+        return min(widest, _RUNNING) if column in self.running else widest
 
 
 # -- devices -------------------------------------------------------------------------------------
@@ -58,11 +83,9 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def device_table(devices: Sequence[Device]) -> RenderableType:
     """One line per device: dense TFLOP/s by precision, memory, bandwidth, power."""
-    columns = ("name", "title", "architecture", "fp32", "tf32", "bf16|fp16", "fp8", "memory", "bandwidth", "TDP")
-    table = _table("", columns, [_device_row(device) for device in devices])
-    table.caption = "fp32 to fp8: dense TFLOP/s; `paceline devices NAME` gives every fact and its source"
-    table.caption_justify = "left"
-    return table
+    columns = ("name", "title", "architecture", "fp32", "tf32", "16 bit", "fp8", "memory", "bandwidth", "TDP")
+    caption = "fp32 to fp8: dense TFLOP/s; `paceline devices NAME` gives every fact and its source"
+    return _Fitting(columns, [_device_row(device) for device in devices], ("architecture", "title", "TDP"), caption=caption)
 
 
 def _device_row(device: Device) -> list[str]:
@@ -88,10 +111,12 @@ def device_facts(device: Device) -> RenderableType:
         lines.append(Text(f"also called: {', '.join(device.aliases)}"))
     if device.notes:
         lines.append(Text(device.notes, style="dim"))
-    rows = [[path, show(fact.value, _dimension(path), 4), fact.kind, fact.source] for path, fact in _ordered(device)]
-    lines.append(_table("", ("fact", "value", "kind", "source"), rows))
+    sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact in _ordered(device)), 1)}
+    rows = [[path, show(fact.value, _dimension(path), 4), fact.kind, sources[fact.source]] for path, fact in _ordered(device)]
+    lines.append(_Fitting(("fact", "value", "kind", "source"), rows))
+    lines += [Text(f"{number}  {source}", style="dim") for source, number in sources.items()]
     if device.calibration:
-        lines.append(_table("", ("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
+        lines.append(_Fitting(("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
     return Group(*lines, Text())
 
 
@@ -119,12 +144,8 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 def model_table() -> RenderableType:
     """One line per model of the catalog."""
-    rows = [
-        [entry.name, entry.title, f"{entry.parameters:,}", _size(entry), entry.source] for entry in map(models.get, models.names())
-    ]
-    table = _table("", ("name", "title", "parameters", "input", "source"), rows)
-    table.columns[2].no_wrap = table.columns[3].no_wrap = True
-    return table
+    rows = [[entry.name, entry.title, f"{entry.parameters:,}", _size(entry), entry.source] for entry in map(models.get, models.names())]
+    return _Fitting(("name", "title", "parameters", "input", "source"), rows, ("source",), ("title", "source"))
 
 
 def _size(entry: models.ModelEntry) -> str:
@@ -144,7 +165,8 @@ def model_dicts() -> list[dict[str, Any]]:
 
 # -- validation ----------------------------------------------------------------------------------
 
-_COLUMNS = ("sets", "metric", "rows", "skipped", "mean error", "median", "90th pct", "bias", "in interval", "naive mean", "naive median")
+_COLUMNS = ("sets", "metric", "rows", "skipped", "mean\nerror", "median", "90th\npct", "bias", "in\ninterval", "naive\nmean", "naive\nmedian")
+_SPARE = ("naive\nmedian", "90th\npct", "skipped", "bias")
 
 
 def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
@@ -152,13 +174,13 @@ def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
     listed = list(scores)
     if not listed:
         return [Text("no set was scored")]
-    views: list[RenderableType] = [_table("", _COLUMNS, [_score_row(score) for score in listed])]
+    views: list[RenderableType] = [_Fitting(_COLUMNS, [_score_row(score) for score in listed], _SPARE)]
     # metrics of one set leave out the same rows: say so once
     why = dict.fromkeys(
         (score.set, f"{count:,}", reason) for score in listed for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
     )
     if why:
-        views += [Text(), _table("rows left out", ("sets", "rows", "why"), list(why))]
+        views += [Text("\nrows left out"), _Fitting(("sets", "rows", "why"), list(why), running=("why",))]
     return views
 
 

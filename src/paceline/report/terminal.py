@@ -20,7 +20,7 @@ _BAR = 48
 
 def prediction_view(p: Prediction) -> RenderableType:
     """Headline, where the time goes, memory, what it rests on."""
-    return Group(*_headline(p), Text(), _time_table(p), Text(), *_memory_lines(p), Text(), *_basis(p))
+    return Group(*_headline(p), Text(), *_time_lines(p), Text(), *_memory_lines(p), Text(), *_basis(p))
 
 
 def _headline(p: Prediction) -> list[Text]:
@@ -49,22 +49,24 @@ def _bound_line(p: Prediction) -> Text:
     return Text.assemble("bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"), f": {why}; {advice}")
 
 
-def _time_table(p: Prediction) -> Table:
+def _time_lines(p: Prediction) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for title, justify in (("where the time goes", "left"), ("ms", "right"), ("share", "right"), ("", "left"), ("calls", "right"), ("bound by", "left")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for title in ("where the time goes", "ms", "share", "", "calls", "bound by"):
+        table.add_column(title, justify="right" if title in ("ms", "share", "calls") else "left")
     shown = [part for part in p.breakdown if part.share >= 0.01][:10]
     for part in shown:
         style = _BOUND_STYLE[part.bound_by]
         bar = Text("█" * max(1, round(part.share * 30)), style=style)
-        table.add_row(part.name, f"{part.seconds * 1e3:.3g}", f"{100 * part.share:.0f} %", bar, str(part.count), Text(part.bound_by, style=style))
+        table.add_row(part.name, _ms(part.seconds), f"{100 * part.share:.0f} %", bar, str(part.count), Text(part.bound_by, style=style))
     rest = p.kernel_s - sum(part.seconds for part in shown)
     if rest > 1e-9 * p.kernel_s and len(shown) < len(p.breakdown):
-        table.add_row("the rest", f"{rest * 1e3:.3g}", f"{100 * rest / p.kernel_s:.0f} %", "", "", "")
-    phases = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in p.phases.items() if seconds > 0)
-    table.caption = f"device time {show(p.kernel_s, 'time')} in {p.kernels:.0f} kernels: {phases}"
-    table.caption_justify = "left"
-    return table
+        table.add_row("the rest", _ms(rest), f"{100 * rest / p.kernel_s:.0f} %", "", "", "")
+    phases = ", ".join(f"{name} {_ms(seconds)} ms" for name, seconds in p.phases.items() if seconds > 0)
+    return [table, Text(f"device time {show(p.kernel_s, 'time')} in {p.kernels:.0f} kernels: {phases}", style="dim")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
 def _memory_lines(p: Prediction) -> list[Text]:
@@ -98,10 +100,8 @@ def _memory_lines(p: Prediction) -> list[Text]:
 
 
 def _basis(p: Prediction) -> list[Text]:
-    lines = [Text("rests on:", style="dim")]
-    for e in p.provenance:
-        lines.append(Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")))
-    return lines
+    lines = [Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")) for e in p.provenance]
+    return [Text("rests on:", style="dim"), *lines]
 
 
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

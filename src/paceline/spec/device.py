@@ -143,7 +143,8 @@ class _Reader:
         for key, value in data.items():
             if key not in _TEXT_KEYS | _SECTIONS:
                 near = nearest(key, _TEXT_KEYS | _SECTIONS)
-                raise self.error(key, f"unknown key {key!r}; {'did you mean ' + repr(near[0]) + '?' if near else 'allowed: ' + ', '.join(sorted(_SECTIONS))}")
+                hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(_SECTIONS))}"
+                raise self.error(key, f"unknown key {key!r}; {hint}")
             wanted: type = dict if key in _SECTIONS else {"year": int, "aliases": list, "method_version": object}.get(key, str)
             entries = value if isinstance(value, list) else []
             if not isinstance(value, wanted) or not all(isinstance(entry, str) for entry in entries):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "temporar
 ITEMSIZE = {
     "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
+}
+
+#: what the fields that are not lists hold in a file
+_PLAIN: dict[str, type] = {
+    "name": str, "batch": int, "unit": str, "units_per_step": int, "precision": str, "optimizer": str, "resident": dict, "options": dict,
+    "captured_with": dict,
 }
 
 
@@ -106,7 +113,7 @@ class Parameter:
         return self.numel * ITEMSIZE[self.dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Workload:
     """One training step of one model at one batch size and precision."""
 
@@ -127,11 +134,16 @@ class Workload:
     #: where it was captured: versions of the libraries that decided which operators run
     captured_with: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
 
-    @property
+    @cached_property
+    def trained(self) -> int:
+        """Parameter tensors that get a gradient."""
+        return sum(parameter.ready >= 0 for parameter in self.parameters)
+
+    @cached_property
     def flops(self) -> float:
         """Floating-point operations of one step, recomputation included."""
         per_segment = [sum(op.flops for op in segment.ops) for segment in self.segments]
@@ -185,21 +197,27 @@ class Workload:
                 for s in data["segments"]
             )
             order = tuple(index for index, count in data["order"] for _ in range(count))
-            if order and not 0 <= max(order) < len(segments):
-                raise SpecError(f"{where}: order names segment {max(order)} of {len(segments)}")
+            if not order:
+                raise IndexError("order is empty")
+            for index in order:
+                if not 0 <= index < len(segments):
+                    raise IndexError(f"order names segment {index} of {len(segments)}")
             plain = {f.name: data[f.name] for f in fields(Workload) if f.name not in ("segments", "parameters", "order")}
+            for key, kind in _PLAIN.items():
+                if not isinstance(plain[key], kind):
+                    raise TypeError(f"{key} is {plain[key]!r}")
             return Workload(
                 segments=segments, order=order,
                 parameters=tuple(Parameter(p[0], tuple(p[1]), p[2], p[3]) for p in data["parameters"]), **plain,
             )
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpecError(f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline capture`") from None
 
     def save(self, path: Path) -> None:
         """Write as JSON; the file appears whole or not at all."""
         partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(json.dumps(self.to_dict(), separators=(",", ":")))
+            partial.write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -209,9 +227,11 @@ class Workload:
     def load(path: Path) -> Workload:
         """Read what `save` wrote."""
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SpecError(f"cannot read workload {str(path)!r}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise SpecError(f"cannot read workload {str(path)!r}: not UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:
             raise SpecError(f"{path}: not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from None
         if not isinstance(data, dict):

@@ -1,9 +1,10 @@
 """Fit the constants of the cost model and write `src/paceline/cost/fitted/*.toml`.
 
-    python -m paceline.bench.fit --data DIR [--only hopper]
+    python -m paceline.bench.fit --data DIR
+    python -m paceline.bench.fit --only hopper
 
-DIR holds the measurement sets that do not ship with the repository; profiles of our own ship in
-`measurements/`. Needs torch, torchvision and transformers, to capture the steps that were profiled.
+DIR holds the measurement sets that do not ship with the repository; ours do. Needs torch, torchvision,
+timm and transformers, to capture the steps that were measured.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.fit import fp32, hopper
+from paceline.bench.fit import compiled, fp32, hopper, steps
 from paceline.cost.curves import from_tables
 
-ROOT = Path(__file__).parents[4]
+PROFILES = Path(__file__).parents[4] / "measurements" / "h200" / "profiled_steps.jsonl.gz"
 OUT = Path(__file__).parents[2] / "cost" / "fitted"
+SHIPPED = Path(__file__).parents[1] / "data"
 
 
 def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None) -> str:
@@ -44,31 +46,54 @@ def _value(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measurement sets")
-    parser.add_argument("--only", help="fit one file only")
+    parser.add_argument("--data", type=Path, help="folder with the measurement sets that do not ship")
+    parser.add_argument("--only", choices=("hopper", "fp32", "steps"), help="fit these files only")
     args = parser.parse_args()
     if args.only in (None, "hopper"):
-        report: list[str] = []
-        observations = hopper.from_profiles(ROOT / "measurements" / "h200" / "profiled_steps.jsonl.gz")
-        observations += hopper.from_microbenchmarks(args.data / "h200" / "ops.jsonl")
-        tables = hopper.fit(observations, report)
-        source = "one H200, torch 2.11, CUDA 13: measurements/h200/profiled_steps.jsonl.gz and h200/ops.jsonl"
-        (OUT / "hopper.toml").write_text(toml(source, tables))
-        print("\n".join(report))
+        fit_hopper()
+    if args.only != "hopper" and args.data is None:
+        parser.error("this needs --data: the folder that holds kernels/ and published/")
     if args.only in (None, "fp32"):
-        report = []
-        rows = fp32.read(args.data / "kernels")
-        base = from_tables("hopper", {"hopper": tomllib.loads((OUT / "hopper.toml").read_text())})
-        source = "FP32 operators of sitar-lab/NeuSight (kernels/) on "
-        for name, members in fp32.ARCHITECTURES.items():
-            tables = fp32.fit(rows, members, base, report)
-            (OUT / f"{name}.toml").write_text(toml(source + ", ".join(members), tables, "hopper"))
-        everything = [name for members in fp32.ARCHITECTURES.values() for name in members]
-        for left_out in everything:
-            others = [name for name in everything if name != left_out]
-            tables = fp32.fit(rows, others, base, report)
-            (OUT / f"without-{left_out}.toml").write_text(toml(source + ", ".join(others), tables, "hopper"))
-        print("\n".join(report))
+        fit_fp32(args.data / "kernels")
+    if args.only in (None, "steps"):
+        fit_steps(args.data / "published")
+
+
+def fit_hopper() -> None:
+    report: list[str] = []
+    observations = hopper.from_profiles(PROFILES)
+    observations += hopper.from_microbenchmarks(SHIPPED / "h200" / "ops.jsonl.gz")
+    tables = hopper.fit(observations, report)
+    compiled.fit(PROFILES, tables, report)
+    source = "one H200, torch 2.11, CUDA 13: measurements/h200/profiled_steps.jsonl.gz and h200/ops.jsonl"
+    (OUT / "hopper.toml").write_text(toml(source, tables))
+    print("\n".join(report))
+
+
+def fit_fp32(folder: Path) -> None:
+    report: list[str] = []
+    rows = fp32.read(folder)
+    base = from_tables("hopper", {"hopper": tomllib.loads((OUT / "hopper.toml").read_text())})
+    wanted = dict(fp32.ARCHITECTURES)
+    wanted |= {f"without-{name}": fp32.others(name) for members in fp32.ARCHITECTURES.values() for name in members}
+    for name, members in wanted.items():
+        report.append(f"-- {name}")
+        tables = fp32.fit(rows, members, base, report)
+        (OUT / f"{name}.toml").write_text(toml("FP32 operators of sitar-lab/NeuSight (kernels/) on " + ", ".join(members), tables, "hopper"))
+    print("\n".join(report))
+
+
+def fit_steps(folder: Path) -> None:
+    report: list[str] = []
+    tables = {name: tomllib.loads((OUT / f"{name}.toml").read_text()) for name in ("hopper", "pascal")}
+    for name, base, source, classes, read in (
+        ("rtx3090", "hopper", "timm_train_rtx3090.csv", steps.VISION, steps.timm_steps),
+        ("kepler", "pascal", "tf_cnn_benchmarks_2017.csv", steps.COARSE, steps.k80_steps),
+    ):
+        report.append(f"-- {name}")
+        rows = list(read(folder / source, from_tables(base, tables)))
+        (OUT / f"{name}.toml").write_text(toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base))
+    print("\n".join(report))
 
 
 if __name__ == "__main__":

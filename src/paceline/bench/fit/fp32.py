@@ -31,8 +31,12 @@ from paceline.spec.device import Device
 from paceline.spec.workload import Op
 
 #: rows of each operator and device that go into a fit: more change nothing but its time
-SAMPLE = 900
+SAMPLE = 400
 ARCHITECTURES = {"pascal": ("p100-pcie", "p4"), "volta": ("v100-pcie-32gb",), "turing": ("t4",), "ampere": ("a100-pcie-40gb", "a100-pcie-80gb")}
+#: architectures whose multiprocessors are built alike: they stand in for each other
+ALIKE = (("pascal",), ("volta", "turing", "ampere"))
+#: device time of an empty kernel; rows below which a group is left to the file it inherits
+BARE_S, FEW = 3e-6, 20
 _POINTWISE = ("add", "mul", "relu", "tanh", "divu", "addu")
 #: every group whose time is traffic
 STREAMS = ("elementwise", "cast", "copy", "cat", "fill", "gather", "scatter", "reduce", "batchnorm", "pool", "optimizer", "norm", "softmax")
@@ -60,6 +64,14 @@ def read(folder: Path) -> dict[str, dict[str, Rows]]:
     return out
 
 
+def others(left_out: str) -> tuple[str, ...]:
+    """The devices to learn from when `left_out` is to be predicted unseen: its own architecture, else those built alike."""
+    own = next(name for name, members in ARCHITECTURES.items() if left_out in members)
+    alike = next(names for names in ALIKE if own in names)
+    nearest = tuple(d for d in ARCHITECTURES[own] if d != left_out)
+    return nearest or tuple(d for name in alike for d in ARCHITECTURES[name] if d != left_out)
+
+
 def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curves, report: list[str]) -> dict[str, Any]:
     """Tables of one file, fitted to the devices `names` together; `base` is the file it inherits from."""
     chips = [devices.get(name) for name in names]
@@ -76,7 +88,7 @@ def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curv
     shortfall = np.median([_memory_factor(device, data[device.name], base) for device in chips if any(op in data[device.name] for op in _POINTWISE)])
     tables["scale"] |= {group: float(f"{shortfall:.3g}") for group in STREAMS}
     report.append(f"{'memory traffic against hopper':40s} x {shortfall:.2f}")
-    for op, group in (("ln", "norm.forward"), ("softmax", "softmax.forward")):
+    for op, group in (("ln", "norm.forward"), ("softmax", "softmax.forward.warp"), ("softmax", "softmax.forward.block")):
         curve2 = _stream(group, chips, data, op, report)
         if curve2 is not None:
             tables["stream"][group] = plain(curve2)
@@ -98,8 +110,10 @@ def _group(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operato
     return out
 
 
-def _matrix(group: str, chips: Sequence[Device], packed: list[tuple[Packed, np.ndarray, np.ndarray]], report: list[str], **options: Any) -> dict[str, Any]:
-    blocks = []
+def _matrix(
+    group: str, chips: Sequence[Device], packed: list[tuple[Packed, np.ndarray, np.ndarray]], report: list[str], **options: Any,
+) -> dict[str, Any]:
+    blocks: list[solve.Block] = []
     for device, (rows, seconds, which) in zip(chips, packed, strict=True):
         if group not in rows.matrix:
             continue
@@ -108,7 +122,7 @@ def _matrix(group: str, chips: Sequence[Device], packed: list[tuple[Packed, np.n
         entries = replace(entries, align=np.minimum(entries.align, 4))
         # each device was measured on a host of its own: its launch time is its own unknown per operator
         host = which[entries.owner] + 2 * len(blocks)
-        blocks.append(solve.Block(chip(device), device.peak("fp32"), entries, seconds[entries.owner], host))
+        blocks.append(solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host))
     curve, quality, _ = solve.fit_matrix(blocks, **options)
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
     return plain(curve)
@@ -134,13 +148,15 @@ def _stream(group: str, chips: Sequence[Device], data: Mapping[str, Mapping[str,
     tables, measured = [], []
     for device in chips:
         rows = data[device.name].get(operator)
-        if rows is None:
+        packed = pack_ops(rows.ops).stream if rows is not None else {}
+        if rows is None or group not in packed:
             continue
-        entries = pack_ops(rows.ops).stream[group]
-        seconds = np.array(rows.seconds)[entries.owner]
-        tables.append(features(entries, chip(device)))
-        measured.append(np.maximum(seconds - np.quantile(seconds, 0.02), 1e-6) + 3e-6)
-    if not tables:
+        seconds = np.array(rows.seconds)[packed[group].owner]
+        floor = np.quantile(rows.seconds, 0.02)  # host time; rows near it say nothing of the device
+        clear = seconds > 1.5 * floor
+        tables.append(features(packed[group], chip(device))[clear])
+        measured.append(seconds[clear] - floor + BARE_S)
+    if sum(map(len, measured)) < FEW:
         return None
     curve, quality = solve.fit_stream_table(np.concatenate(tables), np.concatenate(measured))
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))

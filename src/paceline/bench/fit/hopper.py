@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paceline.bench import kernels, models, profiled
 from paceline.bench.fit import solve
 from paceline.bench.fit.tables import line, plain, take
+from paceline.bench.validate.case import json_rows
 from paceline.catalog import devices
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import from_tables
@@ -25,6 +26,8 @@ Array = NDArray[np.float64]
 
 #: what a CUDA event pair around one call adds to a microbenchmark on the H200; fitted with the rest
 EVENT_S = 3.3e-6
+#: a profile of which less pairs with captured operators was run by another version of the model
+PAIRED = 0.9
 #: below so many rows, a matrix group keeps what it cannot tell from its dense sibling
 FEW_ROWS = 60
 _KEPT = ("intensity", "slope", "cache", "split_s", "reduction", "power", "quantisation", "memory")
@@ -46,7 +49,9 @@ def from_profiles(path: Path) -> list[Observation]:
     for row in profiled.read(path):
         if row["compile"]:
             continue
-        pairs, _ = profiled.pair(row, models.h200_step(row))
+        pairs, share = profiled.pair(row, models.h200_step(row))
+        if share < PAIRED:
+            continue
         out += [Observation(p.op, p.seconds, p.kernels, row["model"]) for p in pairs if p.seconds > 0]
     return out
 
@@ -54,11 +59,10 @@ def from_profiles(path: Path) -> list[Observation]:
 def from_microbenchmarks(path: Path) -> list[Observation]:
     """Every operator of `h200/ops.jsonl`, less the cost of the events around it."""
     out = []
-    for text in path.read_text().splitlines():
-        row = json.loads(text)
+    for row in json_rows(path):
         for column, ops in kernels.h200_op(row).items():
             seconds = row.get(column)
-            host_bound = column == "bwd_s" and (seconds or 0) < 1e-4  # autograd's own overhead shows
+            host_bound = column.startswith("bwd") and (seconds or 0) < 1e-4  # autograd's own overhead shows
             if seconds and len(ops) == 1 and not host_bound:
                 out.append(Observation(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, "microbenchmark"))
     return out
@@ -85,8 +89,9 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
     tables["scale"] = _recurrent_scale(target, tables, observations, report)
     for group, entries in _all_groups(packed):
         launches = entries.launches if isinstance(entries, StreamEntries) else np.ones(len(entries.owner))
-        inside = counts[entries.owner] > 0
-        tables["kernels"][group] = round(float(counts[entries.owner][inside].sum() / max(1.0, launches[inside].sum())), 2)
+        inside = counts[entries.owner] > 0  # microbenchmarks do not count kernels
+        if inside.any():
+            tables["kernels"][group] = round(float(counts[entries.owner][inside].sum() / launches[inside].sum()), 2)
     return tables
 
 
@@ -94,12 +99,14 @@ def _recurrent_scale(target: Chip, tables: dict[str, Any], observations: Sequenc
     """How much slower cuDNN's small products per step are than a product of that shape alone."""
     plain = from_tables("fit", {"fit": {"source": "", **tables}})
     scale = {}
-    for dtype in ("fp32", "tf32", "bf16", "fp16"):
-        rows = [o for o in observations if o.op.kind == "rnn" and o.op.dtype == dtype]
-        if rows:
-            predicted = times(pack_ops(o.op for o in rows), target, plain).seconds
-            scale[f"rnn.{dtype}"] = float(f"{sum(o.seconds for o in rows) / predicted.sum():.3g}")
-            report.append(f"{'rnn.' + dtype:40s} rows {len(rows):6d}  scale {scale[f'rnn.{dtype}']}")
+    groups: dict[str, list[Observation]] = defaultdict(list)
+    for o in observations:
+        if o.op.kind == "rnn":
+            groups[f"rnn.{o.op.dtype}.{o.op.tags[0]}"].append(o)
+    for group, rows in groups.items():
+        predicted = times(pack_ops(o.op for o in rows), target, plain).busy
+        scale[group] = float(f"{sum(o.seconds for o in rows) / predicted.sum():.3g}")
+        report.append(f"{group:40s} rows {len(rows):6d}  scale {scale[group]}")
     return scale
 
 
@@ -122,13 +129,14 @@ def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[st
         sibling = dense.get(".".join([parts[0].removesuffix("-nchw"), *parts[1:]])) or dense.get(".".join(["conv", *parts[1:]]))
         sibling = sibling or dense.get(f"gemm.{dtype}") or dense.get("gemm.bf16")
         few = len(seconds) < FEW_ROWS and sibling is not None
-        layouts = [v for v in ("tn", "nt", "nn") if parts[0] == "gemm" and entries.layout.count(v) >= 20]
+        layouts = [v for v in ("tn", "nt", "nn") if parts[0] == "gemm" and entries.layout.total(np.ones(len(seconds))).get(v, 0) >= 20]
         full = 8 if dtype in ("fp16", "bf16") else 4
         alignments = [a for a in ("1", "2", "4") if parts[0] == "gemm" and int(a) < full and (entries.align == int(a)).sum() >= 3]
         if parts[0] == "gemm":
             entries = replace(entries, align=np.minimum(entries.align, full))
         curve, quality, _ = solve.fit_matrix(
-            [solve.Block(target, target.peaks[dtype], entries, seconds)], start=sibling, fixed=_KEPT if few else (), layouts=layouts, alignments=alignments,
+            [solve.Block(target, target.peaks[dtype], entries, seconds)], start=sibling, fixed=_KEPT if few else (), layouts=layouts,
+            alignments=alignments,
         )
         dense[group] = curve
         tables["matrix"][group] = plain(curve)

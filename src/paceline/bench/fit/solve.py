@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def _quality(predicted: Array, measured: Array) -> Quality:
     return Quality(len(measured), float(np.median(error)), float(error.mean()))
 
 
-def _robust_nnls(table: Array, measured: Array, weight: Array) -> Array:
+def robust_nnls(table: Array, measured: Array, weight: Array) -> Array:
     """Non-negative least squares on relative errors, reweighted towards the median."""
     scale = weight / measured
     solution, _ = nnls(table * scale[:, None], measured * scale)
@@ -58,8 +59,9 @@ def fit_stream(chip: Chip, entries: StreamEntries, measured: Array, terms: Seque
 def fit_stream_table(table: Array, measured: Array, terms: Sequence[bool] = (True,) * 5) -> tuple[StreamCurve, Quality]:
     """The same from features, which may come from several chips."""
     table = table * np.array(terms, dtype=float)
-    solution = _robust_nnls(table, measured, _weight(measured))
-    curve = StreamCurve(launch_s=float(solution[0]), traffic=float(solution[1]), element=float(solution[2]), row=float(solution[3]), step=float(solution[4]))
+    solution = robust_nnls(table, measured, _weight(measured))
+    launch_s, traffic, element, row, step = (float(value) for value in solution)
+    curve = StreamCurve(launch_s=launch_s, traffic=traffic, element=element, row=row, step=step)
     return curve, _quality(table @ solution, measured)
 
 
@@ -67,8 +69,9 @@ def fit_attention(chip: Chip, peak: float, entries: AttentionEntries, measured: 
     """Constants of an attention group."""
     waves = entries.blocks / chip.sms
     filled = np.where(waves > 4, 1.0, np.maximum(1.0, np.ceil(waves) / np.maximum(waves, 1e-9)))
-    table = np.stack([np.ones_like(waves), entries.flops / peak * filled, entries.scores / chip.sm_hz * filled, entries.traffic / chip.bandwidth], axis=1)
-    solution = _robust_nnls(table, measured, _weight(measured))
+    columns = (np.ones_like(waves), entries.flops / peak * filled, entries.scores / chip.sm_hz * filled, entries.traffic / chip.bandwidth)
+    table = np.stack(columns, axis=1)
+    solution = robust_nnls(table, measured, _weight(measured))
     efficiency = 1 / solution[1] if solution[1] > 0 else 1.0
     curve = AttentionCurve(launch_s=float(solution[0]), efficiency=float(efficiency), score=float(solution[2]), traffic=float(solution[3]))
     return curve, _quality(table @ solution, measured)
@@ -109,7 +112,7 @@ def fit_matrix(
     free = [name for name in _BOUNDS if name not in fixed]
     classes = max((int(b.host.max()) + 1 for b in blocks if b.host is not None), default=0)
     codes = [
-        (np.array([layouts.index(v) + 1 if v in layouts else 0 for v in b.entries.layout]),
+        (b.entries.layout.map(lambda v: layouts.index(v) + 1 if v in layouts else 0).astype(int),
          np.array([alignments.index(str(v)) + 1 if str(v) in alignments else 0 for v in b.entries.align]))
         for b in blocks
     ]
@@ -120,7 +123,8 @@ def fit_matrix(
     measured = np.concatenate([b.measured for b in blocks])
 
     def unpack(x: Array) -> tuple[MatrixCurve, Array, Array, Array]:
-        curve = replace(base, **{name: float(value) for name, value in zip(free, x, strict=False)})
+        constants: dict[str, Any] = {name: float(value) for name, value in zip(free, x, strict=False)}
+        curve = replace(base, **constants)
         at = len(free)
         by_layout = np.concatenate([[1.0], x[at : at + len(layouts)]])
         at += len(layouts)

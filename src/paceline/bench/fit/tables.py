@@ -9,25 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.bench.fit.solve import Quality
-from paceline.cost.pack import StreamEntries
+from paceline.cost.pack import Labels, MatrixEntries
 
 
-def take(entries: Any, keep: NDArray[np.bool_]) -> Any:
-    """A subset of entries; the accesses of stream entries are renumbered."""
-    index = np.where(keep)[0]
-    values: dict[str, Any] = {}
-    for f in fields(entries):
-        value = getattr(entries, f.name)
-        if not f.name.startswith("access_"):
-            values[f.name] = [value[i] for i in index] if isinstance(value, list) else value[index]
-    if isinstance(entries, StreamEntries):
-        inside = keep[entries.access_entry]
-        number = np.cumsum(keep) - 1
-        values |= {
-            "access_entry": number[entries.access_entry[inside]], "access_bytes": entries.access_bytes[inside],
-            "access_reuse": entries.access_reuse[inside],
-        }
-    return type(entries)(**values)
+def take(entries: MatrixEntries, keep: NDArray[np.bool_]) -> MatrixEntries:
+    """A subset of the products of a group."""
+    columns: dict[str, Any] = {f.name: getattr(entries, f.name) for f in fields(entries)}
+    kept: dict[str, Any] = {name: c.take(keep) if isinstance(c, Labels) else c[keep] for name, c in columns.items()}
+    return MatrixEntries(**kept)
 
 
 def plain(curve: Any) -> dict[str, Any]:

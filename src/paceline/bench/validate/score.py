@@ -140,7 +140,8 @@ def _write_rows(path: Path, everything: Sequence[tuple[str, _Result]]) -> None:
             writer = csv.writer(f)
             writer.writerow(("set", "row", "device", "metric", "measured", "predicted", "low", "high", "error_pct"))
             for name, r in everything:
-                writer.writerow((name, r.case.name, r.case.device, r.metric, r.measured, r.predicted, r.low, r.high, 100 * (r.predicted / r.measured - 1)))
+                error = 100 * (r.predicted / r.measured - 1)
+                writer.writerow((name, r.case.name, r.case.device, r.metric, r.measured, r.predicted, r.low, r.high, error))
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,10 @@ def _answers(p: Prediction) -> dict[str, Answer]:
     }
 
 
-def _case(name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], conditions: Conditions) -> Case:
+def _case(
+    name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], conditions: Conditions, accumulate: int = 1,
+) -> Case:
+    """A step of `accumulate` micro-batches and one update."""
     built: list[Workload] = []
 
     def workload() -> Workload:
@@ -54,10 +57,17 @@ def _case(name: str, device: Device, measured: Mapping[str, float], make: Callab
         built.clear()  # hundreds of captured models would not fit in memory
         return answer
 
-    return Case(
-        name=name, device=device.name, measured=measured, predict=lambda: _answers(predict(workload(), device, conditions)),
-        naive=lambda: forget(_naive(workload(), device)),
-    )
+    def answers() -> dict[str, Answer]:
+        out = _answers(predict(workload(), device, conditions))
+        if accumulate > 1:
+            micro = _answers(predict(models.without_optimizer(workload()), device, conditions))
+            out = {metric: out[metric].plus(micro[metric], accumulate - 1) for metric in ("step_s", "kernel_s")}
+        return out
+
+    def naive() -> dict[str, float]:
+        return forget({metric: accumulate * value for metric, value in _naive(workload(), device).items()})
+
+    return Case(name=name, device=device.name, measured=measured, predict=answers, naive=naive)
 
 
 def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
@@ -72,7 +82,7 @@ def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
         if row.get("peak_alloc"):
             measured["peak_bytes"] = row["peak_alloc"]
         name = f"{number} {row['model']} b{row['batch']} {row['precision']}"
-        out.append(_case(name, device, measured, lambda r=row: models.h200_step(r), Conditions()))
+        out.append(_case(name, device, measured, partial(models.h200_step, row), Conditions()))
     return out
 
 
@@ -110,7 +120,7 @@ def neusight(folder: Path, leave_out: bool) -> Iterable[Case] | None:
             continue
         curves = curves_without(device) if leave_out else None
         measured = {"step_s": float(row["e2e_ms"]) * 1e-3}
-        out.append(_case(name, device, measured, lambda r=row: _neusight_workload(r["model"], int(r["batch"]), int(r["seq"])),
+        out.append(_case(name, device, measured, partial(_neusight_workload, row["model"], int(row["batch"]), int(row["seq"])),
                          replace(frameworks.NEUSIGHT, curves=curves)))
     return out
 
@@ -139,7 +149,7 @@ def timm(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     rows = sorted(csv_rows(path, needed), key=lambda r: r["model"])
     return [
         _case(f"{r['case_id']} {r['model']} {r['memory_format']}", device, {"step_s": float(r["train_step_time_ms"]) * 1e-3},
-              lambda r=r: models.timm_step(r), frameworks.TIMM)
+              partial(models.timm_step, r), frameworks.TIMM)
         for r in rows
     ]
 
@@ -162,7 +172,7 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload], surroundin
     if path is None:
         return None
     out = []
-    for row in csv_rows(path, ("case_id", "model", "gpu", "n_gpus", "step_time_s", "precision", "micro_batch", "framework")):
+    for row in csv_rows(path, ("case_id", "model", "gpu", "n_gpus", "step_time_s", "precision", "micro_batch", "grad_accum", "framework")):
         name = f"{row['case_id']} {row['model']} {row['gpu']} {row['precision']} b{row['micro_batch']}"
         reason = None
         if row["n_gpus"] != "1":
@@ -179,5 +189,6 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload], surroundin
         except PacelineError as error:
             out.append(Case(name=name, device=row["gpu"], skip=str(error)))
             continue
-        out.append(_case(name, device, {"step_s": float(row["step_time_s"])}, lambda r=row: make(r), surroundings(row)))
+        accumulate = int(row["grad_accum"] or 1)
+        out.append(_case(name, device, {"step_s": float(row["step_time_s"])}, partial(make, row), surroundings(row), accumulate))
     return out
