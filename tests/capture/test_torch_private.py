@@ -1,6 +1,8 @@
 """One test for each private or fragile torch API that capture stands on; a torch upgrade that moves one fails here by name."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,28 @@ def test_checkpoint_recomputes_when_saved_tensors_are_asked_for():
     y = torch.utils.checkpoint.checkpoint(body, trainable(2), use_reentrant=False, preserve_rng_state=False, determinism_check="none")
     torch.autograd.backward([y.sum()])
     assert runs == [False, True]
+
+
+COMPILER = """
+import sys, torch
+from paceline.capture import _torch
+x = torch.empty(4, device="meta")
+with _torch.without_compiler():
+    torch.ops.aten.add.Tensor(x, x), x.normal_(), torch.nn.init.normal_(x)
+    early = [name for name in sys.modules if name.startswith("torch._dynamo")]
+    {inside}
+print(early, "torch._dynamo" in sys.modules, torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+"""
+
+
+@pytest.mark.parametrize(("inside", "loaded"), [
+    ("", False), ("import torch._dynamo.config as c; c.verbose", True), ("from torch._dynamo import is_compiling", True),
+    ("import torch._dynamo.testing; torch._dynamo.testing, torch._dynamo.reset()", True),
+])
+def test_without_compiler(inside, loaded):
+    """Meta kernels do not import the compiler; who wants it gets the real one, within and after."""
+    done = subprocess.run([sys.executable, "-c", COMPILER.format(inside=inside)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"['torch._dynamo'] {loaded} 2.0\n"
 
 
 def test_compiling_is_seen_by_model_code():

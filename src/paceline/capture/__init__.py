@@ -24,15 +24,17 @@ def capture(
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra("torch", "torch", "capturing a model") from None
+    from paceline.capture._torch import without_compiler
     from paceline.capture.resolve import resolve
     from paceline.capture.step import Settings, trace
 
     # settings first: a wrong word should not cost the building of a model
     Settings(precision=precision, optimizer=optimizer or "adamw")
-    job, usual = resolve(model, batch=batch, seq=seq, image=image)
-    settings = Settings(
-        precision=precision, optimizer=optimizer or usual.optimizer, checkpointing=checkpointing,
-        channels_last=usual.channels_last if channels_last is None else channels_last, fused_attention=fused_attention, fold=fold,
-        compile=compile,
-    )
-    return trace(job, settings)
+    with without_compiler():
+        job, usual = resolve(model, batch=batch, seq=seq, image=image)
+        settings = Settings(
+            precision=precision, optimizer=optimizer or usual.optimizer, checkpointing=checkpointing,
+            channels_last=usual.channels_last if channels_last is None else channels_last, fused_attention=fused_attention, fold=fold,
+            compile=compile,
+        )
+        return trace(job, settings)

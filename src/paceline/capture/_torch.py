@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,51 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+class _StandIn(types.ModuleType):
+    """In the place of torch's compiler: answers `disable`, gives way to the real module when asked for anything else."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        vars(self)["marked"] = []
+
+    def disable(self, function: Any, *_: Any, **__: Any) -> Any:
+        self.marked.append(function)
+        return function
+
+    def leave(self) -> None:
+        """Make the import system forget it, and the functions it answered for ask again."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+            vars(torch).pop("_dynamo", None)
+        for function in self.marked:
+            vars(function).pop("__dynamo_disable", None)
+        self.marked.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        self.leave()
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        real = sys.modules.get(self.__name__, self)
+        super().__setattr__(name, value) if real is self else setattr(real, name, value)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within it torch's compiler is not imported only to be told not to trace meta kernels: a second of CPU time."""
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[name] = vars(torch)["_dynamo"] = _StandIn(name)
+    try:
+        yield
+    finally:
+        stand_in.leave()
 
 
 @cache
@@ -101,8 +147,6 @@ def import_torchvision() -> types.ModuleType:
             torch.library.define(f"torchvision::{name}", schema)
         except RuntimeError:  # declared already
             continue
-    import sys
-
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
     return importlib.import_module("torchvision")

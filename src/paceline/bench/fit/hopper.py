@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 EVENT_S = 3.3e-6
 #: a profile of which less pairs with captured operators was run by another version of the model
 PAIRED = 0.9
+#: what operators measured alone count for, relative to those measured within steps
+ALONE, ALONE_SOURCE = 0.25, "microbenchmark"
 #: below so many rows, a matrix group keeps what it cannot tell from its dense sibling
 FEW_ROWS = 60
 _KEPT = ("intensity", "slope", "cache", "split_s", "reduction", "power", "quantisation", "memory")
@@ -64,7 +66,7 @@ def from_microbenchmarks(path: Path) -> list[Observation]:
             seconds = row.get(column)
             host_bound = column.startswith("bwd") and (seconds or 0) < 1e-4  # autograd's own overhead shows
             if seconds and len(ops) == 1 and not host_bound:
-                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, "microbenchmark"))
+                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, ALONE_SOURCE))
     return out
 
 
@@ -76,7 +78,7 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
     measured = np.array([o.seconds for o in usable])
     counts = np.array([o.kernels for o in usable])
     tables: dict[str, Any] = {"matrix": {}, "stream": {}, "attention": {}, "kernels": {}}
-    _fit_matrices(target, packed, measured, tables, report)
+    _fit_matrices(target, packed, measured, np.array([o.source == ALONE_SOURCE for o in usable]), tables, report)
     for group, stream in sorted(packed.stream.items()):
         curve, quality = solve.fit_stream(target, stream, measured[stream.owner])
         tables["stream"][group] = plain(curve)
@@ -116,7 +118,13 @@ def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEnt
     yield from sorted(packed.attention.items())
 
 
-def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[str, Any], report: list[str]) -> None:
+def _blocks(target: Chip, peak: float, entries: MatrixEntries, seconds: Array, alone: NDArray[np.bool_]) -> list[solve.Block]:
+    """Products inside steps and those measured alone: the former are many and alike, the latter cover more shapes."""
+    shares = [(~alone, 1.0), (alone, max(1.0, np.sqrt(ALONE * (~alone).sum() / max(1, alone.sum()))))]
+    return [solve.Block(target, peak, take(entries, rows), seconds[rows], weight=float(weight)) for rows, weight in shares if rows.any()]
+
+
+def _fit_matrices(target: Chip, packed: Packed, measured: Array, alone: NDArray[np.bool_], tables: dict[str, Any], report: list[str]) -> None:
     dense: dict[str, Any] = {}
     # dense groups first: those with few rows start from them
     for group in sorted(packed.matrix, key=lambda g: (g.split(".")[0] not in ("gemm", "conv", "conv1"), -len(packed.matrix[g].owner))):
@@ -135,7 +143,7 @@ def _fit_matrices(target: Chip, packed: Packed, measured: Array, tables: dict[st
         if parts[0] == "gemm":
             entries = replace(entries, align=np.minimum(entries.align, full))
         curve, quality, _ = solve.fit_matrix(
-            [solve.Block(target, target.peaks[dtype], entries, seconds)], start=sibling, fixed=_KEPT if few else (), layouts=layouts,
+            _blocks(target, target.peaks[dtype], entries, seconds, alone[entries.owner]), start=sibling, fixed=_KEPT if few else (), layouts=layouts,
             alignments=alignments,
         )
         dense[group] = curve

@@ -97,6 +97,7 @@ class Block:
     entries: MatrixEntries
     measured: Array
     host: NDArray[np.int64] | None = None
+    weight: float = 1.0
 
 
 def fit_matrix(
@@ -142,7 +143,7 @@ def fit_matrix(
             parts.append(t if block.host is None else t + hosts[block.host])
         return np.concatenate(parts)
 
-    weight = np.concatenate([_weight(b.measured) for b in blocks])
+    weight = np.concatenate([b.weight * _weight(b.measured) for b in blocks])
     best = None
     for factor in (1.0, 0.75, 1.3):
         unit = np.clip((guess * np.where(np.arange(len(guess)) < len(free), factor, 1.0) - low) / span, 0.01, 0.99)
