@@ -5,6 +5,7 @@
     ├── SpecError               a file or object whose content is wrong (file, line and key named)
     ├── UnknownName             a device, model or set that does not exist; suggests the nearest
     ├── CaptureError            a module that could not be traced; carries the user's traceback
+    ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests the nearest
     ├── MissingExtra            a package that an extra would install
     └── DataError               measurements that are missing or malformed
 
@@ -31,6 +32,10 @@ class SpecError(PacelineError, ValueError):
 
 class CaptureError(PacelineError):
     """A module that could not be traced."""
+
+
+class PlanError(PacelineError, ValueError):
+    """A parallel plan that cannot be run as it stands."""
 
 
 class DataError(PacelineError):

@@ -89,7 +89,7 @@ def test_fp32_follows_from_units_and_clock(device):
 def test_aliases_are_unique():
     owner = {}
     for device in ALL:
-        for alias in {devices._fold(alias) for alias in (device.name, *device.aliases)}:
+        for alias in {devices.fold(alias) for alias in (device.name, *device.aliases)}:
             assert owner.setdefault(alias, device.name) == device.name, alias
 
 

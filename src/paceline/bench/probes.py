@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from paceline.bench import kernels
+from paceline.cost import make
 from paceline.spec.workload import Access, Op
 
 Run = Callable[[], Any]
@@ -80,12 +80,12 @@ def _products(s: Scale, dtype: str) -> Iterator[Probe]:
     wide = 768 if s.device.type == "cpu" else 4096
     for tokens, inputs, outputs in ((s.tokens, wide, wide), (s.tokens // 8, wide // 2, 4 * wide), (32, 256, 256)):
         x, w, b, g = (s.normal(*shape, dtype=dtype) for shape in ((tokens, inputs), (outputs, inputs), (outputs,), (tokens, outputs)))
-        yield Probe(kernels.gemm(1, tokens, outputs, inputs, dtype, bias=True), partial(F.linear, x, w, b))
-        yield Probe(kernels.gemm(1, tokens, inputs, outputs, dtype, "tn"), partial(torch.matmul, g, w))
-        yield Probe(kernels.gemm(1, outputs, inputs, tokens, dtype, "nn"), partial(torch.matmul, g.t(), x))
+        yield Probe(make.gemm(1, tokens, outputs, inputs, dtype, bias=True), partial(F.linear, x, w, b))
+        yield Probe(make.gemm(1, tokens, inputs, outputs, dtype, "tn"), partial(torch.matmul, g, w))
+        yield Probe(make.gemm(1, outputs, inputs, tokens, dtype, "nn"), partial(torch.matmul, g.t(), x))
     heads, seq, size = s.tokens // 32, 128, 64
     q, k = s.normal(heads, seq, size, dtype=dtype), s.normal(heads, seq, size, dtype=dtype)
-    yield Probe(kernels.gemm(heads, seq, seq, size, dtype), lambda: q @ k.transpose(1, 2))
+    yield Probe(make.gemm(heads, seq, seq, size, dtype), lambda: q @ k.transpose(1, 2))
 
 
 def _attention(s: Scale) -> Iterator[Probe]:
@@ -93,9 +93,9 @@ def _attention(s: Scale) -> Iterator[Probe]:
     q, k, v = (s.normal(batch, heads, seq, size).requires_grad_() for _ in range(3))
     for causal in (True, False):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        yield Probe(kernels.attention(batch, heads, seq, seq, size, "fp32", causal),
+        yield Probe(make.attention(batch, heads, seq, seq, size, "fp32", causal),
                     partial(F.scaled_dot_product_attention, q.detach(), k.detach(), v.detach(), is_causal=causal))
-        yield Probe(kernels.attention(batch, heads, seq, seq, size, "fp32", causal, backward=True), _gradient(y, [q, k, v]))
+        yield Probe(make.attention(batch, heads, seq, seq, size, "fp32", causal, backward=True), _gradient(y, [q, k, v]))
 
 
 def _convolution(s: Scale, inputs: int, outputs: int, groups: int, side: int, kernel: int, stride: int) -> Iterator[Probe]:
@@ -108,7 +108,7 @@ def _convolution(s: Scale, inputs: int, outputs: int, groups: int, side: int, ke
         "dgrad": _gradient(y, [x]), "wgrad": _gradient(y, [w]),
     }
     for which, run in runs.items():
-        yield Probe(kernels.conv(s.batch, inputs, outputs, groups, side, kernel, stride, padding, "fp32", which, "nhwc"), run)
+        yield Probe(make.conv(s.batch, inputs, outputs, groups, side, kernel, stride, padding, "fp32", which, "nhwc"), run)
 
 
 def _op(kind: str, reads: list[int], writes: list[int], dims: tuple[int, ...], tags: tuple[str, ...], name: str = "") -> Op:
@@ -151,9 +151,9 @@ def _max_pool(s: Scale) -> Iterator[Probe]:
 def _pointwise(s: Scale) -> Iterator[Probe]:
     for n in (s.elements, s.elements // 16, 1024):
         x, y = s.normal(n), s.normal(n)
-        yield Probe(kernels.pointwise(n, "fp32", 2), partial(torch.add, x, y))
-        yield Probe(kernels.pointwise(n, "fp32"), partial(torch.relu, x))
-        yield Probe(kernels.pointwise(n, "fp32", tags=("math",)), partial(F.gelu, x))
+        yield Probe(make.pointwise(n, "fp32", 2), partial(torch.add, x, y))
+        yield Probe(make.pointwise(n, "fp32"), partial(torch.relu, x))
+        yield Probe(make.pointwise(n, "fp32", tags=("math",)), partial(F.gelu, x))
     x, column = s.normal(s.elements // 1024, 1024), s.normal(s.elements // 1024, 1)
     n = x.numel()
     yield Probe(_op("elementwise", [4 * n, column.numel()], [4 * n], (n,), ("strided",)), lambda: x + column)
@@ -165,10 +165,10 @@ def _rows(s: Scale) -> Iterator[Probe]:
     for rows, cols in ((s.elements // 1024, 1024), (256, 256)):
         x = s.normal(rows, cols).requires_grad_()
         w, b = (torch.ones(cols, device=s.device, requires_grad=True) for _ in range(2))
-        yield Probe(kernels.norm(rows, cols, "fp32"), partial(F.layer_norm, x.detach(), (cols,), w.detach(), b.detach()))
-        yield Probe(kernels.norm(rows, cols, "fp32", backward=True), _gradient(F.layer_norm(x, (cols,), w, b), [x, w, b]))
-        yield Probe(kernels.softmax(rows, cols, "fp32"), partial(F.log_softmax, x.detach(), -1))
-        yield Probe(kernels.softmax(rows, cols, "fp32", backward=True), _gradient(F.log_softmax(x, -1), [x]))
+        yield Probe(make.norm(rows, cols, "fp32"), partial(F.layer_norm, x.detach(), (cols,), w.detach(), b.detach()))
+        yield Probe(make.norm(rows, cols, "fp32", backward=True), _gradient(F.layer_norm(x, (cols,), w, b), [x, w, b]))
+        yield Probe(make.softmax(rows, cols, "fp32"), partial(F.log_softmax, x.detach(), -1))
+        yield Probe(make.softmax(rows, cols, "fp32", backward=True), _gradient(F.log_softmax(x, -1), [x]))
         size = 4 * rows * cols
         yield Probe(_op("reduce", [size], [4 * cols], (cols, rows), ("outer",)), partial(torch.sum, x.detach(), 0))
         yield Probe(_op("reduce", [size], [4 * rows], (rows, cols), ("inner",)), partial(torch.sum, x.detach(), 1))

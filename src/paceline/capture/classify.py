@@ -136,7 +136,7 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Wo
     b_layout = "t" if b.stride(-2) == 1 and n != 1 else "n"
     leads = [max(a.stride(-1), a.stride(-2)) if min(m, k) > 1 else max(m, k)]
     leads += [max(b.stride(-1), b.stride(-2)) if min(n, k) > 1 else max(n, k), n]
-    align = math.gcd(*(max(1, lead) for lead in leads), 8)
+    align = math.gcd(*(max(1, lead) for lead in leads), 16)
     return Work(
         "gemm", [a, b, *extra], [out], (batch, m, n, k), 2.0 * batch * m * n * k,
         (a_layout + b_layout, f"align{align}"), DTYPE_NAMES.get(a.dtype, "fp32"),

@@ -31,7 +31,7 @@ WORD = 4
 #: longest row that torch's softmax keeps in the registers of one warp
 WARP_ROW = 1024
 #: elements beyond which a product's leading dimensions being a multiple of more makes no difference
-MOST_ALIGNED = 8
+MOST_ALIGNED = 16
 #: queries and keys that fused attention computes at once
 QUERY_TILE, KEY_TILE = 128, 64
 #: products left of a 3 x 3 filter computed on 2 x 2 outputs at once (Winograd)
@@ -234,7 +234,7 @@ def _attention(b: _Builder, i: int, op: Op) -> str:
     masked = ".mask" if "mask" in op.tags else ""
     group = f"attention.{op.tags[0]}.half{masked}{variant}" if half else f"attention.{op.tags[0]}.fp32{masked}"
     # tiles are computed whole: at the ends of a sequence, and on the diagonal of a causal mask
-    whole = -(-sq // QUERY_TILE) * QUERY_TILE / sq * -(-sk // KEY_TILE) * KEY_TILE / sk * (1 + QUERY_TILE / sq if causal else 1.0)
+    whole = -(-sq // QUERY_TILE) * QUERY_TILE / sq * -(-sk // KEY_TILE) * KEY_TILE / sk * (1 + 1 / -(-sq // QUERY_TILE) if causal else 1.0)
     scores = batch * heads * sq * sk * (0.5 if causal and sq == sk else 1.0)
     traffic = op.bytes_read + op.bytes_written
     b.attention[group].append((i, 1.0, op.flops * whole, scores * whole, traffic, batch * heads * -(-sq // QUERY_TILE)))

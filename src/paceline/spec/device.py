@@ -14,17 +14,15 @@ Facts come from TOML (`catalog/devices/*.toml`, or a user's own file for a chip 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline import units
-from paceline.errors import SpecError, UnitError, nearest
+from paceline.spec.facts import KINDS, Fact, FactReader, read_text
 
-#: how a number is known, best first
-KINDS = ("measured", "datasheet", "fitted", "derived", "declared", "guessed")
+__all__ = ["DTYPES", "FIELDS", "KINDS", "Device", "Fact", "parse", "read"]
+
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 #: TOML path -> (attribute, dimension)
@@ -43,17 +41,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "price.unit": ("price", "price"),
 }
 _TEXT_KEYS = {"name", "title", "vendor", "architecture", "kind", "year", "like", "aliases", "notes", "method_version"}
-_WANTED: dict[type, str] = {dict: "a table [{}]", list: "a list of strings", int: "a whole number", str: "a string"}
+_TYPES: dict[str, type] = {"year": int, "aliases": list, "method_version": object}
 _SECTIONS = {"peak", "sources", "calibration", *(path.partition(".")[0] for path in FIELDS)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """One number and where it comes from; `value` in SI units."""
-
-    value: float
-    kind: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,88 +98,21 @@ _WIDER = {
 
 def read(path: Path, lookup: Callable[[str], Device]) -> Device:
     """The device described by a TOML file; `lookup` resolves the name in its `like`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"cannot read device file {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"cannot read device file {str(path)!r}: not UTF-8 at byte {error.start}") from None
-    return parse(text, str(path), lookup)
+    return parse(read_text(path, "device"), str(path), lookup)
 
 
 def parse(text: str, where: str, lookup: Callable[[str], Device]) -> Device:
     """The device described by TOML `text`; messages name `where`, the line and the key."""
+    reader = _Reader(text, where, _TEXT_KEYS, _SECTIONS, _TYPES)
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{where}: not valid TOML: {error}") from None
-    reader = _Reader(text, where, data)
-    try:
-        base = lookup(reader.text("like")) if "like" in data else None
+        base = lookup(reader.text("like")) if "like" in reader.data else None
     except RecursionError:
-        raise reader.error("like", f"{data['like']!r} leads back to this device") from None
+        raise reader.error("like", f"{reader.data['like']!r} leads back to this device") from None
     return reader.device(base)
 
 
-class _Reader:
-    """Turns parsed TOML into a Device and knows the line of each key for messages."""
-
-    def __init__(self, text: str, where: str, data: dict[str, Any]) -> None:
-        self.lines = text.splitlines()
-        self.where = where
-        self.data = data
-        self.sources: dict[str, str] = data.get("sources", {})
-        for key, value in data.items():
-            if key not in _TEXT_KEYS | _SECTIONS:
-                near = nearest(key, _TEXT_KEYS | _SECTIONS)
-                hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(_SECTIONS))}"
-                raise self.error(key, f"unknown key {key!r}; {hint}")
-            wanted: type = dict if key in _SECTIONS else {"year": int, "aliases": list, "method_version": object}.get(key, str)
-            entries = value if isinstance(value, list) else []
-            if not isinstance(value, wanted) or not all(isinstance(entry, str) for entry in entries):
-                raise self.error(key, f"expected {_WANTED[wanted].format(key)}, got {value!r}")
-
-    def error(self, key: str, message: str) -> SpecError:
-        section, _, leaf = key.rpartition(".")
-        current, found = "", 0
-        for number, line in enumerate(self.lines, 1):
-            stripped = line.strip()
-            if stripped.startswith("["):
-                current = stripped.partition("]")[0].strip("[ ")
-            name = stripped.partition("=")[0].strip().strip('"')
-            inline = section and name == section  # memory = { size = ... }
-            if (current == section and name == leaf) or name == key or inline or current == key:
-                found = number
-                break
-        at = f"line {found}, " if found else ""
-        return SpecError(f"{self.where}: {at}{key}: {message}")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, f"expected a string, got {value!r}")
-        return value
-
-    def fact(self, path: str, raw: Any, dimension: str) -> Fact:
-        kind, source = "declared", self.where
-        if isinstance(raw, dict):
-            extra = set(raw) - {"value", "kind", "source"}
-            if extra or "value" not in raw:
-                raise self.error(path, f"expected {{ value = ..., kind = ..., source = ... }}, got keys {sorted(raw)}")
-            kind, source = raw.get("kind", "datasheet"), raw.get("source", "")
-            if not isinstance(source, str):
-                raise self.error(path, f"source: expected a string, got {source!r}")
-            source = self.sources.get(source, source)
-            raw = raw["value"]
-        if kind not in KINDS:
-            raise self.error(path, f"kind {kind!r} is not one of {', '.join(KINDS)}")
-        try:
-            value = units.parse(raw, dimension)
-        except UnitError as error:
-            raise self.error(path, str(error)) from None
-        if value <= 0:
-            raise self.error(path, f"must be above zero, got {raw!r}")
-        return Fact(value=value, kind=kind, source=source)
+class _Reader(FactReader):
+    """Turns parsed TOML into a Device."""
 
     def device(self, base: Device | None) -> Device:
         facts: dict[str, Fact] = dict(base.facts) if base else {}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.fit import compiled, fp32, hopper, steps
+from paceline.bench.fit import compiled, fp16, fp32, hopper, steps
 from paceline.cost.curves import from_tables
 
 PROFILES = Path(__file__).parents[4] / "measurements" / "h200" / "profiled_steps.jsonl.gz"
@@ -52,9 +52,9 @@ def main() -> None:
     if args.only in (None, "hopper"):
         fit_hopper()
     if args.only != "hopper" and args.data is None:
-        parser.error("this needs --data: the folder that holds kernels/ and published/")
+        parser.error("this needs --data: the folder that holds kernels/, kernels_fp16/ and published/")
     if args.only in (None, "fp32"):
-        fit_fp32(args.data / "kernels")
+        fit_fp32(args.data)
     if args.only in (None, "steps"):
         fit_steps(args.data / "published")
 
@@ -72,14 +72,18 @@ def fit_hopper() -> None:
 
 def fit_fp32(folder: Path) -> None:
     report: list[str] = []
-    rows = fp32.read(folder)
+    rows = fp32.read(folder / "kernels")
     base = from_tables("hopper", {"hopper": tomllib.loads((OUT / "hopper.toml").read_text())})
     wanted = dict(fp32.ARCHITECTURES)
     wanted |= {f"without-{name}": fp32.others(name) for members in fp32.ARCHITECTURES.values() for name in members}
     for name, members in wanted.items():
         report.append(f"-- {name}")
         tables = fp32.fit(rows, members, base, report)
-        (OUT / f"{name}.toml").write_text(toml("FP32 operators of sitar-lab/NeuSight (kernels/) on " + ", ".join(members), tables, "hopper"))
+        source = "FP32 operators of sitar-lab/NeuSight (kernels/) on " + ", ".join(members)
+        if name == "ampere":
+            tables = {shape: {**tables.get(shape, {}), **more} for shape, more in fp16.fit(folder / "kernels_fp16", report).items()}
+            source += "; FP16 operators of DebarghaG/estimate-train-time (kernels_fp16/) on an A100-SXM-80GB"
+        (OUT / f"{name}.toml").write_text(toml(source, tables, "hopper"))
     print("\n".join(report))
 
 

@@ -25,7 +25,7 @@ from paceline.catalog import devices
 from paceline.cost.chip import chip
 from paceline.cost.curves import Curves
 from paceline.cost.operators import features
-from paceline.cost.pack import Packed, pack_ops
+from paceline.cost.pack import MOST_ALIGNED, Packed, pack_ops
 from paceline.cost.stream import StreamCurve, stream_time
 from paceline.spec.device import Device
 from paceline.spec.workload import Op
@@ -77,7 +77,7 @@ def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curv
     chips = [devices.get(name) for name in names]
     tables: dict[str, Any] = {"matrix": {}, "stream": {}, "scale": {}}
     products = _group(data, names, ("linear", "bmm"))
-    tables["matrix"]["gemm.fp32"] = _matrix("gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1", "2"))
+    tables["matrix"]["gemm.fp32"] = _matrix("gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1",))
     convolutions = _group(data, names, ("conv",))
     for kind in ("conv1", "conv", "winograd", "stem"):
         group = f"{kind}.fprop.fp32"
@@ -119,13 +119,14 @@ def _matrix(
             continue
         entries = rows.matrix[group]
         entries = take(entries, (entries.m > 1) & (entries.n > 1))
-        entries = replace(entries, align=np.minimum(entries.align, 4))
+        entries = replace(entries, align=np.where(entries.align < MOST_ALIGNED, 1, MOST_ALIGNED))
         # each device was measured on a host of its own: its launch time is its own unknown per operator
         host = which[entries.owner] + 2 * len(blocks)
         blocks.append(solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host))
     curve, quality, _ = solve.fit_matrix(blocks, **options)
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
-    return plain(curve)
+    shares = {str(2**i): share for share in curve.alignment.values() for i in range(4)}  # below 16 elements it hardly matters how far
+    return plain(replace(curve, alignment=shares))
 
 
 def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> float:

@@ -69,14 +69,17 @@ def fit_attention(chip: Chip, peak: float, entries: AttentionEntries, measured: 
     """Constants of an attention group."""
     waves = entries.blocks / chip.sms
     filled = np.where(waves > 4, 1.0, np.maximum(1.0, np.ceil(waves) / np.maximum(waves, 1e-9)))
-    columns = (np.ones_like(waves), entries.flops / peak * filled, entries.scores / chip.sm_hz * filled, entries.traffic / chip.bandwidth)
-    table = np.stack(columns, axis=1)
-    solution = robust_nnls(table, measured, _weight(measured))
-    efficiency = 1 / solution[1] if solution[1] > 0 else 1.0
-    curve = AttentionCurve(launch_s=float(solution[0]), efficiency=float(efficiency), score=float(solution[2]), traffic=float(solution[3]))
-    return curve, _quality(table @ solution, measured)
+    # steps hold too few shapes to tell launching from the rest
+    launch_s = min(ATTENTION_LAUNCH_S, 0.5 * float(measured.min()))
+    table = np.stack((entries.flops / peak * filled, entries.scores / chip.sm_hz * filled, entries.traffic / chip.bandwidth), axis=1)
+    solution = robust_nnls(table, measured - launch_s, _weight(measured))
+    efficiency = 1 / solution[0] if solution[0] > 0 else 1.0
+    curve = AttentionCurve(launch_s=launch_s, efficiency=float(efficiency), score=float(solution[1]), traffic=float(solution[2]))
+    return curve, _quality(launch_s + table @ solution, measured)
 
 
+#: of the one to three kernels of fused attention
+ATTENTION_LAUNCH_S = 6e-6
 _START = MatrixCurve(
     efficiency=0.75, intensity=50.0, slope=0.9, tile_s=0.3e-6, memory=0.8, cache=4.0, launch_s=1.5e-6, split_s=1.5e-6, reduction=1.0, power=2.0,
     quantisation=0.6,

@@ -26,10 +26,11 @@ def _load(name: str) -> Device:
 @cache
 def _aliases() -> dict[str, str]:
     """Folded name or alias -> catalog name."""
-    return {_fold(alias): name for name in _files() for alias in (name, *_load(name).aliases)}
+    return {fold(alias): name for name in _files() for alias in (name, *_load(name).aliases)}
 
 
-def _fold(name: str) -> str:
+def fold(name: str) -> str:
+    """A name as it is compared."""
     return name.lower().replace("_", "-").replace(" ", "-")
 
 
@@ -44,7 +45,7 @@ def get(name: str) -> Device:
         return spec.read(Path(name), get)
     if name in _files():
         return _load(name)
-    found = _aliases().get(_fold(name))
+    found = _aliases().get(fold(name))
     if found is None:
         raise UnknownName("device", name, [*names(), *_aliases()], "`paceline devices` lists all; a .toml file describes your own")
     return _load(found)

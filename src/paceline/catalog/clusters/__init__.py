@@ -1,0 +1,115 @@
+"""Cluster facts: one TOML file per kind of node or pod, read on first use; `get` also reads what users write."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from paceline import units
+from paceline.catalog import devices
+from paceline.errors import SpecError, UnitError, UnknownName
+from paceline.spec import cluster as spec
+from paceline.spec.cluster import Cluster, Tier
+from paceline.spec.device import Device
+from paceline.spec.facts import Fact
+
+_WRITTEN = re.compile(r"^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([^@]*?)\s*(?:@\s*(.+))?$", re.IGNORECASE)
+
+
+@cache
+def _files() -> dict[str, str]:
+    """Cluster name -> TOML text, for every file of the catalog."""
+    folder = files(__package__)
+    return {entry.name[:-5]: entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".toml")}
+
+
+@cache
+def _load(name: str) -> Cluster:
+    return spec.parse(_files()[name], f"{name}.toml", get, devices.get)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Folded name or alias -> catalog name."""
+    return {devices.fold(alias): name for name in _files() for alias in (name, *_load(name).aliases)}
+
+
+def names() -> list[str]:
+    """Names of the catalog's clusters, sorted."""
+    return sorted(_files())
+
+
+def get(text: str) -> Cluster:
+    """The cluster that `text` means:
+
+    `dgx-h100`, `32xdgx-h100`     one, or 32, of a kind of node (or pod) of the catalog, in that node's own network
+    `pod.toml`, `4xpod.toml`      of a file
+    `8xh100-sxm`                  one node of eight such devices
+    `4x8xh100-sxm@400Gb/s`        four hosts of eight such devices, each host with a network of 400 Gb/s
+    """
+    match = _WRITTEN.match(text.strip())
+    assert match is not None  # it matches any text
+    first, second, name, rate = match[1], match[2], match[3], match[4]
+    count = int(first) if first else 1
+    if rate is None and second is None and (found := _known(name)) is not None:
+        return found.scaled(count)
+    try:
+        device = devices.get(name)
+    except UnknownName:
+        known = [*names(), *_aliases(), *devices.names()]
+        raise UnknownName("cluster", name, known, "`paceline clusters` lists all; a .toml file describes your own") from None
+    if rate is None:
+        if second is not None and count > 1:
+            raise SpecError(f"{text!r}: {count} hosts need a network; write its rate, as in '{text}@400Gb/s'")
+        return _hosts(text, device, 1, int(second) if second else count, None)
+    return _hosts(text, device, count, int(second) if second else 1, rate)
+
+
+def _known(name: str) -> Cluster | None:
+    if name.endswith(".toml"):
+        return spec.read(Path(name), get, devices.get)
+    found = name if name in _files() else _aliases().get(devices.fold(name))
+    return _load(found) if found else None
+
+
+def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -> Cluster:
+    """Hosts of which only the device and the network's rate are known: links of the device inside, one network outside."""
+    if nodes < 1 or each < 1:
+        raise SpecError(f"{text!r}: a cluster has at least one node and one device")
+    try:
+        network = units.parse(rate, "bandwidth") if rate is not None else None
+    except UnitError as error:
+        raise SpecError(f"{text!r}: {error}") from None
+    tiers, facts = [], {"node.devices": Fact(value=each, kind="declared", source=text)}
+    if each > 1:
+        inside = link(device, each)
+        path = "link.peer" if device.peer_bandwidth_Bps else "link.host"
+        facts[f"tier.{inside.name}.bandwidth"] = device.facts.get(path, Fact(value=inside.bandwidth_Bps, kind="guessed", source="PCI Express 3.0, x16"))
+        tiers.append(inside)
+    if network is not None:
+        if network <= 0:
+            raise SpecError(f"{text!r}: the network's rate must be above zero")
+        tiers.append(Tier(
+            name="network", kind="infiniband" if network >= RDMA_Bps else "ethernet", bandwidth_Bps=network, node_bandwidth_Bps=network,
+        ))
+        facts["tier.network.node_bandwidth"] = Fact(value=network, kind="declared", source=text)
+    return Cluster(name=text, title=f"{nodes} x {each} {device.title}", device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts)
+
+
+#: a network of hosts that is this fast is taken to bypass the kernel
+RDMA_Bps = 5e9
+
+
+def link(device: Device, each: int) -> Tier:
+    """What joins the devices of a node of which nothing else is known: their own links, else PCI Express."""
+    if device.peer_bandwidth_Bps is None:
+        if device.kind == "cpu":
+            return Tier(name="host", kind="loopback", domain=each, bandwidth_Bps=device.memory_bandwidth_Bps / 4)
+        return Tier(name="pcie", kind="pcie", domain=each, bandwidth_Bps=device.host_bandwidth_Bps or 15.75e9)
+    kind, topology = {"amd": ("xgmi", "mesh"), "google": ("ici", "torus-3d")}.get(device.vendor, ("nvswitch", "switch"))
+    nvls = device.architecture in ("hopper", "blackwell") and kind == "nvswitch"
+    return Tier(
+        name=kind, kind=kind, domain=each, bandwidth_Bps=device.peer_bandwidth_Bps, topology=topology, features=("nvls",) if nvls else (),
+    )

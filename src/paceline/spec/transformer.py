@@ -1,0 +1,194 @@
+"""A transformer by its sizes: what parallel plans need to know of it, and its parameter count.
+
+The closed form of distributed training is written in these sizes; any other module is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from paceline.errors import SpecError
+
+#: what Megatron pads a vocabulary to, times the tensor-parallel degree
+VOCABULARY_UNIT = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A stack of equal layers between an embedding and a projection to the vocabulary."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    #: gated feed-forward (SwiGLU): three matrices in place of two
+    gated: bool = False
+    #: layer or rms
+    norm: str = "layer"
+    #: learned, rotary, alibi or none
+    positions: str = "learned"
+    #: learned positions there are; 0: as many as the sequence is long
+    context: int = 0
+    tied: bool = True
+    causal: bool = True
+    bias: bool = True
+    #: experts of each layer, how many a token goes to, and the width of one that all tokens share (0: none)
+    experts: int = 0
+    top_k: int = 0
+    shared_ffn: int = 0
+    #: the usual sequence length
+    seq: int = 2048
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "ffn", "vocab"):
+            if getattr(self, field) < 1:
+                raise SpecError(f"{self.name}: {field} must be at least 1, got {getattr(self, field)}")
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
+        if self.heads % self.kv_heads:
+            raise SpecError(f"{self.name}: {self.heads} heads are not a multiple of {self.kv_heads} key-value heads")
+        if self.experts and not 0 < self.top_k <= self.experts:
+            raise SpecError(f"{self.name}: a token cannot go to {self.top_k} of {self.experts} experts")
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (2 if self.norm == "layer" else 1)
+
+    def _feed(self, ffn: int) -> int:
+        biases = ffn * (2 if self.gated else 1) + self.hidden if self.bias else 0
+        return (3 if self.gated else 2) * self.hidden * ffn + biases
+
+    @cached_property
+    def attention_parameters(self) -> int:
+        wide = self.q_size + 2 * self.kv_size
+        return self.hidden * (wide + self.q_size) + (wide + self.hidden if self.bias else 0)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Of all routed experts of a layer; these are what expert parallelism divides."""
+        return self.experts * self._feed(self.ffn)
+
+    @cached_property
+    def dense_parameters(self) -> int:
+        """Of a layer, experts left out."""
+        feed = self.hidden * self.experts + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
+        return self.attention_parameters + feed + 2 * self._norm_parameters
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        return self.dense_parameters + self.expert_parameters
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """Tokens, positions, and what an encoder has besides (segments and a norm)."""
+        learned = (self.context or self.seq) * self.hidden if self.positions == "learned" else 0
+        return self.vocab * self.hidden + learned + (0 if self.causal else 2 * self.hidden + self._norm_parameters)
+
+    @cached_property
+    def head_parameters(self) -> int:
+        """Last norm and projection, without a tied one; an encoder has a transformation and a bias in its place."""
+        projection = 0 if self.tied else self.vocab * self.hidden
+        encoder = 0 if self.causal else self.hidden * (self.hidden + 1) + self.vocab
+        return self._norm_parameters + projection + encoder
+
+    @cached_property
+    def parameters(self) -> int:
+        """All of them, tied ones once."""
+        return self.layers * self.layer_parameters + self.embedding_parameters + self.head_parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        return self.parameters - self.layers * (self.expert_parameters - self.top_k * self._feed(self.ffn)) if self.experts else self.parameters
+
+    def padded_vocab(self, tp: int, unit: int = VOCABULARY_UNIT) -> int:
+        """The vocabulary made divisible by the tensor-parallel degree, as Megatron does."""
+        whole = unit * tp
+        return -(-self.vocab // whole) * whole
+
+    def flops(self, tokens: float, seq: int) -> float:
+        """Model FLOPs of one training step over `tokens`: forward and backward, causal attention by half, no recomputation."""
+        feeds = self.top_k * self._feed(self.ffn) + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
+        weights = self.layers * (self.attention_parameters + feeds + self.hidden * self.experts) + self.vocab * self.hidden
+        scores = self.layers * 2 * self.q_size * seq * (0.5 if self.causal else 1.0)
+        return 6.0 * tokens * (weights + scores)
+
+
+#: Hugging Face's names for a size, first found wins
+_HF = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "ffn": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim"),
+    "vocab": ("vocab_size",),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "top_k": ("num_experts_per_tok",),
+}
+#: model types with layer norms, biases and learned positions; the others are Llama's kind
+_CLASSIC = ("gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode", "bloom", "mpt")
+#: what older configurations leave to the class: head tied to the embedding
+_TIED = (*_CLASSIC, "gemma", "gemma2")
+
+
+def from_hf(config: Mapping[str, Any], name: str = "") -> Transformer:
+    """The transformer of a Hugging Face `config.json`."""
+    kind = str(config.get("model_type", ""))
+    sizes = {field: next((int(config[key]) for key in keys if config.get(key)), 0) for field, keys in _HF.items()}
+    if config.get("kv_lora_rank"):
+        raise SpecError(f"{name or kind}: latent attention (kv_lora_rank) is not modelled; capture the module instead")
+    classic = kind in _CLASSIC
+    for field in ("layers", "hidden", "heads", "vocab"):
+        if not sizes[field]:
+            raise SpecError(f"{name or 'config.json'}: no {' or '.join(_HF[field])}; not a transformer's configuration")
+    if not sizes["ffn"]:
+        sizes["ffn"] = int(config.get("expansion_ratio", 4)) * sizes["hidden"]
+    positions = "alibi" if kind in ("bloom", "mpt") else "learned" if classic else "rotary"
+    return Transformer(
+        name=name or kind or "transformer", **sizes, gated=not classic, norm="layer" if classic else "rms", positions=positions,
+        tied=bool(config.get("tie_word_embeddings", kind in _TIED)), causal=kind not in ("bert", "roberta"),
+        bias=classic and kind != "mpt", seq=min(sizes["context"] or 2048, 8192),
+    )
+
+
+def from_columns(row: Mapping[str, str]) -> Transformer:
+    """The transformer of a table's columns (n_layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len, params).
+
+    Tables give sizes, not kinds. A feed-forward four times as wide as the model is the classic one and any
+    other a gated one; whether the head is tied is what brings the count nearer to `params`.
+    """
+    missing = [column for column in ("n_layers", "hidden", "heads", "vocab") if not row.get(column)]
+    if missing:
+        raise SpecError(f"the row gives no {', '.join(missing)}")
+    hidden, heads = int(float(row["hidden"])), int(float(row["heads"]))
+    ffn = int(float(row.get("ffn_hidden") or 4 * hidden))
+    classic = ffn == 4 * hidden
+    kv_heads = int(float(row.get("kv_heads") or heads))
+    rotary = not classic or kv_heads < heads
+    candidates = [
+        Transformer(
+            name=row.get("model", "transformer"), layers=int(float(row["n_layers"])), hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
+            vocab=int(float(row["vocab"])), gated=not classic, norm="layer" if classic else "rms", positions="rotary" if rotary else "learned",
+            tied=tied, bias=not rotary, seq=int(float(row.get("seq_len") or 2048)),
+        )
+        for tied in (not rotary, rotary)
+    ]
+    published = float(row.get("params") or 0)
+    return min(candidates, key=lambda t: abs(t.parameters - published)) if published else candidates[0]
