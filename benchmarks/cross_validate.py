@@ -1,6 +1,6 @@
 """How good is the H200 fit on models it has not seen? Fit without a fold of models, predict their steps, for every fold.
 
-    python benchmarks/cross_validate.py [--folds 5]
+    python benchmarks/cross_validate.py [--folds 3]
 
 Models are dealt to folds by name, so that a model's profiles and its steps are left out together.
 Takes about as long as `--folds` fits.
@@ -33,7 +33,7 @@ def family(model: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--folds", type=int, default=3)
     folds = parser.parse_args().folds
     device = devices.get("h200")
     complete = curves_for(device)

@@ -12,8 +12,8 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
 ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "predict", "report", "api", "bench", "cli"]
-#: an answer draws itself, and names the timeline it carries in its types: imported when asked, not before
-LATER = {("spec", "report"), ("spec", "sim")}
+#: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
+LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
     "torch": {"capture", "catalog", "bench"}, "torchvision": {"capture", "bench"}, "timm": {"capture", "bench"},

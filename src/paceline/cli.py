@@ -75,9 +75,11 @@ def _workload(
 
 @app.command
 def predict(
-    model: str, /, *, device: Annotated[str, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")], batch: Batch | None = None,
-    seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None, checkpointing: Checkpointing = False,
-    compile: Compile = False, channels_last: ChannelsLast = None,
+    model: str, /, *, device: Annotated[str | None, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")] = None,
+    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s, in place of --device")] = None,
+    plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
+    batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
+    checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
     trace: Annotated[Path | None, Parameter(help="also write the simulated step as a trace for Perfetto")] = None, json_: Json = False,
 ) -> None:
     """Predict one training step: time with interval, throughput, memory, bottleneck.
@@ -88,8 +90,16 @@ def predict(
         a catalog name, FILE.py:FUNCTION, hf:PATH/config.json, torchvision:NAME, timm:NAME, or a saved workload (.json)
     """
     from paceline.catalog import devices
+    from paceline.errors import SpecError
     from paceline.predict.step import predict as run
 
+    if cluster is not None:
+        given = {"--device": device, "--batch": batch, "--seq": seq, "--image": image, "--precision": precision, "--optimizer": optimizer,
+                 "--checkpointing": checkpointing or None, "--compile": compile or None, "--channels-last": channels_last, "--trace": trace}
+        _predict_distributed(model, cluster, plan or "", [name for name, value in given.items() if value is not None], json_)
+        return
+    if device is None or plan is not None:
+        raise SpecError("give --device for one device, or --cluster (and --plan) for many")
     target = devices.get(device)
     workload = _workload(model, batch, seq, image, precision, optimizer, checkpointing, compile, channels_last)
     prediction = run(workload, target, trace=trace is not None)
@@ -101,6 +111,22 @@ def predict(
         _print(prediction)
         if trace is not None:
             print(f"trace written to {trace}")
+
+
+def _predict_distributed(model: str, cluster: str, plan: str, others: Sequence[str], json_: bool) -> None:
+    """A transformer under a parallel plan, in closed form."""
+    from paceline.catalog import clusters, transformers
+    from paceline.errors import SpecError
+    from paceline.predict.distributed import predict as run
+    from paceline.spec.plan import Plan
+
+    if others:
+        raise SpecError(f"{others[0]} does not go with --cluster; batch, sequence, precision and recomputation are words of --plan")
+    prediction = run(transformers.get(model), clusters.get(cluster), Plan.parse(plan))
+    if json_:
+        print(json.dumps(prediction.to_dict()))
+    else:
+        _print(prediction)
 
 
 @app.command
@@ -134,6 +160,20 @@ def devices_(*names: str, json_: Json = False) -> None:
         print(json.dumps([catalog.device_dict(d) for d in chosen]))
     else:
         for view in [catalog.device_facts(d) for d in chosen] if names else [catalog.device_table(chosen)]:
+            _print(view)
+
+
+@app.command(name="clusters")
+def clusters_(*names: str, json_: Json = False) -> None:
+    """List the catalog's clusters, or every fact of those named (such as 4xdgx-h100, or a .toml file), with sources."""
+    from paceline.catalog import clusters
+    from paceline.report import catalog
+
+    chosen = [clusters.get(name) for name in (names or clusters.names())]
+    if json_:
+        print(json.dumps([catalog.cluster_dict(c) for c in chosen]))
+    else:
+        for view in [catalog.cluster_facts(c) for c in chosen] if names else [catalog.cluster_table(chosen)]:
             _print(view)
 
 

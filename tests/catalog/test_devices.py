@@ -109,7 +109,7 @@ def test_printed_names_resolve(printed, name):
 
 
 def test_halves_and_fallbacks():
-    assert devices.get("k80").memory_bytes == 12e9 and devices.get("mi250x").memory_bytes == 64e9
+    assert devices.get("k80").memory_bytes == 12 * 2**30 and devices.get("mi250x").memory_bytes == 64 * 2**30
     assert devices.get("p4").peak("fp16") == devices.get("p4").peak("fp32")
     assert devices.get("tpu-v3").peak("fp32") == 123e12
     assert devices.get("rtx3090").peak("fp16") == 71e12

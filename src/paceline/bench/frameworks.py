@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.errors import SpecError
 from paceline.predict.interval import Errors
 from paceline.predict.step import Conditions
+from paceline.spec import framework as frameworks
+from paceline.spec.framework import Framework
 
 #: eager transformers of 2023 on server CPUs; its loop empties the allocator's cache before every step, and those that need
 #: most of the memory spend about 10 ms per GB on getting it again (docs/accuracy.md)
@@ -21,3 +25,107 @@ def of_row(row: Mapping[str, Any]) -> Conditions:
     """The surroundings of a row of the common schema, by its framework."""
     static = any(word in row["framework"] for word in ("TensorFlow", "MXNet", "Paddle"))
     return Conditions(host_scale=0.25 if static else 0.5, errors=Errors(device=0.14, base=0.08))
+
+
+# -- many devices ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The framework that runs a row, and how far its predictions are off."""
+
+    framework: Framework
+    errors: Errors
+
+
+VTRAIN = Surroundings(framework=frameworks.get("megatron-deepspeed"), errors=Errors(device=0.05, base=0.06))
+#: the same on one node: per-layer times there contain two more passes over the scores, forward and backward
+VTRAIN_SINGLE = Surroundings(framework=replace(VTRAIN.framework, unfused_mask=True), errors=Errors(device=0.05, base=0.08))
+
+#: words of the column `framework`, first match wins -> framework
+_NAMES = (
+    (("Sep 2020", "Jan 2021", "SC21", "PTD-P"), "megatron-2021"), (("Megatron-LM (2022)",), "megatron-2022"),
+    (("Megatron-DeepSpeed", "DeepSpeed"), "megatron-deepspeed"), (("NeMo 24.0", "NeMo Megatron 23"), "nemo-2024"), (("NeMo", "Nemo", "PyTorch NVIDIA Release"), "nemo"), (("Megatron",), "megatron-core"),
+    (("llm-foundry",), "llm-foundry"), (("MaxText", "maxtext", "JAX"), "jax"),
+)
+
+
+def distributed(row: Mapping[str, Any]) -> Surroundings:
+    """The framework of a row of the common schema that ran on many devices."""
+    text = row["framework"]
+    if "torchtitan" in text or "PyTorch 2.0" in text:
+        options = (row.get("options") or "") + text
+        found = frameworks.get("torch-compile" if "torch.compile" in options else "torch")
+        if "asynctp" in options.lower().replace(" ", ""):
+            found = replace(found, tp_overlap="full")
+        return Surroundings(framework=found, errors=Errors(device=0.05, base=0.07))
+    if "bigscience" in (row.get("source_id") or ""):
+        return Surroundings(framework=kept_in_fp32(row, _bigscience(row)), errors=Errors(device=0.05, base=0.07))
+    for words, name in _NAMES:
+        if any(word in text for word in words):
+            found = frameworks.get(name)
+            if "overlap disabled" in (row.get("options") or ""):
+                found = replace(found, tp_overlap="none", p2p_overlap=False)
+            # routing, kernels and overlap of experts change from release to release
+            errors = Errors(device=0.05, base=0.17 if row.get("family") == "moe-lm" else 0.05)
+            return Surroundings(framework=found, errors=errors)
+    raise SpecError(f"framework {text[:40]!r} is not known")
+
+
+def _bigscience(row: Mapping[str, Any]) -> Framework:
+    """Processes were bound to the wrong sockets until 25 February 2022, which the source found and repaired: hosts were half as fast."""
+    found = frameworks.get("bigscience")
+    day = (row.get("notes") or "")[:5]
+    return replace(found, issue_s=2 * found.issue_s, issue_backward_s=2 * found.issue_backward_s) if day < "02-25" else found
+
+
+def sharding(row: Mapping[str, Any]) -> str:
+    """What the data-parallel ranks of a row share."""
+    text = (row.get("sharding") or "").lower()
+    if "offload" in text:
+        raise SpecError("offloaded to the host")
+    for word, kind in (("zero3", "fsdp"), ("fsdp", "fsdp"), ("shard_grad_op", "fsdp"), ("zero2", "zero2"), ("zero1", "zero1"), ("distributed", "zero1")):
+        if word in text:
+            return kind
+    return "ddp"
+
+
+def sequence_parallel(row: Mapping[str, Any]) -> bool:
+    """Whether norms are split over the tensor-parallel ranks: where a row says so, and in frameworks that always do."""
+    options = (row.get("options") or "").lower()
+    if "sequence parallel" in options:
+        return "no sequence parallel" not in options
+    always = ("NeMo", "Nemo", "Megatron-Core", "torchtitan", "NVIDIA Release")
+    return any(word in row["framework"] for word in always) and int(float(row["tp"] or 1)) > 1
+
+
+def recompute(row: Mapping[str, Any]) -> str:
+    """What of a row's activations is computed again."""
+    text = (row.get("recompute") or "").lower()
+    return next((kind for kind in ("none", "selective", "full") if kind in text), "none")
+
+
+def precision(row: Mapping[str, Any]) -> str:
+    """Of the products in the layers."""
+    text = (row.get("precision") or "").lower()
+    if "fp4" in text:
+        raise SpecError("precision fp4 is not modelled")
+    for word, kind in (("fp8", "fp8"), ("float8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")):
+        if word in text:
+            return kind
+    raise SpecError("no precision given")
+
+
+def kept_in_fp32(row: Mapping[str, Any], found: Framework) -> Framework:
+    """The framework where a row says that gradients are kept and reduced in fp32."""
+    return replace(found, fp32_gradients=True, reduce_fp32=True) if "fp32 grad" in (row.get("precision") or "") else found
+
+
+def adapters(row: Mapping[str, Any]) -> bool:
+    """Whether only low-rank adapters are trained."""
+    return "lora" in (row.get("options") or "").lower()
+
+
+def reshard(row: Mapping[str, Any]) -> bool:
+    """Whether gathered parameters are dropped again after the forward pass."""
+    return "shard_grad_op" not in (row.get("sharding") or "").lower()

@@ -24,10 +24,30 @@ _FIELDS = {"width": "hidden", "depth": "layers", "inner": "ffn", "chosen": "top_
 _NOT_SIZES = ("p", "theta")
 
 
+_MODERN: dict[str, Any] = {"gated": True, "norm": "rms", "positions": "rotary", "bias": False, "tied": False}
+#: models known by their sizes only, from the configurations published with their weights
+_SIZES = (
+    Transformer(name="qwen3-30b-a3b", layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=768, vocab=151_936, experts=128, top_k=8,
+                seq=4096, **_MODERN),
+    Transformer(name="qwen3-235b-a22b", layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128, ffn=1536, vocab=151_936, experts=128, top_k=8,
+                seq=4096, **_MODERN),
+    Transformer(name="gpt-oss-120b", layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocab=201_088, experts=128, top_k=4,
+                seq=4096, **{**_MODERN, "bias": True}),
+    Transformer(name="grok-1", layers=64, hidden=6144, heads=48, kv_heads=8, head_dim=128, ffn=32_768, vocab=131_072, experts=8, top_k=2, seq=8192,
+                **{**_MODERN, "tied": True}),
+    # three of its layers have one feed-forward as wide as the nine experts that a token meets in the others: the same work
+    Transformer(name="deepseek-v3", layers=61, hidden=7168, heads=128, head_dim=128, ffn=2048, vocab=129_280, experts=256, top_k=8, shared_ffn=2048,
+                q_rank=1536, kv_rank=512, rotary_dim=64, seq=4096, **_MODERN),
+)
+
+
 def get(name: str) -> Transformer:
     """The transformer called `name`: a catalog name, or `hf:PATH` of a config.json."""
     if name.startswith("hf:"):
         return _read(Path(name[3:]))
+    sized = next((t for t in _SIZES if models.fold(t.name) == models.fold(name)), None)
+    if sized is not None:
+        return sized
     entry = models.get(name)
     if entry.build not in _DEFAULTS:
         raise SpecError(f"{entry.name} is not a stack of equal transformer layers; only data-parallel plans apply to it")
@@ -37,9 +57,14 @@ def get(name: str) -> Transformer:
     return Transformer(name=entry.name, seq=entry.seq or 2048, **fields)
 
 
+def captured() -> list[str]:
+    """Names of those that are modules of the catalog too."""
+    return [name for name in models.names() if models.get(name).build in _DEFAULTS]
+
+
 def names() -> list[str]:
     """Names that `get` takes."""
-    return [name for name in models.names() if models.get(name).build in _DEFAULTS]
+    return [*captured(), *(t.name for t in _SIZES)]
 
 
 def _read(path: Path) -> Transformer:

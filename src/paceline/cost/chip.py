@@ -12,10 +12,10 @@ LANES = 128
 DEFAULT_CLOCK_HZ = 1.5e9
 #: cache of a GPU for which no size is known
 DEFAULT_L2_BYTES = 8e6
-#: joules per fp32 FLOP of busy vector units, by architecture: a board given less power lowers its clock. Large products
-#: on the P4, T4 and both A100 PCIe come out at 15 to 17 pJ; those of other generations are estimates from their process
+#: joules per fp32 FLOP of busy vector units, by architecture: a board given less power lowers its clock. The P4, T4 and
+#: A100 PCIe 40 GB come out at 14 to 15 pJ; those of other generations are estimates from their process
 FP32_J = {
-    "kepler": 40e-12, "maxwell": 25e-12, "pascal": 15e-12, "volta": 16e-12, "turing": 16e-12, "ampere": 15.5e-12, "ada": 6e-12, "hopper": 9e-12,
+    "kepler": 40e-12, "maxwell": 25e-12, "pascal": 14.5e-12, "volta": 15e-12, "turing": 15e-12, "ampere": 14.5e-12, "ada": 6e-12, "hopper": 9e-12,
     "blackwell": 9e-12,
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -22,10 +22,7 @@ from paceline.errors import SpecError
 from paceline.spec.device import Device
 
 #: what an architecture without a file of its own is taken for
-NEAREST = {
-    "maxwell": "pascal", "ada": "ampere", "blackwell": "hopper", "cdna1": "cdna", "cdna2": "cdna", "cdna3": "cdna",
-    "cdna4": "cdna",
-}
+NEAREST = {"maxwell": "pascal", "ada": "ampere", "blackwell": "hopper"}
 #: groups tried in turn when a file has none of the exact name: the last part is dropped, then these
 _SIBLINGS = {
     "fp16": ("bf16", "tf32"), "bf16": ("fp16", "tf32"), "fp8": ("bf16", "fp16"), "fp4": ("bf16", "fp16"), "tf32": ("bf16",), "fp64": ("fp32",),
@@ -50,8 +47,8 @@ class Curves:
     attention: Mapping[str, AttentionCurve]
     #: kernels one entry of a group launches
     kernels: Mapping[str, float]
-    #: multiplies the time of every group that begins with a pattern: how this device departs from the file it inherits
-    scale: Mapping[str, float] = field(default_factory=dict)
+    #: per file inherited from, its own last: factors on the time of every group that begins with a pattern
+    scales: tuple[Mapping[str, float], ...] = ()
     #: groups that had no curve and what stood in for them
     inherited: tuple[str, ...] = ()
 
@@ -74,8 +71,11 @@ class Curves:
         return _find(self.kernels, group) or 1.0
 
     def scale_of(self, group: str) -> float:
-        best = closest(group, tuple(self.scale))
-        return self.scale[best] if best is not None else 1.0
+        factor = 1.0
+        for scale in self.scales:
+            best = closest(group, tuple(scale))
+            factor *= scale[best] if best is not None else 1.0
+        return factor
 
 
 @cache
@@ -103,10 +103,23 @@ def _find(table: Mapping[str, Any], group: str) -> Any:
     return None
 
 
+_FOLDER = files("paceline.cost") / "fitted"
+
+
+class _Files(dict[str, dict[str, Any]]):
+    """Curve files by name, each read when first asked for."""
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        self[name] = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
+        return self[name]
+
+
+_FILES = _Files()
+
+
 @cache
-def _files() -> dict[str, dict[str, Any]]:
-    folder = files("paceline.cost") / "fitted"
-    return {entry.name[:-5]: tomllib.loads(entry.read_text()) for entry in folder.iterdir() if entry.name.endswith(".toml")}
+def _available() -> frozenset[str]:
+    return frozenset(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir())
 
 
 def _typed(cls: type[Any], table: Mapping[str, Any]) -> Any:
@@ -125,30 +138,30 @@ def from_tables(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Curves:
     kernels = {group: float(value) for group, value in data.get("kernels", {}).items()}
     scale = {prefix: float(value) for prefix, value in data.get("scale", {}).items()}
     if base is None:
-        return Curves(name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, scale)
+        return Curves(name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, (scale,))
     return Curves(
         name, data["source"], {**base.matrix, **own["matrix"]}, {**base.stream, **own["stream"]}, {**base.attention, **own["attention"]},
-        {**base.kernels, **kernels}, {**base.scale, **scale}, (*base.inherited, data["inherits"]),
+        {**base.kernels, **kernels}, (*base.scales, scale), (*base.inherited, data["inherits"]),
     )
 
 
 @cache
 def _named(name: str) -> Curves:
-    return from_tables(name, _files())
+    return from_tables(name, _FILES)
 
 
 def named(name: str) -> Curves | None:
     """The curves of one file, where there is one of that name."""
-    return _named(name) if name in _files() else None
+    return _named(name) if name in _available() else None
 
 
 def curves_for(device: Device) -> Curves:
     """The constants for a device, with what `paceline calibrate` measured on it put on top."""
-    available = _files()
+    available = _available()
     name = next(
         (n for n in (device.name, device.architecture, NEAREST.get(device.architecture, "")) if n in available),
-        "cpu" if device.kind == "cpu" and "cpu" in available else "hopper",
+        "cpu" if device.kind == "cpu" else "hopper",
     )
     curves = _named(name)
     scale = {key.removeprefix("scale."): value for key, value in device.calibration.items() if key.startswith("scale.")}
-    return replace(curves, scale={**curves.scale, **scale}) if scale else curves
+    return replace(curves, scales=(*curves.scales, scale)) if scale else curves

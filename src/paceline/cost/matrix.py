@@ -15,7 +15,9 @@ intensity(tile) = tm tn / (tm + tn): small tiles re-read shared memory more ofte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +53,21 @@ class MatrixCurve:
     alignment: dict[str, float] = field(default_factory=dict)
 
 
+def stacked(curves: Sequence[MatrixCurve], which: NDArray[np.int64]) -> MatrixCurve:
+    """One curve whose constants are arrays: for each product those of the curve it belongs to."""
+    names = [f.name for f in fields(MatrixCurve) if f.name not in ("layouts", "alignment")]
+    table = np.array([[getattr(curve, name) for name in names] for curve in curves])[which].T
+    columns: dict[str, Any] = dict(zip(names, table, strict=True))
+    return MatrixCurve(**columns)
+
+
 def matrix_time(
-    chip: Chip, peak: float, curve: MatrixCurve, *, batch: Array, m: Array, n: Array, k: Array, traffic: Array, itemsize: Array | float,
+    chip: Chip, peak: Array | float, curve: MatrixCurve, *, batch: Array, m: Array, n: Array, k: Array, traffic: Array, itemsize: Array | float,
     share: Array | float = 1.0,
 ) -> Array:
-    """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency."""
+    """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency. Peak and constants may differ by product."""
+    c = {f.name: np.asarray(getattr(curve, f.name))[..., None, None] for f in fields(curve) if f.name not in ("layouts", "alignment")}
+    peak = np.asarray(peak)[..., None, None]
     batch, m, n, k, traffic = (np.asarray(v, dtype=float)[:, None, None] for v in (batch, m, n, k, traffic))
     itemsize, share = (np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None] for v in (itemsize, share))
     tm, tn = TILES[:, 0][None, :, None], TILES[:, 1][None, :, None]
@@ -64,14 +76,14 @@ def matrix_time(
     part = np.ceil(k / splits / step) * step
     units = batch * np.ceil(m / tm) * np.ceil(n / tn) * splits
     filled = np.maximum(1.0, units / chip.sms)
-    waves = filled + (np.ceil(units / chip.sms) - filled) * curve.quantisation
-    tile = np.minimum(1.0, tm * tn / (tm + tn) / curve.intensity) ** curve.slope
-    rate = peak / chip.sms * curve.efficiency * tile * share
-    compute = waves * (2 * tm * tn * part / rate + curve.tile_s)
-    memory = traffic / (chip.bandwidth * curve.memory)
-    cache = units * (tm + tn) * part * itemsize / (chip.bandwidth * curve.cache)
-    p = curve.power
+    waves = filled + (np.ceil(units / chip.sms) - filled) * c["quantisation"]
+    tile = np.minimum(1.0, tm * tn / (tm + tn) / c["intensity"]) ** c["slope"]
+    rate = peak / chip.sms * c["efficiency"] * tile * share
+    compute = waves * (2 * tm * tn * part / rate + c["tile_s"])
+    memory = traffic / (chip.bandwidth * c["memory"])
+    cache = units * (tm + tn) * part * itemsize / (chip.bandwidth * c["cache"])
+    p = c["power"]
     body = (compute**p + memory**p + cache**p) ** (1 / p)
-    reduction = np.where(splits > 1, splits * batch * m * n * 8 / (chip.bandwidth * curve.reduction) + curve.split_s, 0.0)
+    reduction = np.where(splits > 1, splits * batch * m * n * 8 / (chip.bandwidth * c["reduction"]) + c["split_s"], 0.0)
     total = np.where((part >= SPLIT_MIN) | (splits == 1), body + reduction, np.inf)
     return np.asarray(curve.launch_s + total.min(axis=(1, 2)))

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from paceline.cost.attention import attention_time
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
-from paceline.cost.matrix import matrix_time
-from paceline.cost.pack import MOST_ALIGNED, Packed, StreamEntries
-from paceline.cost.stream import L2_HIT, L2_SHARE, stream_features, stream_time
+from paceline.cost.matrix import matrix_time, stacked
+from paceline.cost.pack import MOST_ALIGNED, Labels, Packed, StreamEntries
+from paceline.cost.stream import L2_HIT, L2_SHARE, constants, stream_features
 
 Array = NDArray[np.float64]
 
@@ -46,34 +46,43 @@ def features(entries: StreamEntries, chip: Chip) -> Array:
     )
 
 
+def dtype_of(group: str, chip: Chip) -> str:
+    """The type whose peak bounds a matrix group."""
+    return next((part for part in group.split(".") if part in chip.peaks), "fp32")
+
+
 def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     """Device time of each packed operator."""
     seconds, kernels, latency = np.zeros((3, packed.size))
 
-    def add(group: str, owner: NDArray[np.int64], count: Array, each: Array, fixed: Array | float, launches: Array | float = 1.0) -> None:
-        scaled = count * curves.scale_of(group)
+    def add(groups: Labels, owner: NDArray[np.int64], count: Array, each: Array, fixed: Array | float, launches: Array | float = 1.0) -> None:
+        scaled = count * groups.map(curves.scale_of)
         np.add(seconds, np.bincount(owner, weights=scaled * each, minlength=packed.size), out=seconds)
         np.add(latency, np.bincount(owner, weights=scaled * fixed, minlength=packed.size), out=latency)
-        np.add(kernels, np.bincount(owner, weights=count * launches * curves.kernels_of(group), minlength=packed.size), out=kernels)
+        np.add(kernels, np.bincount(owner, weights=count * launches * groups.map(curves.kernels_of), minlength=packed.size), out=kernels)
 
-    for group, m in packed.matrix.items():
-        curve = curves.matrix_curve(group)
-        aligned = np.array([curve.alignment.get(str(a), 1.0) for a in range(MOST_ALIGNED + 1)])
-        share = m.layout.map(lambda layout, curve=curve: curve.layouts.get(layout, 1.0)) * aligned[m.align]  # type: ignore[misc]
-        peak = chip.peaks[next((part for part in group.split(".") if part in chip.peaks), "fp32")]
+    if packed.matrix:
+        groups, m = packed.products
+        found = [curves.matrix_curve(group) for group in groups.names]
+        layouts = np.array([[curve.layouts.get(layout, 1.0) for layout in m.layout.names] for curve in found])
+        aligned = np.array([[curve.alignment.get(str(a), 1.0) for a in range(MOST_ALIGNED + 1)] for curve in found])
+        curve = stacked(found, groups.codes)
         each = matrix_time(
-            chip, peak, curve, batch=m.batch, m=m.m, n=m.n, k=m.k, traffic=m.traffic, itemsize=m.itemsize, share=share,
+            chip, groups.map(lambda group: chip.peaks[dtype_of(group, chip)]), curve, batch=m.batch, m=m.m, n=m.n, k=m.k, traffic=m.traffic,
+            itemsize=m.itemsize, share=layouts[groups.codes, m.layout.codes] * aligned[groups.codes, m.align],
         )
-        add(group, m.owner, m.count, each, curve.launch_s)
-    for group, s in packed.stream.items():
-        table, flow = features(s, chip), curves.stream_curve(group)
-        fixed = table[:, 0] * flow.launch_s + table[:, 4] * flow.step
-        add(group, s.owner, s.count, stream_time(table, flow), fixed, s.launches)
+        add(groups, m.owner, m.count, each, curve.launch_s)
+    if packed.stream:
+        groups, s = packed.flows
+        table = features(s, chip)
+        weights = np.array([constants(curves.stream_curve(group)) for group in groups.names])[groups.codes]
+        costs = table * weights
+        add(groups, s.owner, s.count, costs.sum(axis=1), costs[:, 0] + costs[:, 4], s.launches)
     for group, a in packed.attention.items():
         peak = chip.peaks["tf32" if "fp32" in group else "bf16"]
         fused = curves.attention_curve(group)
         each = attention_time(chip, peak, fused, flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks)
-        add(group, a.owner, a.count, each, fused.launch_s)
+        add(Labels((group,), np.zeros(len(each), dtype=int)), a.owner, a.count, each, fused.launch_s)
     peaks = packed.dtypes.map(lambda dtype: chip.peaks.get(dtype, chip.peaks["fp32"]))
     elapsed = seconds * packed.groups.map(lambda group: RECURRENT_OVERLAP if group == "rnn" else 1.0)
     return OpTimes(elapsed, seconds, kernels, packed.flops / peaks, packed.moved / chip.bandwidth, latency)

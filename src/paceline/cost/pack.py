@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,10 @@ class Labels:
         sums = np.bincount(self.codes, weights=weights, minlength=len(self.names))
         return {name: float(value) for name, value in zip(self.names, sums, strict=True)}
 
+    def words(self) -> list[str]:
+        """The word of each entry."""
+        return [self.names[code] for code in self.codes]
+
     def take(self, keep: NDArray[np.bool_]) -> Labels:
         return Labels(self.names, self.codes[keep])
 
@@ -110,7 +115,7 @@ class AttentionEntries:
     blocks: Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packed:
     """All operators of a workload, in the order of its segments."""
 
@@ -123,6 +128,31 @@ class Packed:
     dtypes: Labels
     groups: Labels
     kinds: Labels
+
+    @cached_property
+    def products(self) -> tuple[Labels, MatrixEntries]:
+        """The entries of all matrix groups in one table, and the group of each: one call costs less than one per group."""
+        return _joined(self.matrix)
+
+    @cached_property
+    def flows(self) -> tuple[Labels, StreamEntries]:
+        """The same of all stream groups; accesses are renumbered."""
+        names, entries = _joined(self.stream)
+        sizes = [len(e.owner) for e in self.stream.values()]
+        before = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(e.access_entry) for e in self.stream.values()])
+        return names, replace(entries, access_entry=entries.access_entry + before)
+
+
+def _joined(groups: Mapping[str, Any]) -> tuple[Labels, Any]:
+    sizes = [len(entries.owner) for entries in groups.values()]
+    names = Labels(tuple(groups), np.repeat(np.arange(len(sizes)), sizes))
+    parts = list(groups.values())
+    columns = {f.name: [getattr(entries, f.name) for entries in parts] for f in fields(parts[0])} if parts else {}
+    joined = {
+        name: Labels.of(word for c in column for word in c.words()) if isinstance(column[0], Labels) else np.concatenate(column)
+        for name, column in columns.items()
+    }
+    return names, type(parts[0])(**joined) if parts else None
 
 
 class _Builder:

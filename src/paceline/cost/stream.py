@@ -38,11 +38,10 @@ class StreamCurve:
 
 
 def stream_features(chip: Chip, *, launches: Array, moved: Array, elements: Array, rows: Array, serial: Array) -> Array:
-    """The formula's terms with all constants one: what the fit regresses on and `stream_time` weighs."""
+    """The formula's terms with all constants one: what the fit regresses on and `constants` weigh."""
     return np.stack([launches, moved / chip.bandwidth, elements / chip.sm_hz, rows / chip.sm_hz, serial / chip.clock], axis=1)
 
 
-def stream_time(features: Array, curve: StreamCurve) -> Array:
-    """Seconds of each operator."""
-    weights = np.array([curve.launch_s, curve.traffic, curve.element, curve.row, curve.step])
-    return np.asarray(features @ weights)
+def constants(curve: StreamCurve) -> tuple[float, float, float, float, float]:
+    """The weights of the terms, in their order."""
+    return curve.launch_s, curve.traffic, curve.element, curve.row, curve.step

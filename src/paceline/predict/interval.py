@@ -23,10 +23,10 @@ Z90 = 1.645
 class Errors:
     """Standard deviations of the logarithm of time."""
 
-    group: float = 0.15
-    base: float = 0.035
+    group: float = 0.095
+    base: float = 0.033
     device: float = 0.0
-    host: float = 0.17
+    host: float = 0.19
 
 
 def device_sigma(shares: Mapping[str, float], errors: Errors) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from paceline.catalog import models
 from paceline.report.terminal import listing
+from paceline.spec.cluster import Cluster, Tier, fact_dimension
 from paceline.spec.device import DTYPES, FIELDS, Device, Fact
 from paceline.units import show
 
@@ -111,13 +112,17 @@ def device_facts(device: Device) -> RenderableType:
         lines.append(Text(f"also called: {', '.join(device.aliases)}"))
     if device.notes:
         lines.append(Text(device.notes, style="dim"))
-    sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact in _ordered(device)), 1)}
-    rows = [[path, show(fact.value, _dimension(path), 4), fact.kind, sources[fact.source]] for path, fact in _ordered(device)]
-    lines.append(_Fitting(("fact", "value", "kind", "source"), rows))
-    lines += [Text(f"{number}  {source}", style="dim") for source, number in sources.items()]
+    lines += _fact_lines([(path, fact, _dimension(path)) for path, fact in _ordered(device)])
     if device.calibration:
         lines.append(_Fitting(("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
     return Group(*lines, Text())
+
+
+def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
+    """Facts (path, fact, dimension) as a table that numbers their sources, and the sources below it."""
+    sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact, _ in facts), 1)}
+    rows = [[path, show(fact.value, dimension, 4), fact.kind, sources[fact.source]] for path, fact, dimension in facts]
+    return [_Fitting(("fact", "value", "kind", "source"), rows), *(Text(f"{number}  {source}", style="dim") for source, number in sources.items())]
 
 
 def _dimension(path: str) -> str:
@@ -134,8 +139,53 @@ def device_dict(device: Device) -> dict[str, Any]:
     """Plain data: what the device is, and each fact by its path with SI value, kind and source."""
     return {
         **{key: getattr(device, key) for key in _TEXTS}, "aliases": list(device.aliases),
-        "facts": {path: {"value": fact.value, "kind": fact.kind, "source": fact.source} for path, fact in _ordered(device)},
+        "facts": {path: _fact_dict(fact) for path, fact in _ordered(device)},
         "calibration": dict(device.calibration),
+    }
+
+
+def _fact_dict(fact: Fact) -> dict[str, Any]:
+    return {"value": fact.value, "kind": fact.kind, "source": fact.source}
+
+
+# -- clusters ------------------------------------------------------------------------------------
+
+
+def cluster_table(clusters: Sequence[Cluster]) -> RenderableType:
+    """One line per cluster: what a node holds, and each tier's kind, domain and bandwidth per device and direction."""
+    rows = [
+        [cluster.name, cluster.title, cluster.device.name, f"{cluster.nodes} x {cluster.node_devices}", ", then ".join(map(_tier, cluster.tiers))]
+        for cluster in clusters
+    ]
+    caption = "tiers from the innermost outwards, bandwidth of one device each way; `paceline clusters NAME` gives every fact and its source"
+    return _Fitting(("name", "title", "device", "nodes", "tiers"), rows, ("title",), ("title", "tiers"), caption=caption)
+
+
+def _tier(tier: Tier) -> str:
+    joined = f" of {tier.domain}" if tier.domain else ""
+    shared = f" ({show(tier.node_bandwidth_Bps, 'bandwidth')} a node)" if tier.node_bandwidth_Bps else ""
+    return f"{tier.kind}{joined} at {show(tier.bandwidth_Bps, 'bandwidth')}{shared}"
+
+
+def cluster_facts(cluster: Cluster) -> RenderableType:
+    """Every fact of a cluster, in its unit, with how it is known and where from."""
+    head = Text.assemble((cluster.name, "bold"), f": {cluster.title}; {cluster.nodes} x {cluster.node_devices} {cluster.device.name}")
+    lines: list[RenderableType] = [head]
+    if cluster.aliases:
+        lines.append(Text(f"also called: {', '.join(cluster.aliases)}"))
+    if cluster.notes:
+        lines.append(Text(cluster.notes, style="dim"))
+    lines += [Text(f"{tier.name}: {_tier(tier)}, {tier.topology}" + "".join(f", {f}" for f in tier.features)) for tier in cluster.tiers]
+    return Group(*lines, *_fact_lines([(path, fact, fact_dimension(path)) for path, fact in cluster.facts.items()]), Text())
+
+
+def cluster_dict(cluster: Cluster) -> dict[str, Any]:
+    """Plain data: what the cluster is, its tiers in SI units, and each fact by its path."""
+    return {
+        "name": cluster.name, "title": cluster.title, "device": cluster.device.name, "nodes": cluster.nodes, "node_devices": cluster.node_devices,
+        "devices": cluster.device_count, "straggler_cv": cluster.straggler_cv, "mix": {device.name: count for device, count in cluster.mix},
+        "aliases": list(cluster.aliases), "notes": cluster.notes, "tiers": [asdict(tier) for tier in cluster.tiers],
+        "facts": {path: _fact_dict(fact) for path, fact in cluster.facts.items()},
     }
 
 

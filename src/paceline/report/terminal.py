@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.spec.prediction import Prediction
+from paceline.spec.prediction import DistributedPrediction, Memory, Prediction
 from paceline.units import show
 
-_BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta"}
+_BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta", "communication": "blue", "bubble": "red"}
 _MEMORY_STYLE = {
     "parameters": "blue", "gradients": "bright_blue", "optimizer": "magenta", "activations": "green", "temporary": "yellow", "workspace": "white",
 }
@@ -69,8 +69,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
-def _memory_lines(p: Prediction) -> list[Text]:
-    found = p.memory
+def _memory_bar(found: Memory) -> list[Text]:
+    """A bar of what is allocated by kind, and its legend."""
     scale = max(found.available_bytes, found.reserved_bytes)
     bar = Text()
     used = 0
@@ -84,11 +84,16 @@ def _memory_lines(p: Prediction) -> list[Text]:
         if size:
             legend.append("■ ", style=_MEMORY_STYLE[kind])
             legend.append(f"{kind} {show(size, 'bytes')}  ")
+    return [bar, legend]
+
+
+def _memory_lines(p: Prediction) -> list[Text]:
+    found = p.memory
     head = Text.assemble(
         "memory: ", (show(found.peak_bytes, "bytes"), "bold"), f" allocated at the peak ({found.peak_at}), about "
         f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
     )
-    lines = [head, bar, legend]
+    lines = [head, *_memory_bar(found)]
     if not p.fit.fits:
         short = p.fit.needed_bytes - p.fit.available_bytes
         lines.append(Text(f"does not fit: needs {show(p.fit.needed_bytes, 'bytes')}, has {show(p.fit.available_bytes, 'bytes')}, "
@@ -99,7 +104,45 @@ def _memory_lines(p: Prediction) -> list[Text]:
     return lines
 
 
-def _basis(p: Prediction) -> list[Text]:
+def distributed_view(p: DistributedPrediction) -> RenderableType:
+    """Headline, where the time goes along the critical path, memory of each stage, what it rests on."""
+    first = Text.assemble((p.model, "bold"), f" on {p.cluster}, {p.devices} devices: {p.plan}")
+    answer = Text.assemble(
+        (show(p.step_s, "time"), "bold green"), f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
+        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {100 * p.mfu:.1f} % of peak FLOP/s ({100 * p.hfu:.1f} % with recomputation)",
+    )
+    bound = Text.assemble(
+        "bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"),
+        f"; exposed communication {100 * p.exposed_s / p.step_s:.1f} %, pipeline bubble {100 * p.bubble_s / p.step_s:.1f} %",
+    )
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for title in ("where the time goes", "ms", "share", ""):
+        table.add_column(title, justify="right" if title in ("ms", "share") else "left")
+    for part in p.breakdown:
+        if part.share >= 0.001:
+            bar = Text("█" * max(1, round(part.share * 30)), style=_BOUND_STYLE[part.bound_by])
+            table.add_row(part.name, _ms(part.seconds), f"{100 * part.share:.1f} %", bar)
+    return Group(first, answer, bound, Text(), table, Text(), *_stage_lines(p), Text(), *_basis(p))
+
+
+def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
+    """Memory of the fullest stage by kind, and of the others in a line each (equal ones together)."""
+    found = p.memory
+    head = Text.assemble(
+        "memory: ", (show(found.peak_bytes, "bytes"), "bold"), f" allocated at the peak ({found.peak_at}), about "
+        f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
+    )
+    lines: list[RenderableType] = [head, *_memory_bar(found)]
+    if not p.fit.fits:
+        lines.append(Text(f"does not fit: short of {show(p.fit.needed_bytes - p.fit.available_bytes, 'bytes')}", style="bold red"))
+    if len(p.stages) > 1:
+        rows = [(str(i), str(s.layers), _ms(s.forward_s), _ms(s.backward_s), show(s.memory.peak_bytes, "bytes")) for i, s in enumerate(p.stages)]
+        shown = rows if len(rows) <= 8 else [*rows[:3], ("...",) * 5, *rows[-2:]]
+        lines.append(listing("", ("stage", "layers", "forward ms", "backward ms", "memory"), shown))
+    return lines
+
+
+def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
     lines = [Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")) for e in p.provenance]
     return [Text("rests on:", style="dim"), *lines]
 

@@ -26,7 +26,7 @@ library reaches of it, and latencies that no file gives, are constants of the ki
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +47,7 @@ FEATURES = ("nvls", "sharp", "rails")
 #: keys of [tier.NAME] that are facts -> (attribute, dimension)
 TIER_FIELDS: dict[str, tuple[str, str]] = {
     "domain": ("domain", "count"), "bandwidth": ("bandwidth_Bps", "bandwidth"), "node_bandwidth": ("node_bandwidth_Bps", "bandwidth"),
-    "latency": ("latency_s", "time"), "oversubscription": ("oversubscription", "fraction"),
+    "latency": ("latency_s", "time"), "oversubscription": ("oversubscription", "count"),
 }
 _FIELDS = {"node.devices": "count", "stragglers.cv": "fraction"}
 _TIER_TEXTS: dict[str, type] = {"kind": str, "topology": str, "features": list}
@@ -144,6 +144,9 @@ class Cluster:
         """This cluster `times` over, in one network."""
         if times < 1:
             raise SpecError(f"a cluster has at least one node, got {times} x {self.name}")
+        most = self.tiers[-1].domain if self.tiers else 1
+        if most is not None and times * self.device_count > most:
+            raise SpecError(f"{times} x {self.name} are {times * self.device_count} devices, but its outermost tier joins {most}")
         mix = tuple((device, count * times) for device, count in self.mix)
         return replace(self, name=f"{times}x{self.name}" if times > 1 else self.name, nodes=self.nodes * times, mix=mix)
 
@@ -157,7 +160,9 @@ class Cluster:
             raise SpecError(f"a group has a size and a stride of at least 1 and a base of at least 0, got {size}, {stride}, {base}")
         needed = base + (size - 1) * stride + 1
         if needed > self.device_count:
-            raise SpecError(f"a group of {size} ranks with stride {stride} from rank {base} needs {needed} devices; {self.name} has {self.device_count}")
+            raise SpecError(
+                f"a group of {size} ranks with stride {stride} from rank {base} needs {needed} devices; {self.name} has {self.device_count}"
+            )
         members = [self._members(i, size, stride, base) for i in range(len(self.tiers))]
         return Group(size=size, stride=stride, base=base, members=tuple(members), concurrent=concurrent)
 
@@ -175,7 +180,7 @@ class Cluster:
             counts[rank // domain] += 1
         return max(counts)
 
-    def uplink_Bps(self, group: Group, tier: int) -> float:
+    def uplink(self, group: Group, tier: int) -> float:
         """B/s, each way, that a group's members in one inner domain have together into a tier: line rates, no losses."""
         level = self.tiers[tier]
         inner = group.members[tier - 1] if tier else 1
@@ -200,6 +205,11 @@ class Cluster:
             axes = int(topology[-2])
             return min(1.0, max(1, math.ceil(axes * math.log(fan) / math.log(whole) - 1e-9)) / axes)
         return 1.0
+
+
+def fact_dimension(path: str) -> str:
+    """The dimension of a fact, such as `tier.network.bandwidth`."""
+    return _FIELDS[path] if path in _FIELDS else TIER_FIELDS[path.rpartition(".")[2]][1]
 
 
 def read(path: Path, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
@@ -258,22 +268,23 @@ class _Reader(FactReader):
                 self.check(f"{path}.{key}", raw, _TIER_TEXTS[key])
                 values[key] = tuple(raw) if key == "features" else raw
             else:
-                near = nearest(key, allowed := [*_TIER_TEXTS, *TIER_FIELDS])
-                raise self.error(f"{path}.{key}", f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"))
+                raise self.unknown(f"{path}.{key}", "key", key, (*_TIER_TEXTS, *TIER_FIELDS))
         if "domain" in values:
             values["domain"] = self.whole(f"{path}.domain", values["domain"])
-        for key, allowed in (("kind", (*LINKS, *NETWORKS)), ("topology", TOPOLOGIES), ("features", FEATURES)):
+        for key, words in (("kind", (*LINKS, *NETWORKS)), ("topology", TOPOLOGIES), ("features", FEATURES)):
             for word in values.get(key, ()) if key == "features" else filter(None, [values.get(key)]):
-                if word not in allowed:
-                    near = nearest(word, allowed)
-                    hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
-                    raise self.error(f"{path}.{key}", f"unknown {key.removesuffix('s')} {word!r}; {hint}")
+                if word not in words:
+                    raise self.unknown(f"{path}.{key}", key.removesuffix("s"), word, words)
         if base is not None:
             return replace(base, **values)
         for key in ("kind", "bandwidth"):
             if key not in table:
                 raise self.error(path, f"missing {key}")
         return Tier(name=name, **values)
+
+    def unknown(self, path: str, noun: str, word: str, allowed: Sequence[str]) -> SpecError:
+        near = nearest(word, allowed)
+        return self.error(path, f"unknown {noun} {word!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"))
 
     def whole(self, path: str, value: float) -> int:
         if value != int(value):

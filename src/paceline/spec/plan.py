@@ -33,14 +33,14 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS, "offload": OFFLOADS, "context": CONTEXTS,
 }
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
-_FLAGS = ("sp", "reshard")
+_FLAGS = ("sp", "reshard", "adapters")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Degrees, batch and options; None: to be filled in by `resolve`."""
+    """Degrees, batch and options; 0 or empty: to be filled in by `resolve`."""
 
-    dp: int | None = None
+    dp: int = 0
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -49,15 +49,15 @@ class Plan:
     #: chunks of layers per pipeline stage
     vpp: int = 1
     #: samples of one micro-batch on one data-parallel rank, and of the whole step
-    mbs: int | None = None
-    gbs: int | None = None
-    seq: int | None = None
+    mbs: int = 0
+    gbs: int = 0
+    seq: int = 0
     sharding: str = "ddp"
     #: devices that share one copy of the parameters under hsdp
-    shard: int | None = None
+    shard: int = 0
     #: sequence parallel: norms and dropouts on 1/tp of the tokens
     sp: bool = False
-    schedule: str | None = None
+    schedule: str = ""
     recompute: str = "none"
     precision: str = "bf16"
     context: str = "ring"
@@ -66,8 +66,10 @@ class Plan:
     prefetch: int = 1
     reshard: bool = True
     offload: str = "none"
+    #: only low-rank adapters are trained: no gradients, state or reduction of the weights themselves
+    adapters: bool = False
     #: whose kernels and overlap: a name of `spec.framework`
-    framework: str | None = None
+    framework: str = ""
 
     @staticmethod
     def parse(text: str) -> Plan:
@@ -89,13 +91,17 @@ class Plan:
     @property
     def micro_batches(self) -> int:
         """Micro-batches that one data-parallel rank runs per step; of a resolved plan."""
-        assert self.gbs is not None and self.dp is not None and self.mbs is not None
         return self.gbs // (self.dp * self.mbs)
 
     def __str__(self) -> str:
-        parts = [f"{name}={getattr(self, name)}" for name in _SIZES if getattr(self, name) not in (None, 1)]
-        words = [getattr(self, name) for name in ("schedule", "precision") if getattr(self, name)]
-        return " ".join([self.sharding, *parts, *(["sp"] if self.sp else []), f"recompute={self.recompute}", *words])
+        """The plan in the words that `parse` reads, without what is usual."""
+        parts = [f"{name}={value}" for name in _SIZES if (value := getattr(self, name)) not in (0, 1)]
+        flags = [name if getattr(self, name) else f"no-{name}" for name in _FLAGS if getattr(self, name) != getattr(Plan, name)]
+        words = [f"{name}={value}" for name in ("recompute", "context", "offload") if (value := getattr(self, name)) != getattr(Plan, name)]
+        bucket = [f"bucket={self.bucket_bytes:g}B"] if self.bucket_bytes != Plan.bucket_bytes else []
+        framework = [f"framework={self.framework}"] if self.framework else []
+        kind = [self.sharding] if self.sharding != "none" else []
+        return " ".join([*kind, *parts, *flags, *words, *filter(None, (self.schedule, self.precision)), *bucket, *framework])
 
 
 def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
@@ -171,24 +177,22 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     dp = plan.dp or max(1, devices // used)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     schedule = plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")
-    shard = (plan.shard or min(dp, 8)) if plan.sharding == "hsdp" else None
+    shard = (plan.shard or min(dp, 8)) if plan.sharding == "hsdp" else 0
     sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else plan.sharding
-    return replace(
-        plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=plan.seq or (model.seq if model else 1), schedule=schedule, shard=shard, sharding=sharding,
-    )
+    seq = plan.seq or (model.seq if model else 1)
+    return replace(plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, shard=shard, sharding=sharding)
 
 
 def _problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[str]:
     """Everything that keeps a filled plan from running, with its factors."""
-    assert plan.dp is not None and plan.gbs is not None and plan.mbs is not None and plan.seq is not None
     if plan.ranks != devices:
         yield f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.ranks} ranks, but the cluster has {devices} devices"
     if plan.gbs % (plan.dp * plan.mbs):
         yield f"gbs {plan.gbs} is not a multiple of dp {plan.dp} x mbs {plan.mbs} = {plan.dp * plan.mbs}"
     else:
-        count = plan.micro_batches
-        if plan.vpp > 1 and count < plan.pp:
-            yield f"{plan.schedule} with vpp {plan.vpp} needs at least pp {plan.pp} micro-batches, but gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {count}"
+        count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {plan.micro_batches}"
+        if plan.vpp > 1 and plan.micro_batches < plan.pp:
+            yield f"{plan.schedule} with vpp {plan.vpp} needs at least pp {plan.pp} micro-batches, but {count}"
     if plan.vpp > 1 and plan.pp == 1:
         yield f"vpp {plan.vpp} without a pipeline (pp 1)"
     if plan.vpp > 1 and plan.schedule in ("gpipe", "1f1b", "zb-h1"):
@@ -222,7 +226,7 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
     """The feasible plan whose degrees differ least (by their ratios) from the one asked for."""
     best: tuple[float, Plan] | None = None
 
-    def away(value: int, wanted: int | None, weight: float = 1.0) -> float:
+    def away(value: int, wanted: int, weight: float = 1.0) -> float:
         return weight * abs(math.log(value / wanted)) if wanted else 0.0
 
     for tp in _divisors(devices):
@@ -232,8 +236,8 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
                 distance = away(tp, given.tp) + away(pp, given.pp) + away(cp, given.cp) + away(dp, given.dp)
                 if best is not None and distance >= best[0]:
                     continue
-                for candidate in _batches(replace(filled, tp=tp, pp=pp, cp=cp, dp=dp), given):
-                    assert candidate.gbs and candidate.mbs
+                kind = given.sharding if dp * cp > 1 else "none"
+                for candidate in _batches(replace(filled, tp=tp, pp=pp, cp=cp, dp=dp, sharding=kind), given):
                     total = distance + away(candidate.mbs, given.mbs) + away(candidate.gbs, given.gbs, 2.0) + away(candidate.vpp, given.vpp)
                     if (best is None or total < best[0]) and not any(_problems(candidate, devices, model)):
                         best = total, candidate
@@ -242,9 +246,8 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
 
 def _batches(plan: Plan, given: Plan) -> Iterator[Plan]:
     """Variants of a plan in micro-batch, batch, chunks and expert degree."""
-    assert plan.dp and plan.gbs and plan.mbs
     ep = max(d for d in _divisors(plan.dp * plan.cp * plan.tp) if d <= plan.ep)
-    shard = max(d for d in _divisors(plan.dp) if d <= plan.shard) if plan.shard else None
+    shard = max(d for d in _divisors(plan.dp) if d <= plan.shard) if plan.shard else 0
     plan = replace(plan, ep=ep, shard=shard)
     for vpp in {plan.vpp if plan.pp > 1 else 1, 1}:
         schedule = given.schedule if given.schedule and (vpp > 1) == (given.vpp > 1) else "interleaved" if vpp > 1 else "1f1b"

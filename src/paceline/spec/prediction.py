@@ -114,7 +114,78 @@ class Prediction:
         return prediction_html(self)
 
 
-def _plain(prediction: Prediction) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage: its layers, seconds per micro-batch, and the memory of one of its devices."""
+
+    layers: int
+    forward_s: float
+    backward_s: float
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedPrediction:
+    """One training step of a transformer under a plan on a cluster. Seconds, bytes; `throughput` in tokens per second.
+
+    `breakdown` follows the critical path: its seconds add up to `step_s`.
+    """
+
+    model: str
+    cluster: str
+    device: str
+    plan: str
+    devices: int
+    batch: int
+    seq: int
+    precision: str
+    unit: str
+    step_s: float
+    step_s_low: float
+    step_s_high: float
+    throughput: float
+    #: model FLOPs, and all that is computed, over the peak of the matrix products' precision
+    mfu: float
+    hfu: float
+    flops: float
+    parameters: int
+    micro_batches: int
+    #: of the step, seconds in which communication and nothing else goes on, and in which a stage waits for another
+    exposed_s: float
+    bubble_s: float
+    bound_by: str
+    breakdown: tuple[Part, ...]
+    stages: tuple[Stage, ...]
+    fit: Fit
+    provenance: tuple[Evidence, ...]
+    energy_j: float | None = None
+    cost_per_unit: float | None = None
+
+    @property
+    def memory(self) -> Memory:
+        """Of a device of the fullest stage."""
+        return max((stage.memory for stage in self.stages), key=lambda memory: memory.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated bytes of a device of the fullest stage."""
+        return self.memory.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`: the keys of a `Prediction` and more."""
+        fullest = self.memory
+        return {
+            **_plain(self), "peak_bytes": fullest.peak_bytes, "reserved_bytes": fullest.reserved_bytes, "memory": dict(fullest.by_kind),
+            "fits": self.fit.fits,
+        }
+
+    def __rich__(self) -> Any:
+        from paceline.report.terminal import distributed_view
+
+        return distributed_view(self)
+
+
+def _plain(prediction: Prediction | DistributedPrediction) -> dict[str, Any]:
     names = [name for name in prediction.__dataclass_fields__ if name != "timeline"]
     out: dict[str, Any] = {}
     for name in names:

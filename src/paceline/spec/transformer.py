@@ -14,6 +14,8 @@ from paceline.errors import SpecError
 
 #: what Megatron pads a vocabulary to, times the tensor-parallel degree
 VOCABULARY_UNIT = 128
+#: a published parameter count this near to one of ours was not rounded
+EXACT = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,11 @@ class Transformer:
     experts: int = 0
     top_k: int = 0
     shared_ffn: int = 0
+    #: latent attention (DeepSeek): queries, and keys with values, pass through these narrower widths; `rotary_dim` of a head's keys are
+    #: shared by all heads and carry the positions
+    q_rank: int = 0
+    kv_rank: int = 0
+    rotary_dim: int = 0
     #: the usual sequence length
     seq: int = 2048
 
@@ -75,6 +82,10 @@ class Transformer:
 
     @cached_property
     def attention_parameters(self) -> int:
+        if self.kv_rank:
+            keys = self.heads * (self.head_dim + self.rotary_dim)
+            down = self.hidden * (self.q_rank + self.kv_rank + self.rotary_dim)
+            return down + self.q_rank * (keys + 1) + self.kv_rank * (2 * self.q_size + 1) + self.q_size * self.hidden
         wide = self.q_size + 2 * self.kv_size
         return self.hidden * (wide + self.q_size) + (wide + self.hidden if self.bias else 0)
 
@@ -172,7 +183,7 @@ def from_columns(row: Mapping[str, str]) -> Transformer:
     """The transformer of a table's columns (n_layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len, params).
 
     Tables give sizes, not kinds. A feed-forward four times as wide as the model is the classic one and any
-    other a gated one; whether the head is tied is what brings the count nearer to `params`.
+    other a gated one; what else may differ is what brings the count nearest to `params`.
     """
     missing = [column for column in ("n_layers", "hidden", "heads", "vocab") if not row.get(column)]
     if missing:
@@ -182,13 +193,19 @@ def from_columns(row: Mapping[str, str]) -> Transformer:
     classic = ffn == 4 * hidden
     kv_heads = int(float(row.get("kv_heads") or heads))
     rotary = not classic or kv_heads < heads
+    # what else may differ: biases, learned positions or none, a tied head; first what is usual for the kind
+    kinds = [(False, "rotary", tied) for tied in (False, True)] if rotary else [
+        (bias, positions, tied) for tied in (True, False) for bias in (True, False) for positions in ("learned", "alibi")]
     candidates = [
         Transformer(
             name=row.get("model", "transformer"), layers=int(float(row["n_layers"])), hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
-            vocab=int(float(row["vocab"])), gated=not classic, norm="layer" if classic else "rms", positions="rotary" if rotary else "learned",
-            tied=tied, bias=not rotary, seq=int(float(row.get("seq_len") or 2048)),
+            vocab=int(float(row["vocab"])), gated=not classic, norm="layer" if classic else "rms", positions=positions, tied=tied, bias=bias,
+            seq=int(float(row.get("seq_len") or 2048)),
         )
-        for tied in (not rotary, rotary)
+        for bias, positions, tied in kinds
     ]
     published = float(row.get("params") or 0)
-    return min(candidates, key=lambda t: abs(t.parameters - published)) if published else candidates[0]
+    best = min(candidates, key=lambda t: abs(t.parameters - published))
+    # a rounded count says nothing about biases and positions
+    return best if published and abs(best.parameters / published - 1) < EXACT else min(
+        (candidates[0], candidates[-1] if rotary else candidates[4]), key=lambda t: abs(t.parameters - published) if published else 0)

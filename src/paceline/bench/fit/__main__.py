@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.fit import compiled, fp16, fp32, hopper, steps
+from paceline.bench.fit import collectives, compiled, fp16, fp32, hopper, steps
 from paceline.cost.curves import from_tables
 
 PROFILES = Path(__file__).parents[4] / "measurements" / "h200" / "profiled_steps.jsonl.gz"
@@ -47,7 +47,7 @@ def _value(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the measurement sets that do not ship")
-    parser.add_argument("--only", choices=("hopper", "fp32", "steps"), help="fit these files only")
+    parser.add_argument("--only", choices=("hopper", "fp32", "steps", "collectives"), help="fit these files only")
     args = parser.parse_args()
     if args.only in (None, "hopper"):
         fit_hopper()
@@ -57,6 +57,8 @@ def main() -> None:
         fit_fp32(args.data)
     if args.only in (None, "steps"):
         fit_steps(args.data / "published")
+    if args.only in (None, "collectives"):
+        fit_collectives(args.data)
 
 
 def fit_hopper() -> None:
@@ -97,6 +99,14 @@ def fit_steps(folder: Path) -> None:
         report.append(f"-- {name}")
         rows = list(read(folder / source, from_tables(base, tables)))
         (OUT / f"{name}.toml").write_text(toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base))
+    print("\n".join(report))
+
+
+def fit_collectives(folder: Path) -> None:
+    report: list[str] = []
+    source = "published/collectives_busbw.csv, kernels_fp16/*/nccl_* (DebarghaG/estimate-train-time, MIT), h200/gloo_loopback_16core.jsonl"
+    source += "; not measured, and only assumed: links aries, efa, ethernet, ici, pcie, qpi, slingshot and other of nccl, and all of mpi"
+    (OUT / "collectives.toml").write_text(toml(source, collectives.fit(folder, report)))
     print("\n".join(report))
 
 

@@ -26,15 +26,18 @@ from paceline.cost.chip import chip
 from paceline.cost.curves import Curves
 from paceline.cost.operators import features
 from paceline.cost.pack import MOST_ALIGNED, Packed, pack_ops
-from paceline.cost.stream import StreamCurve, stream_time
+from paceline.cost.stream import StreamCurve, constants
 from paceline.spec.device import Device
 from paceline.spec.workload import Op
 
 #: rows of each operator and device that go into a fit: more change nothing but its time
 SAMPLE = 400
-ARCHITECTURES = {"pascal": ("p100-pcie", "p4"), "volta": ("v100-pcie-32gb",), "turing": ("t4",), "ampere": ("a100-pcie-40gb", "a100-pcie-80gb")}
-#: architectures whose multiprocessors are built alike: they stand in for each other
-ALIKE = (("pascal",), ("volta", "turing", "ampere"))
+#: curve file -> devices it is fitted to; the P4's multiprocessors are not those of the P100, which stands for the rest of Pascal
+ARCHITECTURES = {
+    "pascal": ("p100-pcie",), "p4": ("p4",), "volta": ("v100-pcie-32gb",), "turing": ("t4",), "ampere": ("a100-pcie-40gb", "a100-pcie-80gb"),
+}
+#: architectures whose multiprocessors are most alike: they stand in for each other
+ALIKE = (("pascal", "p4"), ("volta", "turing", "ampere"))
 #: device time of an empty kernel; rows below which a group is left to the file it inherits
 BARE_S, FEW = 3e-6, 20
 _POINTWISE = ("add", "mul", "relu", "tanh", "divu", "addu")
@@ -79,12 +82,14 @@ def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curv
     products = _group(data, names, ("linear", "bmm"))
     tables["matrix"]["gemm.fp32"] = _matrix("gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1",))
     convolutions = _group(data, names, ("conv",))
-    for kind in ("conv1", "conv", "winograd", "stem"):
+    # filters of one tap were not measured, but are plain products
+    shapes = {"conv1": {k: v for k, v in tables["matrix"]["gemm.fp32"].items() if k not in ("layouts", "alignment")}}
+    for kind in ("conv", "winograd", "stem"):
         group = f"{kind}.fprop.fp32"
         if any(group in packed.matrix for packed, _, _ in convolutions):
-            curve = _matrix(group, chips, convolutions, report)
-            # no backward passes were measured: they are taken to reach what the forward pass does
-            tables["matrix"] |= {f"{kind}.{which}.fp32": curve for which in ("fprop", "dgrad", "wgrad")}
+            shapes[kind] = _matrix(group, chips, convolutions, report)
+    # nor were backward passes: they are taken to reach what the forward pass does
+    tables["matrix"] |= {f"{kind}.{which}.fp32": curve for kind, curve in shapes.items() for which in ("fprop", "dgrad", "wgrad")}
     shortfall = np.median([_memory_factor(device, data[device.name], base) for device in chips if any(op in data[device.name] for op in _POINTWISE)])
     tables["scale"] |= {group: float(f"{shortfall:.3g}") for group in STREAMS}
     report.append(f"{'memory traffic against hopper':40s} x {shortfall:.2f}")
@@ -123,7 +128,7 @@ def _matrix(
         # each device was measured on a host of its own: its launch time is its own unknown per operator
         host = which[entries.owner] + 2 * len(blocks)
         blocks.append(solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host))
-    curve, quality, _ = solve.fit_matrix(blocks, **options)
+    curve, quality, _ = solve.fit_matrix(blocks, vector=True, **options)
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
     shares = {str(2**i): share for share in curve.alignment.values() for i in range(4)}  # below 16 elements it hardly matters how far
     return plain(replace(curve, alignment=shares))
@@ -137,7 +142,7 @@ def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> fl
             continue
         packed = pack_ops(rows[operator].ops)
         entries = packed.stream["elementwise"]
-        predicted = stream_time(features(entries, chip(device)), base.stream_curve("elementwise"))
+        predicted = features(entries, chip(device)) @ constants(base.stream_curve("elementwise"))
         measured = np.array(rows[operator].seconds)[entries.owner]
         large = predicted > 1e-4
         floor = np.quantile(measured, 0.02)  # host time, which large rows contain as well

@@ -144,7 +144,7 @@ def _fit_matrices(target: Chip, packed: Packed, measured: Array, alone: NDArray[
             entries = replace(entries, align=np.minimum(entries.align, full))
         curve, quality, _ = solve.fit_matrix(
             _blocks(target, target.peaks[dtype], entries, seconds, alone[entries.owner]), start=sibling, fixed=_KEPT if few else (), layouts=layouts,
-            alignments=alignments,
+            alignments=alignments, vector=dtype == "fp32",
         )
         dense[group] = curve
         tables["matrix"][group] = plain(curve)

@@ -91,6 +91,11 @@ _BOUNDS = {
 }
 
 
+#: vector units take their operands through the caches: their traffic, not DRAM's, limits all but the largest tiles
+_VECTOR_START = replace(_START, cache=0.8, memory=0.9)
+_VECTOR_BOUNDS = {**_BOUNDS, "cache": (0.3, 2.0), "power": (1.0, 3.0)}
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Products measured on one chip; `host` numbers the classes of rows that share an unknown host time."""
@@ -105,23 +110,25 @@ class Block:
 
 def fit_matrix(
     blocks: Sequence[Block], *, start: MatrixCurve | None = None, layouts: Sequence[str] = (), alignments: Sequence[str] = (),
-    fixed: Sequence[str] = (),
+    fixed: Sequence[str] = (), vector: bool = False,
 ) -> tuple[MatrixCurve, Quality, Array]:
     """Constants of a matrix group over one or several chips, and the host time of each class of row.
 
     `layouts` and `alignments` name those whose share of the efficiency is fitted too; `fixed` names
-    fields kept at `start`, for groups with too few rows to tell them apart.
+    fields kept at `start`, for groups with too few rows to tell them apart; `vector` says that no matrix
+    units are used.
     """
-    base = start or _START
-    free = [name for name in _BOUNDS if name not in fixed]
+    base = start or (_VECTOR_START if vector else _START)
+    bounds = _VECTOR_BOUNDS if vector else _BOUNDS
+    free = [name for name in bounds if name not in fixed]
     classes = max((int(b.host.max()) + 1 for b in blocks if b.host is not None), default=0)
     codes = [
         (b.entries.layout.map(lambda v: layouts.index(v) + 1 if v in layouts else 0).astype(int),
          np.array([alignments.index(str(v)) + 1 if str(v) in alignments else 0 for v in b.entries.align]))
         for b in blocks
     ]
-    low = np.array([_BOUNDS[n][0] for n in free] + [0.05] * (len(layouts) + len(alignments)) + [0.0] * classes)
-    high = np.array([_BOUNDS[n][1] for n in free] + [1.3] * len(layouts) + [1.0] * len(alignments) + [2e-4] * classes)
+    low = np.array([bounds[n][0] for n in free] + [0.05] * (len(layouts) + len(alignments)) + [0.0] * classes)
+    high = np.array([bounds[n][1] for n in free] + [1.3] * len(layouts) + [1.0] * len(alignments) + [2e-4] * classes)
     guess = np.array([getattr(base, n) for n in free] + [0.9] * len(layouts) + [0.5] * len(alignments) + [3e-5] * classes)
     span = high - low
     measured = np.concatenate([b.measured for b in blocks])

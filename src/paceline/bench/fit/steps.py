@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 
 from paceline.bench import models
 from paceline.bench.validate.case import csv_rows
@@ -41,6 +41,8 @@ COARSE = ("", "conv", "winograd", "stem", "gemm")
 ONE_IN = 4
 #: weight of the common factor, as a share of the weight of the steps
 DRAWN = 0.05
+#: how far a class may be from the common factor
+APART = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,6 @@ def _solve(table: Array, measured: Array) -> Array:
     for _ in range(15):  # towards the median: some rows have kernels of their own
         left = np.vstack([relative * weight[:, None], draw])
         right = np.concatenate([weight, draw @ np.full(table.shape[1], common)])
-        solution, _ = nnls(left, right)
+        solution = lsq_linear(left, right, bounds=(common / APART, common * APART)).x
         weight = np.sqrt(0.1 / np.maximum(np.abs(relative @ solution - 1), 0.05))
     return np.asarray(solution)

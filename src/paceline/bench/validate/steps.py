@@ -22,7 +22,7 @@ from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
 
 #: of allocated memory; from the H200 steps, where lifetimes are exact and workspaces are not
-MEMORY_SIGMA = 0.035
+MEMORY_SIGMA = 0.03
 
 
 def _naive(workload: Workload, device: Device) -> dict[str, float]:

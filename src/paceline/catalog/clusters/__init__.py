@@ -86,7 +86,8 @@ def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -
     if each > 1:
         inside = link(device, each)
         path = "link.peer" if device.peer_bandwidth_Bps else "link.host"
-        facts[f"tier.{inside.name}.bandwidth"] = device.facts.get(path, Fact(value=inside.bandwidth_Bps, kind="guessed", source="PCI Express 3.0, x16"))
+        assumed = Fact(value=inside.bandwidth_Bps, kind="guessed", source="no source gives this device's links")
+        facts[f"tier.{inside.name}.bandwidth"] = device.facts.get(path, assumed)
         tiers.append(inside)
     if network is not None:
         if network <= 0:
@@ -95,7 +96,8 @@ def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -
             name="network", kind="infiniband" if network >= RDMA_Bps else "ethernet", bandwidth_Bps=network, node_bandwidth_Bps=network,
         ))
         facts["tier.network.node_bandwidth"] = Fact(value=network, kind="declared", source=text)
-    return Cluster(name=text, title=f"{nodes} x {each} {device.title}", device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts)
+    title = f"{nodes} x {each} {device.title}"
+    return Cluster(name=text, title=title, device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts)
 
 
 #: a network of hosts that is this fast is taken to bypass the kernel

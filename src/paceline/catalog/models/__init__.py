@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 def get(name: str) -> ModelEntry:
     """The model called `name`, or by an alias; case, "-", "_" and spaces do not matter."""
-    found = _by_name().get(_fold(name))
+    found = _by_name().get(fold(name))
     if found is None:
         known = [known for entry in _ENTRIES for known in (entry.name, *entry.aliases)]
         raise UnknownName("model", name, known, "`paceline models` lists all")
@@ -74,14 +74,15 @@ def build(entry: ModelEntry, *, batch: int, seq: int | None = None, image: int |
     return built
 
 
-def _fold(name: str) -> str:
+def fold(name: str) -> str:
+    """A name without what does not matter in it."""
     return name.lower().translate({ord(c): None for c in "-_ "})
 
 
 @cache
 def _by_name() -> dict[str, ModelEntry]:
     """Folded name or alias -> entry."""
-    return {_fold(name): entry for entry in _ENTRIES for name in (entry.name, *entry.aliases)}
+    return {fold(name): entry for entry in _ENTRIES for name in (entry.name, *entry.aliases)}
 
 
 def _cnn(name: str, title: str, parameters: int, paper: str, build: str, *aliases: str, image: int = 224,

@@ -1,0 +1,182 @@
+"""Sets of training steps of transformers on many devices: each row is predicted from its columns alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from paceline.bench import frameworks
+from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
+from paceline.catalog import clusters, devices, transformers
+from paceline.cost.memory import CONTEXT_BYTES
+from paceline.errors import PacelineError, PlanError, SpecError
+from paceline.predict.distributed import predict
+from paceline.predict.interval import around
+from paceline.spec.cluster import Cluster, Tier
+from paceline.spec.plan import Plan
+from paceline.spec.transformer import Transformer, from_columns
+
+#: of the memory of a stage: activations are counted by formula, not by lifetimes
+MEMORY_SIGMA = 0.06
+#: Gbit/s of a node's network where a row does not say: one 400 Gbit/s port per device since Hopper, 200 on Ampere nodes
+DEFAULT_GBPS = {"ampere": 1600.0, "volta": 800.0, "hopper": 3200.0, "blackwell": 3200.0}
+GBIT = 1e9 / 8
+
+
+@cache
+def cluster_of(device: str, count: int, per_node: int, gbps: float, domain: int, kind: str = "infiniband") -> Cluster:
+    """Nodes as a row describes them: `per_node` devices on their own links, and a network of `gbps` Gbit/s per node."""
+    target = devices.get(device)
+    each = min(per_node, count)
+    tiers = []
+    if count > 1:
+        tiers.append(clusters.link(target, min(domain, count)))
+    if count > domain:
+        node = gbps * GBIT
+        tiers.append(Tier(name="network", kind=kind, bandwidth_Bps=min(node, node / each * 2), node_bandwidth_Bps=node))
+    if count % each:
+        raise SpecError(f"{count} devices do not fill nodes of {each}")
+    return Cluster(name=f"{count}x{device}", title=device, device=target, node_devices=each, nodes=count // each, tiers=tuple(tiers))
+
+
+Made = tuple[Transformer, Cluster, Plan, frameworks.Surroundings]
+
+
+def _case(name: str, device: str, measured: dict[str, float], make: Callable[[], Made], meter: str = "allocated") -> Case:
+    """A case; `meter` says whose figure of memory was published: torch's allocated or reserved bytes, or the whole device's."""
+
+    def answers() -> dict[str, Answer]:
+        model, cluster, plan, around_it = make()
+        p = predict(model, cluster, plan, errors=around_it.errors, framework=around_it.framework)
+        held = p.peak_bytes if meter == "allocated" else p.memory.reserved_bytes + (CONTEXT_BYTES if meter == "device" else 0)
+        return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "peak_bytes": Answer(held, *around(held, MEMORY_SIGMA))}
+
+    def naive() -> dict[str, float]:
+        model, cluster, plan, _ = make()
+        peak = cluster.device.peak("bf16" if plan.precision == "fp8" else plan.precision)
+        return {"step_s": model.flops(plan.gbs * plan.seq, plan.seq) / peak / cluster.device_count, "peak_bytes": 16.0 * model.parameters}
+
+    return Case(name=name, device=device, measured=measured, predict=answers, naive=naive)
+
+
+# -- vtrain ----------------------------------------------------------------------------------------
+
+#: of GPT-2's tokenizer, which the source's scripts train with
+VTRAIN_VOCABULARY = 50257
+#: four HDR InfiniBand ports per node (VIA-Research/vTrain)
+VTRAIN_GBPS = 800.0
+_VTRAIN = ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length", "tensor parallelism",
+           "data parallelism", "pipeline parallelism", "iteration time (ms)")
+
+
+def vtrain_multi(folder: Path, leave_out: bool) -> Iterable[Case] | None:
+    """64 to 512 A100, Megatron-DeepSpeed, 1F1B, all activations recomputed."""
+    return _vtrain(folder, "vtrain_a100_multi.csv", "full", frameworks.VTRAIN)
+
+
+def vtrain_single(folder: Path, leave_out: bool) -> Iterable[Case] | None:
+    """2 to 8 A100 of one node, activations kept: steps take three times the forward pass, not four."""
+    return _vtrain(folder, "vtrain_a100_single.csv", "none", frameworks.VTRAIN_SINGLE)
+
+
+def _vtrain(folder: Path, file: str, recompute: str, surroundings: frameworks.Surroundings) -> Iterable[Case] | None:
+    path = find(folder / "published", file)
+    if path is None:
+        return None
+    out = []
+    for number, row in enumerate(csv_rows(path, _VTRAIN), 1):
+        gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp = (int(float(row[column])) for column in _VTRAIN[:-1])
+        name = f"{number} {hidden}x{layers} gpus {gpus} tp {tp} dp {dp} pp {pp} mbs {micro} gbs {batch}"
+
+        def make(sizes: tuple[int, ...] = (gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp)) -> Made:
+            gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp = sizes
+            model = Transformer(name="gpt", layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, vocab=VTRAIN_VOCABULARY, seq=seq)
+            plan = Plan(dp=dp, tp=tp, pp=pp, mbs=micro, gbs=batch, seq=seq, recompute=recompute, precision="fp16")
+            return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, surroundings
+
+        out.append(_case(name, "a100-sxm-80gb", {"step_s": float(row["iteration time (ms)"]) * 1e-3}, make))
+    return out
+
+
+# -- tables in the common schema -------------------------------------------------------------------
+
+_NEEDED = ("case_id", "model", "gpu", "n_gpus", "gpus_per_node", "step_time_s", "precision", "micro_batch", "global_batch", "tp", "pp", "framework")
+
+
+def common(file: str) -> Callable[[Path, bool], Iterable[Case] | None]:
+    """The reader of a table in the common schema."""
+
+    def read(folder: Path, leave_out: bool) -> Iterable[Case] | None:
+        path = find(folder / "published", file)
+        return None if path is None else [_row_case(row) for row in csv_rows(path, _NEEDED)]
+
+    return read
+
+
+def _row_case(row: Row) -> Case:
+    name = f"{row['case_id']} {row['model']} {row['gpu']} x{row['n_gpus']} {row['precision']}"
+    measured = {}
+    if row["step_time_s"]:
+        measured["step_s"] = float(row["step_time_s"])
+    if row.get("peak_mem_gib"):
+        measured["peak_bytes"] = float(row["peak_mem_gib"]) * 2**30
+    try:
+        if not measured:
+            raise SpecError("no step time given")
+        made = _read(row)
+    except PacelineError as error:
+        return Case(name=name, device=row["gpu"], skip=str(error).splitlines()[0][:100])
+    meter = "device" if "nvidia-smi" in (row.get("inferred_fields") or "") else "reserved" if "torchtitan" in row["framework"] else "allocated"
+    return _case(name, made[1].device.name, measured, lambda: made, meter)
+
+
+#: the column `gpu` -> catalog name, where its own aliases do not do
+_DEVICES = (("H100-SXM 9", "h100-96gb-hbm2e"), ("A100", "a100-sxm-{gb}gb"), ("V100", "v100-sxm-{gb}gb"), ("B200-SXM", "b200"), ("B300-SXM", "b300"),
+            ("GB200", "gb200"), ("GB300", "gb300"), ("H200-SXM", "h200"), ("H100-SXM", "h100-sxm"), ("MI300X", "mi300x"))
+
+
+def _device(row: Row) -> str:
+    name = next((known for word, known in _DEVICES if word in row["gpu"]), row["gpu"])
+    memory = _number(row, "gpu_mem_gb")
+    return name.format(gb=memory if memory in (16, 32, 40, 80) else 80 if "a100" in name else 16)
+
+
+def _number(row: Row, column: str, default: int = 0) -> int:
+    text = row.get(column) or ""
+    try:
+        return int(float(text)) if text else default
+    except ValueError:
+        raise SpecError(f"{column} is {text!r}, not a number") from None
+
+
+def _read(row: Row) -> Made:
+    """Model, cluster, plan and framework of a row, or SpecError with what is missing."""
+    if row.get("family", "transformer-lm") not in ("transformer-lm", "moe-lm"):
+        raise SpecError(f"family {row['family']} is not a language model")
+    model = transformers.get(re.split(r"[(\[]", row["model"])[0].strip().removesuffix("-314B")) if row["family"] == "moe-lm" else from_columns(row)
+    count = _number(row, "n_gpus")
+    surroundings = frameworks.distributed(row)
+    device = devices.get(_device(row))
+    tp, pp, cp = (_number(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if not row.get("tp") or not row.get("pp"):
+        raise SpecError("no tensor- or pipeline-parallel degree given")
+    dp = count // (tp * pp * cp)
+    if _number(row, "dp", dp) != dp or dp * tp * pp * cp != count:
+        raise PlanError(f"dp {row.get('dp')} x tp {tp} x pp {pp} x cp {cp} is not {count} devices")
+    batch = _number(row, "global_batch")
+    if not batch or not row.get("micro_batch"):
+        raise SpecError("no global batch or micro-batch given")
+    chunk = surroundings.framework.chunk_layers
+    vpp = _number(row, "vpp") or (max(1, model.layers // (pp * chunk)) if chunk and pp > 1 else 1)
+    plan = Plan(
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=_number(row, "ep", 1), vpp=vpp if pp > 1 else 1, mbs=_number(row, "micro_batch"), gbs=batch,
+        seq=_number(row, "seq_len"), sharding=frameworks.sharding(row), sp=frameworks.sequence_parallel(row), recompute=frameworks.recompute(row),
+        precision=frameworks.precision(row), adapters=frameworks.adapters(row), reshard=frameworks.reshard(row),
+    )
+    per_node = _number(row, "gpus_per_node", 8)
+    gbps = float(row.get("inter_node_gbps_per_node") or DEFAULT_GBPS.get(device.architecture, 800.0))
+    domain = 72 if device.name.startswith("gb") else per_node
+    kind = "omnipath" if "Omni-Path" in (row.get("inter_node") or "") else "infiniband"
+    return model, cluster_of(device.name, count, per_node, gbps, domain, kind), plan, surroundings

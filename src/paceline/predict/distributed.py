@@ -1,0 +1,488 @@
+"""Predict one training step of a transformer under a parallel plan, in closed form.
+
+    micro-batch   a stage's layers forward and backward, each with what of its collectives no operator hides
+    pipeline      m micro-batches at the pace of the slowest stage, and one passage through all of them (the bubble)
+    data          gradients reduced, parameters gathered: beside computation where the framework does it, else after it
+    step          pipeline + exposed data-parallel communication + optimizer
+
+Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron, DeepSpeed
+and torchtitan number them, so that a stride says which network a group uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from paceline.cost import memory as device_memory
+from paceline.cost.chip import Chip, chip
+from paceline.cost.collectives import collective_s, sigma
+from paceline.cost.curves import Curves, curves_for
+from paceline.cost.operators import OpTimes, times
+from paceline.cost.pack import Packed, pack_ops
+from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, head_bytes, piece_times, saved_bytes
+from paceline.predict.interval import Errors, around, device_sigma
+from paceline.predict.step import errors_for
+from paceline.spec import framework as frameworks
+from paceline.spec.cluster import Cluster, Group
+from paceline.spec.device import Device
+from paceline.spec.framework import Framework
+from paceline.spec.plan import Plan, resolve, stage_layers
+from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Part, Stage
+from paceline.spec.transformer import Transformer
+from paceline.spec.workload import ITEMSIZE
+
+#: bytes of optimizer state per parameter: fp32 copy and two moments
+STATE_BYTES = 12
+#: between kernels that follow each other on the device
+GAP_S = 1.3e-6
+_TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange", "ep": "expert exchange"}
+
+
+def predict(
+    model: Transformer, cluster: Cluster, plan: Plan, *, errors: Errors | None = None, framework: Framework | None = None,
+    curves: Curves | None = None,
+) -> DistributedPrediction:
+    """Step time with interval, where it goes, and the memory of every stage."""
+    return _Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves).prediction(errors)
+
+
+def default_framework(plan: Plan) -> str:
+    """Sharded parameters are torch's way, everything else Megatron's."""
+    return "torch-compile" if plan.sharding in ("fsdp", "hsdp") else "megatron-core"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the host's time."""
+
+    compute_s: float
+    exposed: Mapping[str, float]
+    host_s: float
+    flops: float
+    blocking: bool = False
+
+    @property
+    def seconds(self) -> float:
+        device = self.compute_s + sum(self.exposed.values())
+        return device + self.host_s if self.blocking else max(device, self.host_s)
+
+    def plus(self, other: _Pass, times: float = 1.0) -> _Pass:
+        axes = {*self.exposed, *other.exposed}
+        return _Pass(
+            self.compute_s + times * other.compute_s, {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
+            self.host_s + times * other.host_s, self.flops + times * other.flops, self.blocking or other.blocking,
+        )
+
+
+_NOTHING = _Pass(0.0, {}, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What one stage does for one micro-batch."""
+
+    layers: int
+    first: bool
+    last: bool
+    forward: _Pass
+    backward: _Pass
+    recompute: _Pass
+    #: seconds that gathering and scattering sharded parameters adds to a micro-batch
+    gather_forward_s: float
+    gather_backward_s: float
+    #: seconds of weight gradients in the backward pass
+    weight_s: float
+
+    @property
+    def forward_s(self) -> float:
+        return self.forward.seconds + self.gather_forward_s
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward.plus(self.recompute).seconds + self.gather_backward_s
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A resolved plan on a cluster, with everything timed that it is made of."""
+
+    model: Transformer
+    cluster: Cluster
+    plan: Plan
+    framework: Framework
+    shape: Shape
+    chip: Chip
+    curves: Curves
+    found: Blocks
+    pieces: Mapping[str, PieceTime]
+    costs: OpTimes
+
+    @staticmethod
+    def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> _Step:
+        style = framework or frameworks.get(plan.framework or default_framework(plan))
+        dtype = "bf16" if plan.precision == "fp8" else plan.precision
+        shape = Shape(
+            model=model, framework=style, mbs=plan.mbs, seq=plan.seq, tp=plan.tp, cp=plan.cp, ep=plan.ep, sp=plan.sp, dtype=dtype,
+            matrix=plan.precision, context=plan.context, accumulate=plan.micro_batches > 1, trained=not plan.adapters,
+        )
+        found, target = blocks(shape), chip(cluster.device)
+        constants = curves or curves_for(cluster.device)
+        pieces, costs = piece_times(found, cluster.device, target, constants)
+        return _Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def group(self, axis: str) -> Group:
+        """Where the ranks of a mesh axis sit; `dp` is every rank that holds the same parameters."""
+        p = self.plan
+        inner = p.tp * p.cp
+        size, stride = {
+            "tp": (p.tp, 1), "cp": (p.cp, p.tp), "dp": (p.dp * p.cp, p.tp), "ep": (p.ep, 1), "pp": (2 if p.pp > 1 else 1, inner * p.dp),
+            "ends": (2 if p.pp > 1 else 1, inner * p.dp * max(1, p.pp - 1)),
+            "shard": ((p.shard or p.dp * p.cp), p.tp), "replicas": (p.dp * p.cp // (p.shard or p.dp * p.cp), p.tp * (p.shard or p.dp * p.cp)),
+            "expert-dp": (max(1, p.dp * inner // p.ep), p.ep),
+        }[axis]
+        return self.cluster.group(size, stride)
+
+    def send(self, op: str, size: float, axis: str) -> float:
+        """Seconds of a collective over a mesh axis."""
+        group = self.group(axis)
+        return collective_s(op, size, group, self.cluster) if group.size > 1 and size > 0 else 0.0
+
+    # -- one micro-batch ---------------------------------------------------------------------------
+
+    def run(self, name: str, where: Callable[[int], bool] | None = None) -> _Pass:
+        """A piece's operators (all, or those at the places `where` says) with what they cannot hide of its collectives."""
+        timed = self.pieces[name]
+        keep = np.ones(len(timed.each), dtype=bool) if where is None else np.array([where(i) for i in range(len(timed.each))], dtype=bool)
+        part = slice(self.found.starts[name], self.found.starts[name] + len(timed.each))
+        kernels, flops = self.costs.kernels[part], self.found.packed.flops[part]
+        left = np.where(keep, timed.each, 0.0)
+        compute = float(left.sum() + GAP_S * kernels[keep].sum())
+        exposed: dict[str, float] = defaultdict(float)
+        collectives = timed.piece.collectives if where is None else []
+        for collective in collectives:
+            exposed[collective.axis] += self.exposed(collective, left)
+        issue = self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s
+        each = self.framework.issue_collective_s + self.framework.skew_s * (self.plan.tp - 1)
+        host = issue * int(keep.sum()) + each * len(collectives)
+        return _Pass(compute, dict(exposed), host, float(flops[keep].sum()), self.framework.blocking)
+
+    def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
+        """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for the contention."""
+        seconds = self.send(collective.op, collective.size, collective.axis)
+        behind = list(collective.behind)
+        room = float(left[behind].sum()) if behind else 0.0
+        skew = self.framework.skew_s * (self.plan.tp - 1) if collective.axis == "tp" else 0.0
+        if not room or not seconds:
+            return seconds + skew
+        first = seconds / collective.parts if collective.parts > 1 else 0.0
+        hidden = min(room, seconds - first)
+        left[behind] *= 1 - hidden / room
+        return seconds - hidden + self.framework.contention * hidden + skew
+
+    def recomputed(self) -> _Pass:
+        """What of a layer's forward pass the backward pass runs again."""
+        if self.plan.recompute == "none":
+            return _NOTHING
+        if self.plan.recompute == "full":
+            return self.run("layer.forward")
+        piece = self.pieces["layer.forward"].piece
+        if self.framework.selective == "core":
+            core = set(piece.core)
+            return self.run("layer.forward", core.__contains__)
+        # operators other than products run again, and every second product
+        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
+        kept = {*products[::2], *piece.core}
+        return self.run("layer.forward", lambda i: i not in kept)
+
+    def stages(self) -> list[_Stage]:
+        """Every distinct stage of the pipeline, in order."""
+        counts = stage_layers(self.model.layers, self.plan.pp, self.plan.vpp)
+        forward, backward, again = self.run("layer.forward"), self.run("layer.backward"), self.recomputed()
+        ends = {name: self.run(name) for name in ("embedding.forward", "embedding.backward", "head.forward", "head.backward")}
+        weight = self.pieces["layer.backward"].weight_s
+        gather, scatter = self.gathers()
+        out = []
+        for i, layers in enumerate(counts):
+            first, last = i == 0, i == self.plan.pp - 1
+            f, b = _NOTHING.plus(forward, layers), _NOTHING.plus(backward, layers)
+            for there, part in ((first, "embedding"), (last, "head")):
+                if there:
+                    f, b = f.plus(ends[f"{part}.forward"]), b.plus(ends[f"{part}.backward"])
+            whole = backward.plus(again)
+            out.append(_Stage(
+                layers, first, last, f, b, _NOTHING.plus(again, layers), _hidden(gather, forward.seconds, layers, self.framework.contention),
+                _hidden(scatter + (gather if self.plan.reshard else 0.0), whole.seconds, layers, self.framework.contention),
+                weight * layers,
+            ))
+        return out
+
+    def gathers(self) -> tuple[float, float]:
+        """Seconds to gather one layer's sharded parameters, and to reduce and scatter its gradients."""
+        if self.plan.sharding not in ("fsdp", "hsdp"):
+            return 0.0, 0.0
+        layer, trained = self.layer_parameters(), 0.0 if self.plan.adapters else 1.0
+        low = ITEMSIZE[self.shape.dtype]
+        gather = self.send("all_gather", layer * low, "shard")
+        scatter = self.send("reduce_scatter", trained * layer * self.gradient_bytes, "shard")
+        share = self.plan.shard or self.plan.dp * self.plan.cp
+        return gather, scatter + self.send("all_reduce", trained * layer * self.gradient_bytes / share, "replicas")
+
+    # -- sizes -------------------------------------------------------------------------------------
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one parameter, as it is reduced."""
+        return 4 if self.framework.reduce_fp32 else ITEMSIZE[self.shape.dtype]
+
+    def layer_parameters(self) -> float:
+        """Of a layer on one rank."""
+        return self.model.dense_parameters / self.plan.tp + self.model.expert_parameters / self.plan.ep
+
+    def end_parameters(self, first: bool, last: bool) -> float:
+        """Of the embedding and the head on one rank; a tied projection is held at both ends."""
+        m, tp = self.model, self.plan.tp
+        tied = m.vocab * m.hidden if m.tied and last and not first else 0
+        return ((m.embedding_parameters if first else 0) + ((m.head_parameters + tied) if last else 0)) / tp
+
+    def parameters(self, stage: _Stage) -> float:
+        return stage.layers * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def pipeline(self, stages: list[_Stage]) -> tuple[float, float, float]:
+        """Seconds of all micro-batches at the slowest stage's pace, of the bubble, and of exposed transfers."""
+        p = self.plan
+        spent = [stage.forward_s + stage.backward_s for stage in stages]
+        slowest = max(spent)
+        steady = p.micro_batches * (slowest + self.framework.micro_batch_s)
+        if p.pp == 1:
+            return steady, 0.0, 0.0
+        bubble = sum(spent) - slowest
+        weight = max(stage.weight_s for stage in stages)
+        if p.schedule == "zb-h1":
+            bubble = max(0.0, bubble - 2 * (p.pp - 1) * weight)
+        elif p.schedule == "zb-v":
+            bubble = max(0.0, bubble - 3 * (p.pp - 1) * weight)
+        elif p.schedule == "dualpipev":
+            bubble = max(0.0, (p.pp / 2 - 1) / max(1, p.pp - 1) * bubble - (p.pp - 2) * weight)
+        else:
+            bubble /= p.vpp
+        part = p.tp if p.sp or self.framework.p2p_scattered else 1
+        hop = self.send("send_recv", self.shape.wide_bytes / part, "pp")
+        if part > 1 and not p.sp:
+            hop += self.send("all_gather", self.shape.wide_bytes, "tp")
+        passage = 2 * hop * (p.pp - 1)
+        crossings = 0.0 if self.framework.p2p_overlap else 2 * hop * (p.micro_batches * p.vpp - 1)
+        return steady, bubble, passage + crossings
+
+    def data_parallel(self, stages: list[_Stage]) -> tuple[float, float]:
+        """Exposed seconds of reducing gradients and of gathering parameters after the update."""
+        p, low = self.plan, ITEMSIZE[self.shape.dtype]
+        group = p.dp * p.cp
+        worst = (0.0, 0.0)
+        if p.adapters:
+            return worst
+        if group > 1 and p.sharding not in ("fsdp", "hsdp"):
+            waited = 0.0
+            for stage in stages:
+                reduce_s, gather_s = self.reduction(stage)
+                if self.framework.dp_overlap:
+                    # gradients become ready during the last backward pass; the last bucket cannot hide
+                    buckets = max(1.0, self.parameters(stage) * self.gradient_bytes / max(self.plan.bucket_bytes, 40e6))
+                    room = stage.backward_s * (1 - 1 / buckets)
+                    hidden = min(reduce_s * (1 - 1 / buckets), room)
+                    reduce_s += (self.framework.contention - 1) * hidden
+                    hidden = min(gather_s * (1 - 1 / buckets), stage.forward_s)
+                    gather_s += (self.framework.contention - 1) * hidden
+                worst = max(worst, (max(0.0, reduce_s - waited), gather_s), key=sum)
+                waited += stage.backward_s / p.vpp  # later stages finish earlier, and reduce while the first ones still work
+        elif p.sharding in ("fsdp", "hsdp"):
+            # the ends are gathered and scattered outside the layers, before and after everything else
+            end = max(self.end_parameters(stage.first, stage.last) for stage in stages)
+            worst = (self.send("reduce_scatter", end * self.gradient_bytes, "shard"), self.send("all_gather", end * low, "shard"))
+        tied = 0.0
+        if self.model.tied and p.pp > 1 and self.framework.tied_allreduce:
+            tied = self.send("all_reduce", self.model.vocab * self.model.hidden / p.tp * self.gradient_bytes, "ends")
+        return worst[0] + tied, worst[1]
+
+    def reduction(self, stage: _Stage) -> tuple[float, float]:
+        """Seconds to reduce a stage's gradients over the ranks that share them, and to gather what each has updated."""
+        p, low = self.plan, ITEMSIZE[self.shape.dtype]
+        experts = stage.layers * self.model.expert_parameters / p.ep
+        out = [0.0, 0.0]
+        for axis, count in (("dp", self.parameters(stage) - experts), ("expert-dp", experts)):
+            if p.sharding in ("zero1", "zero2"):
+                out[0] += self.send("reduce_scatter", count * self.gradient_bytes, axis)
+                out[1] += self.send("all_gather", count * low, axis)
+            else:
+                out[0] += self.send("all_reduce", count * self.gradient_bytes, axis)
+        return out[0], out[1]
+
+    def optimizer(self, stages: list[_Stage]) -> float:
+        """Seconds of the update of a rank's share."""
+        p = self.plan
+        if p.adapters:
+            return 0.0
+        shards = (p.shard or p.dp * p.cp) if p.sharding in ("zero1", "zero2", "fsdp", "hsdp") else 1
+        count = int(max(self.parameters(stage) for stage in stages) / shards)
+        seconds = float(times(_adam(count, self.shape.dtype, self.framework), self.chip, self.curves).seconds.sum())
+        if p.offload == "optimizer":
+            moved = count * (self.gradient_bytes + ITEMSIZE[self.shape.dtype])
+            seconds = max(seconds, moved / (self.cluster.device.host_bandwidth_Bps or 12e9))
+        return seconds
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def memory(self, stage: _Stage, index: int) -> Memory:
+        """Bytes of one device of a stage, by kind, when most is live."""
+        p, low = self.plan, ITEMSIZE[self.shape.dtype]
+        count, shards = self.parameters(stage), p.shard or p.dp * p.cp
+        held = 4 if self.framework.fp32_gradients else low
+        sharded = p.sharding in ("fsdp", "hsdp")
+        if sharded:  # the fp32 copy is the parameter; a few layers at a time are whole
+            whole = (1 + p.prefetch) * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
+            parameters, gradients, optimizer = 4 * count / shards + low * whole, 4 * count / shards, (STATE_BYTES - 4) * count / shards
+        else:
+            parameters = low * count
+            gradients = held * count / (shards if p.sharding == "zero2" else 1)
+            optimizer = STATE_BYTES * count / (shards if p.sharding in ("zero1", "zero2") else 1)
+        if p.adapters:
+            gradients = optimizer = 0.0
+        if p.offload == "optimizer":
+            optimizer = 0.0
+        live = self.in_flight(index)
+        kept = stage.layers * saved_bytes(self.shape, p.recompute) * live * (0.0 if p.offload == "activations" else 1.0)
+        ends = head_bytes(self.shape) if stage.last else 0.0
+        if stage.first:
+            kept += live * self.shape.local * self.model.hidden * low
+        again = saved_bytes(self.shape, "none") if p.recompute == "full" else 0.0
+        temporary = max(ends, again) + 2 * self.shape.wide_bytes
+        device = self.cluster.device
+        work = device_memory.WORKSPACE_BYTES.get(device.architecture, device_memory.DEFAULT_WORKSPACE_BYTES)
+        by_kind = {kind: int(size) for kind, size in (
+            ("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), ("activations", kept), ("temporary", temporary),
+            ("workspace", work),
+        )}
+        peak = sum(by_kind.values())
+        available = int(device.memory_bytes - device_memory.CONTEXT_BYTES)
+        where = f"stage {index}, {'loss' if ends > again else 'backward'}"
+        return Memory(
+            peak_bytes=peak, reserved_bytes=int(peak * device_memory.FRAGMENTATION), by_kind=by_kind, available_bytes=available, peak_at=where,
+        )
+
+    def in_flight(self, index: int) -> float:
+        """Micro-batches whose activations a stage holds at once; parts of one where a stage holds several chunks."""
+        p = self.plan
+        if p.schedule == "gpipe":
+            return p.micro_batches
+        if p.vpp > 1:
+            chunks = (p.pp - index - 1) * 2 + (p.vpp - 1) * p.pp + 1
+            return min(p.micro_batches, chunks / p.vpp)
+        return min(p.micro_batches, p.pp - index)
+
+    # -- the answer --------------------------------------------------------------------------------
+
+    def prediction(self, errors: Errors | None) -> DistributedPrediction:
+        p, m, device = self.plan, self.model, self.cluster.device
+        stages = self.stages()
+        steady, bubble, transfers = self.pipeline(stages)
+        reduce_s, gather_s = self.data_parallel(stages)
+        update = self.optimizer(stages)
+        slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)
+        parts: dict[str, float] = {}
+        backward = slow.backward.plus(slow.recompute)
+        for name, run in (("forward", slow.forward), ("backward", backward)):
+            hosted = run.seconds > run.compute_s + sum(run.exposed.values())
+            parts[name] = run.compute_s - (slow.recompute.compute_s if name == "backward" else 0.0)
+            if name == "backward":
+                parts["recomputation"] = slow.recompute.compute_s
+            for axis, seconds in run.exposed.items():
+                parts[_TITLES[axis]] = parts.get(_TITLES[axis], 0.0) + seconds
+            if hosted:
+                parts["host"] = parts.get("host", 0.0) + run.seconds - run.compute_s - sum(run.exposed.values())
+        parts["parameter gathers"] = slow.gather_forward_s + slow.gather_backward_s
+        parts["host"] = parts.get("host", 0.0) + self.framework.micro_batch_s
+        parts = {name: seconds * p.micro_batches for name, seconds in parts.items()}
+        parts |= {"pipeline bubble": bubble, "pipeline transfers": transfers, "gradient reduction": reduce_s, "optimizer": update}
+        parts["parameter gathers"] += gather_s
+        parts["host"] += self.framework.step_s
+        nodes = max(1, self.cluster.nodes)
+        parts["stragglers"] = steady * self.cluster.straggler_cv * math.sqrt(2 * math.log(nodes))
+        step = sum(parts.values())
+        exposed = sum(parts.get(t, 0.0) for t in (*_TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
+        low, high = around(step, self.sigma(step, exposed, bubble, errors or errors_for(device, self.curves)))
+        tokens = p.gbs * p.seq
+        flops = m.flops(tokens, p.seq)
+        peak = self.chip.peaks[p.precision] * p.ranks
+        recomputed = self.recomputed().flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
+        shown = tuple(
+            Stage(layers=s.layers, forward_s=s.forward_s, backward_s=s.backward_s, memory=self.memory(s, i)) for i, s in enumerate(stages)
+        )
+        fullest = max((s.memory for s in shown), key=lambda memory: memory.peak_bytes)
+        return DistributedPrediction(
+            model=m.name, cluster=self.cluster.name, device=device.name, plan=str(p), devices=p.ranks, batch=p.gbs, seq=p.seq, precision=p.precision,
+            unit="tokens", step_s=step, step_s_low=low, step_s_high=high, throughput=tokens / step, mfu=flops / step / peak,
+            hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
+            bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
+            fit=Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes),
+            provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
+            cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None,
+        )
+
+    def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:
+        """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
+        spent = self.found.packed.groups.total(self.costs.seconds)
+        total = sum(spent.values()) or 1.0
+        operators = device_sigma({group: seconds / total for group, seconds in spent.items()}, errors)
+        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
+        network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
+        share = exposed / step
+        return math.hypot((1 - share) * operators, share * network, 0.3 * bubble / step)
+
+    def provenance(self, device: Device) -> Iterator[Evidence]:
+        for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
+            if path in device.facts:
+                yield Evidence(what=f"{device.name} {path}", kind=device.facts[path].kind, source=device.facts[path].source)
+        for path, fact in self.cluster.facts.items():
+            if path.startswith("tier.") and path.endswith("bandwidth"):
+                yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
+        yield Evidence(what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0)
+        yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind="derived", source="the framework's code")
+
+
+def _hidden(communication: float, compute: float, layers: int, contention: float) -> float:
+    """Seconds that a collective per layer, one layer ahead of computation, adds to `layers` of them."""
+    if not communication or not layers:
+        return 0.0
+    return communication + (layers - 1) * (max(communication - compute, 0.0) + contention * min(communication, compute))
+
+
+@lru_cache(maxsize=1024)
+def _adam(parameters: int, dtype: str, framework: Framework) -> Packed:
+    return pack_ops(adam_ops(parameters, dtype, framework))
+
+
+def _bound(parts: Mapping[str, float], exposed: float, bubble: float) -> str:
+    groups = {
+        "compute": sum(parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", "optimizer")), "communication": exposed,
+        "bubble": bubble, "host": parts.get("host", 0.0),
+    }
+    return max(groups, key=lambda name: groups[name])
+
+
+def _breakdown(parts: Mapping[str, float], step: float) -> tuple[Part, ...]:
+    kinds = {"pipeline bubble": "bubble", "host": "host", "stragglers": "bubble", "forward": "compute", "backward": "compute",
+             "recomputation": "compute", "optimizer": "memory"}
+    listed = [
+        Part(name=name, seconds=seconds, share=seconds / step, count=1, bound_by=kinds.get(name, "communication"), flops=0.0)
+        for name, seconds in parts.items() if seconds > 0
+    ]
+    return tuple(sorted(listed, key=lambda part: -part.seconds))

@@ -1,0 +1,104 @@
+"""A layer written from its sizes runs what the captured module runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.catalog import models, transformers
+from paceline.cost.transformer import Shape, blocks, saved_bytes
+from paceline.errors import SpecError
+from paceline.spec import framework
+from paceline.spec.transformer import Transformer, from_columns, from_hf
+
+TORCH = replace(framework.get("torch"), dropout=False)
+
+
+@pytest.mark.parametrize("name", transformers.captured())
+def test_parameters_are_the_catalogs(name):
+    assert transformers.get(name).parameters == models.get(name).parameters
+
+
+@pytest.mark.parametrize(("name", "published"), [
+    ("qwen3-30b-a3b", 30.5e9), ("qwen3-235b-a22b", 235e9), ("gpt-oss-120b", 117e9), ("grok-1", 314e9), ("deepseek-v3", 671e9),
+])
+def test_models_known_by_sizes_have_the_published_count(name, published):
+    """DeepSeek's three dense layers count as experts here."""
+    assert transformers.get(name).parameters == pytest.approx(published, rel=0.06 if name == "deepseek-v3" else 0.01)
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama3.2-1b", "bert-base"])
+def test_flops_are_those_of_the_captured_module(name):
+    capture = pytest.importorskip("paceline.capture")
+    pytest.importorskip("torch")
+    model = transformers.get(name)
+    workload = capture.capture(name, batch=2, seq=512, precision="bf16")
+    found = blocks(Shape(model=model, framework=TORCH, mbs=2, seq=512))
+    flops = {piece: sum(op.flops for op in part.ops) for piece, part in found.pieces.items()}
+    counts = {"layer.forward": model.layers, "layer.backward": model.layers}
+    total = sum(counts.get(piece, 1) * count for piece, count in flops.items())
+    if not model.causal:  # an encoder's head transforms before it projects
+        total += 6 * 2 * 512 * model.hidden**2
+    assert total == pytest.approx(workload.flops, rel=0.002)
+
+
+def shape(**sizes):
+    given = {"model": transformers.get("gpt3-13b"), "framework": framework.get("megatron-2021"), "mbs": 2, "seq": 2048, **sizes}
+    return Shape(**given)
+
+
+def total(s):
+    found = blocks(s)
+    return sum(op.flops for name in ("layer.forward", "layer.backward") for op in found.pieces[name].ops)
+
+
+def test_tensor_parallelism_divides_the_work():
+    for tp in (2, 4, 8):
+        assert total(shape(tp=tp)) == pytest.approx(total(shape()) / tp, rel=1e-6)
+
+
+def test_collectives_of_a_layer():
+    forward, backward = (blocks(shape(tp=8)).pieces[f"layer.{way}"].collectives for way in ("forward", "backward"))
+    assert [c.op for c in forward] == ["all_reduce"] * 2 and [c.op for c in backward] == ["all_reduce"] * 2
+    assert forward[0].size == 2 * 2048 * 5120 * 2
+    forward = blocks(shape(tp=8, sp=True)).pieces["layer.forward"].collectives
+    assert sorted(c.op for c in forward) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+    assert not blocks(shape()).pieces["layer.forward"].collectives
+
+
+def test_experts_are_exchanged_and_divided():
+    mixtral = transformers.get("mixtral-8x7b")
+    s = shape(model=mixtral, framework=framework.get("megatron-core"), ep=8)
+    moves = [c for c in blocks(s).pieces["layer.forward"].collectives if c.axis == "ep"]
+    assert [c.op for c in moves] == ["all_to_all"] * 2 and moves[0].size == s.tokens * 2 * 4096 * 2
+    assert total(s) == pytest.approx(total(replace(s, ep=1)), rel=1e-6)  # as many tokens come as go
+
+
+def test_activations_as_published():
+    """Korthikanti et al. 2022, table 2: bytes per layer over s b h."""
+    s = shape(tp=8)
+    m, unit = s.model, s.seq * s.mbs * s.model.hidden
+    scores = 5 * m.heads * s.seq / m.hidden
+    assert saved_bytes(s, "none") / unit == pytest.approx(10 + 24 / 8 + scores / 8, rel=0.05)
+    assert saved_bytes(replace(s, sp=True), "none") / unit == pytest.approx((34 + scores) / 8, rel=0.05)
+    assert saved_bytes(replace(s, sp=True), "selective") / unit == pytest.approx(34 / 8, rel=0.05)
+    assert saved_bytes(s, "full") / unit == 2
+
+
+def test_from_hugging_face():
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
+    assert from_hf(config).parameters == models.get("llama3-8b").parameters
+    with pytest.raises(SpecError, match="latent attention"):
+        from_hf({**config, "kv_lora_rank": 512})
+    with pytest.raises(SpecError, match="no num_hidden_layers"):
+        from_hf({"model_type": "llama"})
+
+
+def test_from_columns():
+    row = {"model": "x", "n_layers": "48", "hidden": "7168", "heads": "56", "ffn_hidden": "28672", "vocab": "50368", "seq_len": "2048",
+           "params": "29975214080"}
+    assert from_columns(row).parameters == pytest.approx(29975214080, rel=2e-3)
+    with pytest.raises(SpecError, match="gives no heads"):
+        from_columns({**row, "heads": ""})
+    with pytest.raises(SpecError, match="not a multiple"):
+        Transformer(name="x", layers=1, hidden=64, heads=6, kv_heads=4, ffn=64, vocab=10)
