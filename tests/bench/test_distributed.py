@@ -14,7 +14,7 @@ DATA = os.environ.get("PACELINE_DATA")
 BARS = {
     "vtrain_a100_multi": ("mean", 11), "vtrain_a100_single": ("mean", 13), "megatron_gpt": ("mean", 6), "bloom_prequel_a100_topologies": ("mean", 10),
     "llmfoundry_mpt_throughput": ("median", 11), "torchtitan_llama": ("median", 11), "dgxc_benchmarking_llm": ("median", 8),
-    "nemo_megatron_bridge": ("median", 10), "simumax_b200_measured": ("median", 11),
+    "nemo_megatron_bridge": ("median", 13), "simumax_b200_measured": ("median", 11),
 }
 
 

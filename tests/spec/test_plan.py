@@ -67,7 +67,7 @@ def test_the_suggestion_can_run(tp, pp, dp, gbs, mbs, vpp):
 def test_stages_hold_all_layers(layers, pp, vpp):
     if layers >= pp * vpp:
         stages = stage_layers(layers, pp, vpp)
-        assert sum(stages) == layers and len(stages) == pp and max(stages) - min(stages) <= 1
+        assert sum(stages) == layers and len(stages) == pp and max(stages) - min(stages) <= 1 and min(stages) >= 0
 
 
 def test_a_written_plan_reads_as_itself():

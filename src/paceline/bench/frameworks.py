@@ -38,15 +38,30 @@ class Surroundings:
     errors: Errors
 
 
-VTRAIN = Surroundings(framework=frameworks.get("megatron-deepspeed"), errors=Errors(device=0.05, base=0.06))
+#: standard deviation of the logarithm of step time by framework: what its published steps leave; older and eager ones vary more
+_SPREAD = {
+    "megatron-2021": 0.035, "megatron-2022": 0.035, "megatron-deepspeed": 0.09, "bigscience": 0.08, "llm-foundry": 0.065, "torch": 0.1,
+    "torch-compile": 0.1, "nemo": 0.09, "nemo-2024": 0.09, "megatron-core": 0.09,
+}
+#: of mixtures of experts, whose routing, kernels and overlap change with every release; and of steps that are shares of a whole run's time
+MOE_SPREAD, LOGGED_SPREAD = 0.27, 0.16
+
+
+def surroundings(found: Framework, spread: float = 0.0) -> Surroundings:
+    """A framework with the error to expect of it."""
+    return Surroundings(framework=found, errors=Errors(group=0.05, base=spread or _SPREAD.get(found.name, 0.12)))
+
+
+VTRAIN = surroundings(frameworks.get("megatron-deepspeed"))
 #: the same on one node: per-layer times there contain two more passes over the scores, forward and backward
-VTRAIN_SINGLE = Surroundings(framework=replace(VTRAIN.framework, unfused_mask=True), errors=Errors(device=0.05, base=0.08))
+VTRAIN_SINGLE = surroundings(replace(VTRAIN.framework, unfused_mask=True), 0.11)
 
 #: words of the column `framework`, first match wins -> framework
 _NAMES = (
     (("Sep 2020", "Jan 2021", "SC21", "PTD-P"), "megatron-2021"), (("Megatron-LM (2022)",), "megatron-2022"),
-    (("Megatron-DeepSpeed", "DeepSpeed"), "megatron-deepspeed"), (("NeMo 24.0", "NeMo Megatron 23"), "nemo-2024"), (("NeMo", "Nemo", "PyTorch NVIDIA Release"), "nemo"), (("Megatron",), "megatron-core"),
-    (("llm-foundry",), "llm-foundry"), (("MaxText", "maxtext", "JAX"), "jax"),
+    (("Megatron-DeepSpeed", "DeepSpeed"), "megatron-deepspeed"), (("NeMo 24.0", "NeMo Megatron 23"), "nemo-2024"),
+    (("NeMo", "Nemo", "PyTorch NVIDIA Release"), "nemo"), (("Megatron",), "megatron-core"), (("llm-foundry",), "llm-foundry"),
+    (("MaxText", "maxtext", "JAX"), "jax"),
 )
 
 
@@ -58,17 +73,16 @@ def distributed(row: Mapping[str, Any]) -> Surroundings:
         found = frameworks.get("torch-compile" if "torch.compile" in options else "torch")
         if "asynctp" in options.lower().replace(" ", ""):
             found = replace(found, tp_overlap="full")
-        return Surroundings(framework=found, errors=Errors(device=0.05, base=0.07))
+        return surroundings(found)
     if "bigscience" in (row.get("source_id") or ""):
-        return Surroundings(framework=kept_in_fp32(row, _bigscience(row)), errors=Errors(device=0.05, base=0.07))
+        return surroundings(kept_in_fp32(row, _bigscience(row)))
     for words, name in _NAMES:
         if any(word in text for word in words):
             found = frameworks.get(name)
             if "overlap disabled" in (row.get("options") or ""):
                 found = replace(found, tp_overlap="none", p2p_overlap=False)
-            # routing, kernels and overlap of experts change from release to release
-            errors = Errors(device=0.05, base=0.17 if row.get("family") == "moe-lm" else 0.05)
-            return Surroundings(framework=found, errors=errors)
+            logged = "mlcommons" in (row.get("source_path") or "")
+            return surroundings(found, MOE_SPREAD if row.get("family") == "moe-lm" else LOGGED_SPREAD if logged else 0.0)
     raise SpecError(f"framework {text[:40]!r} is not known")
 
 
@@ -84,7 +98,8 @@ def sharding(row: Mapping[str, Any]) -> str:
     text = (row.get("sharding") or "").lower()
     if "offload" in text:
         raise SpecError("offloaded to the host")
-    for word, kind in (("zero3", "fsdp"), ("fsdp", "fsdp"), ("shard_grad_op", "fsdp"), ("zero2", "zero2"), ("zero1", "zero1"), ("distributed", "zero1")):
+    words = (("zero3", "fsdp"), ("fsdp", "fsdp"), ("shard_grad_op", "fsdp"), ("zero2", "zero2"), ("zero1", "zero1"), ("distributed", "zero1"))
+    for word, kind in words:
         if word in text:
             return kind
     return "ddp"

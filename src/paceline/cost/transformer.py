@@ -517,7 +517,6 @@ def adam_ops(parameters: int, dtype: str, framework: Framework) -> list[Op]:
     held = 4 if framework.fp32_gradients else low
     # to fp32, checked, norm taken, clipped: each a pass over the gradients
     gradients = make.make_op("gradients", "elementwise", "fp32", [n * held, n * 4, n * 4], [n * 4, n * 4], (n,))
-    lists = 4 * n * framework.optimizer_passes
-    update = make.make_op("adam", "optimizer", "fp32", [lists] * 4, [lists] * 3, (1, n, max(1, n // (65536 * 320))), tags=("fused",))
+    update = make.make_op("adam", "optimizer", "fp32", [4 * n] * 4, [4 * n] * 3, (1, n, max(1, n // (65536 * 320))), tags=("fused",))
     copy = make.make_op("copy", "cast", dtype, [4 * n], [low * n], (n,))
     return [gradients, update, copy]

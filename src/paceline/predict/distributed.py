@@ -170,8 +170,7 @@ class _Step:
         for collective in collectives:
             exposed[collective.axis] += self.exposed(collective, left)
         issue = self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s
-        each = self.framework.issue_collective_s + self.framework.skew_s * (self.plan.tp - 1)
-        host = issue * int(keep.sum()) + each * len(collectives)
+        host = issue * int(keep.sum()) + self.framework.issue_collective_s * len(collectives)
         return _Pass(compute, dict(exposed), host, float(flops[keep].sum()), self.framework.blocking)
 
     def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
@@ -179,13 +178,12 @@ class _Step:
         seconds = self.send(collective.op, collective.size, collective.axis)
         behind = list(collective.behind)
         room = float(left[behind].sum()) if behind else 0.0
-        skew = self.framework.skew_s * (self.plan.tp - 1) if collective.axis == "tp" else 0.0
         if not room or not seconds:
-            return seconds + skew
+            return seconds
         first = seconds / collective.parts if collective.parts > 1 else 0.0
         hidden = min(room, seconds - first)
         left[behind] *= 1 - hidden / room
-        return seconds - hidden + self.framework.contention * hidden + skew
+        return seconds - hidden + self.framework.contention * hidden
 
     def recomputed(self) -> _Pass:
         """What of a layer's forward pass the backward pass runs again."""

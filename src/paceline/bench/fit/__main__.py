@@ -21,6 +21,11 @@ from paceline.cost.curves import from_tables
 PROFILES = Path(__file__).parents[4] / "measurements" / "h200" / "profiled_steps.jsonl.gz"
 OUT = Path(__file__).parents[2] / "cost" / "fitted"
 SHIPPED = Path(__file__).parents[1] / "data"
+#: file -> the one it departs from, the table it is fitted to, classes of operators told apart, reader
+FROM_STEPS = {
+    "rtx3090": ("hopper", "timm_train_rtx3090.csv", steps.VISION, steps.timm_steps),
+    "kepler": ("pascal", "tf_cnn_benchmarks_2017.csv", steps.COARSE, steps.k80_steps),
+}
 
 
 def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None) -> str:
@@ -47,7 +52,7 @@ def _value(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the measurement sets that do not ship")
-    parser.add_argument("--only", choices=("hopper", "fp32", "steps", "collectives"), help="fit these files only")
+    parser.add_argument("--only", choices=("hopper", "fp32", *FROM_STEPS, "collectives"), help="fit these files only")
     args = parser.parse_args()
     if args.only in (None, "hopper"):
         fit_hopper()
@@ -55,8 +60,9 @@ def main() -> None:
         parser.error("this needs --data: the folder that holds kernels/, kernels_fp16/ and published/")
     if args.only in (None, "fp32"):
         fit_fp32(args.data)
-    if args.only in (None, "steps"):
-        fit_steps(args.data / "published")
+    for name in FROM_STEPS:
+        if args.only in (None, name):
+            fit_steps(name, args.data / "published")
     if args.only in (None, "collectives"):
         fit_collectives(args.data)
 
@@ -89,16 +95,12 @@ def fit_fp32(folder: Path) -> None:
     print("\n".join(report))
 
 
-def fit_steps(folder: Path) -> None:
-    report: list[str] = []
+def fit_steps(name: str, folder: Path) -> None:
+    base, source, classes, read = FROM_STEPS[name]
     tables = {name: tomllib.loads((OUT / f"{name}.toml").read_text()) for name in ("hopper", "pascal")}
-    for name, base, source, classes, read in (
-        ("rtx3090", "hopper", "timm_train_rtx3090.csv", steps.VISION, steps.timm_steps),
-        ("kepler", "pascal", "tf_cnn_benchmarks_2017.csv", steps.COARSE, steps.k80_steps),
-    ):
-        report.append(f"-- {name}")
-        rows = list(read(folder / source, from_tables(base, tables)))
-        (OUT / f"{name}.toml").write_text(toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base))
+    report = [f"-- {name}"]
+    rows = list(read(folder / source, from_tables(base, tables)))
+    (OUT / f"{name}.toml").write_text(toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base))
     print("\n".join(report))
 
 

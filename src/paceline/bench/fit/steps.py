@@ -41,6 +41,8 @@ COARSE = ("", "conv", "winograd", "stem", "gemm")
 ONE_IN = 4
 #: weight of the common factor, as a share of the weight of the steps
 DRAWN = 0.05
+#: classes with less of the time than this are left at the common factor
+LEAST_SHARE = 0.02
 #: how far a class may be from the common factor
 APART = 6.0
 
@@ -95,7 +97,7 @@ def fit(steps: Sequence[Step], classes: Sequence[str], report: list[str]) -> dic
 def _solve(table: Array, measured: Array) -> Array:
     common = float(np.median(measured / table.sum(axis=1)))
     relative = table / measured[:, None]
-    draw = np.diag(np.sqrt(DRAWN * len(measured)) * np.maximum(relative.mean(axis=0), 1e-4))
+    draw = np.diag(np.sqrt(DRAWN * len(measured)) * np.maximum(relative.mean(axis=0), LEAST_SHARE))
     weight = np.ones(len(measured))
     for _ in range(15):  # towards the median: some rows have kernels of their own
         left = np.vstack([relative * weight[:, None], draw])

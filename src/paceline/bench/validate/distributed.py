@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from paceline.bench import frameworks
 from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
-from paceline.catalog import clusters, devices, transformers
+from paceline.catalog import clusters, devices, models, transformers
 from paceline.cost.memory import CONTEXT_BYTES
 from paceline.errors import PacelineError, PlanError, SpecError
 from paceline.predict.distributed import predict
@@ -151,11 +152,19 @@ def _number(row: Row, column: str, default: int = 0) -> int:
         raise SpecError(f"{column} is {text!r}, not a number") from None
 
 
+def _experts(row: Row) -> Transformer:
+    """Tables give no sizes of experts: the catalog's model of that name, with as many layers as the row says."""
+    name = re.sub(r" *[(\[].*$", "", row["model"])
+    known = {models.fold(known) for known in transformers.names()}
+    model = transformers.get(name if models.fold(name) in known else re.sub(r"-\d+B$", "", name))  # "Grok-1-314B" is Grok-1
+    return replace(model, layers=_number(row, "n_layers", model.layers))
+
+
 def _read(row: Row) -> Made:
     """Model, cluster, plan and framework of a row, or SpecError with what is missing."""
     if row.get("family", "transformer-lm") not in ("transformer-lm", "moe-lm"):
         raise SpecError(f"family {row['family']} is not a language model")
-    model = transformers.get(re.split(r"[(\[]", row["model"])[0].strip().removesuffix("-314B")) if row["family"] == "moe-lm" else from_columns(row)
+    model = _experts(row) if row["family"] == "moe-lm" else from_columns(row)
     count = _number(row, "n_gpus")
     surroundings = frameworks.distributed(row)
     device = devices.get(_device(row))
