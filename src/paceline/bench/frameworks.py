@@ -18,13 +18,13 @@ NEUSIGHT = Conditions(host_scale=0.6, errors=Errors(device=0.10, base=0.06), rea
 #: eager PyTorch 1.12 on a desktop
 TIMM = Conditions(host_scale=0.6, errors=Errors(group=0.15, base=0.05, device=0.05))
 #: a static graph: the host issues kernels without Python
-TENSORFLOW_2017 = Conditions(host_scale=0.25, errors=Errors(device=0.12, base=0.06))
+TENSORFLOW_2017 = Conditions(host_scale=0.25, errors=Errors(device=0.14, base=0.06))
 
 
 def of_row(row: Mapping[str, Any]) -> Conditions:
     """The surroundings of a row of the common schema, by its framework."""
     static = any(word in row["framework"] for word in ("TensorFlow", "MXNet", "Paddle"))
-    return Conditions(host_scale=0.25 if static else 0.5, errors=Errors(device=0.14, base=0.08))
+    return Conditions(host_scale=0.25 if static else 0.5, errors=Errors(device=0.15, base=0.08))
 
 
 # -- many devices ----------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ _DLE_MODELS = {
     "EfficientNet-B4": "torchvision:efficientnet_b4", "BERT-large": "bert-large",
     "BioBERT (BERT-base)": "bert-base",
 }
+#: frameworks whose BERT reads data sorted into bins by length: the sequence length of a row is only the longest
+_BINNED = ("PyTorch", "PaddlePaddle")
 _DLE_PRECISION = {"AMP-fp16": "amp_fp16", "FP32": "fp32", "TF32": "tf32"}
 
 
@@ -100,6 +102,8 @@ def unknown(row: Mapping[str, Any]) -> str | None:
     if model in _TF_MODELS or model in _DLE_MODELS:
         if "BERT" in model and not row["seq_len"]:
             return f"model {model}: no sequence length given"
+        if "BERT" in model and row["framework"].startswith(_BINNED):
+            return f"model {model} in {row['framework']}: sequences come in bins of like length, which are not given"
         if model in _DLE_MODELS and row["precision"] not in _DLE_PRECISION:
             return f"precision {row['precision']}: not modelled"
         return None

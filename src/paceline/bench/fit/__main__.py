@@ -89,7 +89,7 @@ def fit_fp32(folder: Path) -> None:
         tables = fp32.fit(rows, members, base, report)
         source = "FP32 operators of sitar-lab/NeuSight (kernels/) on " + ", ".join(members)
         if name == "ampere":
-            tables = {shape: {**tables.get(shape, {}), **more} for shape, more in fp16.fit(folder / "kernels_fp16", report).items()}
+            tables = {shape: {**tables.get(shape, {}), **more} for shape, more in fp16.fit(folder / "kernels_fp16", base, report).items()}
             source += "; FP16 operators of DebarghaG/estimate-train-time (kernels_fp16/) on an A100-SXM-80GB"
         (OUT / f"{name}.toml").write_text(toml(source, tables, "hopper"))
     print("\n".join(report))

@@ -1,0 +1,89 @@
+"""Schedules: the same actions in the same order as torch's classes hold."""
+
+import contextlib
+
+import pytest
+
+from paceline.errors import PlanError
+from paceline.sim.schedules import SPLIT, actions, chunks_of, rank_of
+from paceline.spec.plan import SCHEDULES
+
+NAMES = {
+    "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
+    "zb-h1": "ScheduleInterleavedZeroBubble", "zb-v": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
+}
+SIZES = {"gpipe": (1,), "1f1b": (1,), "interleaved": (2, 3), "looped-bfs": (2, 3), "zb-h1": (1,), "zb-v": (2,), "dualpipev": (2,)}
+CASES = [(schedule, pp, vpp, m) for schedule in SCHEDULES for pp in (2, 3, 4, 8) for vpp in SIZES[schedule] for m in (pp, 2 * pp, 3 * pp, 8 * pp)
+         if schedule != "dualpipev" or m >= 2 * pp]
+
+
+@contextlib.contextmanager
+def fake_group(size):
+    torch = pytest.importorskip("torch", reason="compares with torch's own schedules")
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield torch
+    finally:
+        dist.destroy_process_group()
+
+
+def held_by_torch(torch, schedule, pp, vpp, m):
+    """The actions per rank of torch's class, without its idle slots; a pair that overlaps as two."""
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    total = pp * vpp
+    stages = [PipelineStage(torch.nn.Linear(2, 2), chunk, total, torch.device("cpu")) for chunk in chunks_of(schedule, 0, pp, vpp)]
+    made = getattr(schedules, NAMES[schedule])(stages if total > pp or schedule == "zb-h1" else stages[0], m, loss_fn=torch.nn.MSELoss())
+    orders = made.pipeline_order if hasattr(made, "pipeline_order") else made._get_pipeline_order()
+    for rank in range(pp):
+        flat = [part for action in orders[rank] if action for part in action.sub_actions or (action,)]
+        if schedule == "1f1b" and rank == pp - 1:  # torch lists the last rank's forward passes from 1 (it runs them from 0)
+            flat = [a._replace(microbatch_index=a.microbatch_index - 1) if a.computation_type.value == "F" else a for a in flat]
+        yield [str(action) for action in flat if action.computation_type.value in "FBIW"]
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+def test_as_torch_holds_them(pp):
+    with fake_group(pp) as torch:
+        for schedule, size, vpp, m in CASES:
+            if size == pp:
+                for rank, held in enumerate(held_by_torch(torch, schedule, pp, vpp, m)):
+                    assert [str(action) for action in actions(schedule, rank, pp, m, vpp)] == held, (schedule, pp, vpp, m, rank)
+
+
+@pytest.mark.parametrize(("schedule", "pp", "vpp", "m"), [*CASES, ("1f1b", 8, 1, 3), ("interleaved", 4, 2, 7), ("zb-v", 8, 2, 3), ("zb-h1", 8, 1, 2)])
+def test_complete_and_without_deadlock(schedule, pp, vpp, m):
+    """Every pass of every micro-batch once, in an order that every rank can follow."""
+    left = {rank: actions(schedule, rank, pp, m, vpp) for rank in range(pp)}
+    chunks = pp * vpp
+    for rank, mine in left.items():
+        counted = sum(2 if a.kind == "B" and schedule in SPLIT else 1 for a in mine)
+        assert len(set(mine)) == len(mine) and counted == len(chunks_of(schedule, rank, pp, vpp)) * m * (3 if schedule in SPLIT else 2)
+        assert all(rank_of(schedule, a.chunk, pp) == rank for a in mine)
+    done = set()
+    while any(left.values()):
+        before = len(done)
+        for mine in left.values():
+            while mine and needs(mine[0], chunks) <= done:
+                action = mine.pop(0)
+                done.add((action.chunk, "B" if action.kind == "I" else action.kind, action.micro_batch))
+        assert len(done) > before, "stuck"
+
+
+def needs(action, chunks):
+    chunk, kind, i = action
+    if kind == "F":
+        return {(chunk - 1, "F", i)} if chunk else set()
+    if kind == "W":
+        return {(chunk, "B", i)}
+    return {(chunk + 1, "B", i), (chunk, "F", i)} if chunk < chunks - 1 else {(chunk, "F", i)}
+
+
+def test_mistakes():
+    with pytest.raises(PlanError, match="at least 2 x pp 4 = 8 micro-batches, but there are 7"):
+        actions("dualpipev", 0, 4, 7, 2)
+    with pytest.raises(PlanError, match="no such pipeline schedule"):
+        actions("zigzag", 0, 4, 8)
