@@ -7,7 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +130,8 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
         raise MissingExtra("timm", "vision", f"timm:{name}") from None
     if not timm.is_model(name.partition(".")[0]):
         raise UnknownName("timm model", name, timm.list_models())
-    with BuildMode(), _user_code(f"timm:{name}", "build"):
+    with BuildMode(), _user_code(f"timm:{name}", "build"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # old names for a model are welcome here
         fixed = image is not None and "img_size" in str(inspect.signature(timm.model_entrypoint(name.partition(".")[0])))
         try:
             module = timm.create_model(name, pretrained=False, **({"img_size": image} if fixed else {}))
@@ -145,9 +148,12 @@ def transformers() -> Any:
     with contextlib.suppress(ImportError):
         _torch.import_torchvision()
     try:
-        return importlib.import_module("transformers")
+        package = importlib.import_module("transformers")
     except ImportError:
         raise MissingExtra("transformers", "hf", "a Hugging Face configuration") from None
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        package.logging.set_verbosity_error()  # its advice is about weights and losses, of which there are none
+    return package
 
 
 def _huggingface(path: Path, batch: int, seq: int | None) -> Job:

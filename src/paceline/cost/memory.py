@@ -21,12 +21,23 @@ CONTEXT_BYTES = 600e6
 FRAGMENTATION = 1.05
 
 
-def memory(workload: Workload, device: Device) -> Memory:
-    """Peak allocated bytes by kind, at the moment when most is live."""
+def memory(
+    workload: Workload, device: Device, *, held: Mapping[str, float] | None = None, more: Mapping[str, float] | None = None,
+    accumulated: bool = False,
+) -> Memory:
+    """Peak allocated bytes by kind, at the moment when most is live.
+
+    Where ranks share the work, `held` is the share of a kind that this one holds, and `more` what it holds besides
+    at any time; `accumulated` gradients are there before the step's last backward pass begins.
+    """
     order = list(workload.order)
     net, peaks = (_by_kind(getattr(segment, which) for segment in workload.segments)[order] for which in ("net", "peak"))
     before = _by_kind([workload.resident]) + np.cumsum(net, axis=0) - net
-    live = before + peaks
+    live = (before + peaks).astype(float)
+    if accumulated:
+        live[:, MEMORY_KINDS.index("gradients")] = live[:, MEMORY_KINDS.index("gradients")].max()
+    for column, kind in enumerate(MEMORY_KINDS):
+        live[:, column] = live[:, column] * (held or {}).get(kind, 1.0) + (more or {}).get(kind, 0.0)
     at = int(live.sum(axis=1).argmax())
     by_kind = {kind: max(0, int(size)) for kind, size in zip(MEMORY_KINDS, live[at], strict=True)}
     segment = workload.segments[order[at]]

@@ -83,6 +83,8 @@ class Collective:
     behind: tuple[int, ...] = ()
     #: parts it is cut into; the first cannot hide
     parts: int = 1
+    #: operators of the piece that were issued before it
+    at: int = 0
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class Piece:
         return tuple(range(start, len(self.ops)))
 
     def send(self, op: str, size: float, axis: str, behind: Iterable[int] = (), parts: int = 1) -> None:
-        self.collectives.append(Collective(op, size, axis, tuple(behind), parts))
+        self.collectives.append(Collective(op, size, axis, tuple(behind), parts, len(self.ops)))
 
 
 PIECES = ("layer.forward", "layer.backward", "embedding.forward", "embedding.backward", "head.forward", "head.backward")

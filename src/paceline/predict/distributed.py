@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.cost import memory as device_memory
 from paceline.cost.chip import Chip, chip
@@ -28,6 +29,8 @@ from paceline.cost.pack import Packed, pack_ops
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, head_bytes, piece_times, saved_bytes
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.predict.step import errors_for
+from paceline.sim.schedules import V_SHAPED, chunks_of, chunks_per_rank
+from paceline.sim.timeline import Timeline
 from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.device import Device
@@ -41,7 +44,10 @@ from paceline.spec.workload import ITEMSIZE
 STATE_BYTES = 12
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
-_TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange", "ep": "expert exchange"}
+#: a collective that is still to be timed: operation, bytes, mesh axis
+Exchange = tuple[str, float, str]
+#: what the exposed part of a mesh axis' collectives is called
+TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange", "ep": "expert exchange"}
 
 
 def predict(
@@ -49,7 +55,7 @@ def predict(
     curves: Curves | None = None,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage."""
-    return _Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves).prediction(errors)
+    return Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves).prediction(errors)
 
 
 def default_framework(plan: Plan) -> str:
@@ -58,7 +64,7 @@ def default_framework(plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class Pass:
     """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the host's time."""
 
     compute_s: float
@@ -72,27 +78,27 @@ class _Pass:
         device = self.compute_s + sum(self.exposed.values())
         return device + self.host_s if self.blocking else max(device, self.host_s)
 
-    def plus(self, other: _Pass, times: float = 1.0) -> _Pass:
+    def plus(self, other: Pass, times: float = 1.0) -> Pass:
         axes = {*self.exposed, *other.exposed}
-        return _Pass(
+        return Pass(
             self.compute_s + times * other.compute_s, {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
             self.host_s + times * other.host_s, self.flops + times * other.flops, self.blocking or other.blocking,
         )
 
 
-_NOTHING = _Pass(0.0, {}, 0.0, 0.0)
+_NOTHING = Pass(0.0, {}, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class StageTime:
     """What one stage does for one micro-batch."""
 
     layers: int
     first: bool
     last: bool
-    forward: _Pass
-    backward: _Pass
-    recompute: _Pass
+    forward: Pass
+    backward: Pass
+    recompute: Pass
     #: seconds that gathering and scattering sharded parameters adds to a micro-batch
     gather_forward_s: float
     gather_backward_s: float
@@ -109,7 +115,7 @@ class _Stage:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """A resolved plan on a cluster, with everything timed that it is made of."""
 
     model: Transformer
@@ -124,7 +130,7 @@ class _Step:
     costs: OpTimes
 
     @staticmethod
-    def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> _Step:
+    def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
         style = framework or frameworks.get(plan.framework or default_framework(plan))
         dtype = "bf16" if plan.precision == "fp8" else plan.precision
         shape = Shape(
@@ -134,7 +140,7 @@ class _Step:
         found, target = blocks(shape), chip(cluster.device)
         constants = curves or curves_for(cluster.device)
         pieces, costs = piece_times(found, cluster.device, target, constants)
-        return _Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
+        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -157,21 +163,31 @@ class _Step:
 
     # -- one micro-batch ---------------------------------------------------------------------------
 
-    def run(self, name: str, where: Callable[[int], bool] | None = None) -> _Pass:
-        """A piece's operators (all, or those at the places `where` says) with what they cannot hide of its collectives."""
+    def run(self, name: str, keep: NDArray[np.bool_] | None = None) -> Pass:
+        """A piece's operators with what they cannot hide of its collectives; or only those to `keep`, without collectives."""
         timed = self.pieces[name]
-        keep = np.ones(len(timed.each), dtype=bool) if where is None else np.array([where(i) for i in range(len(timed.each))], dtype=bool)
-        part = slice(self.found.starts[name], self.found.starts[name] + len(timed.each))
-        kernels, flops = self.costs.kernels[part], self.found.packed.flops[part]
-        left = np.where(keep, timed.each, 0.0)
-        compute = float(left.sum() + GAP_S * kernels[keep].sum())
+        every = np.ones(len(timed.each), dtype=bool) if keep is None else keep
+        left = np.where(every, timed.each, 0.0)
+        compute = float(left.sum() + self.gaps(name)[every].sum())
         exposed: dict[str, float] = defaultdict(float)
-        collectives = timed.piece.collectives if where is None else []
+        collectives = timed.piece.collectives if keep is None else []
         for collective in collectives:
             exposed[collective.axis] += self.exposed(collective, left)
-        issue = self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s
-        host = issue * int(keep.sum()) + self.framework.issue_collective_s * len(collectives)
-        return _Pass(compute, dict(exposed), host, float(flops[keep].sum()), self.framework.blocking)
+        flops = self.found.packed.flops[self.place(name)]
+        host = self.issue(name) * int(every.sum()) + self.framework.issue_collective_s * len(collectives)
+        return Pass(compute, dict(exposed), host, float(flops[every].sum()), self.framework.blocking)
+
+    def place(self, name: str) -> slice:
+        """Where a piece's operators stand among all that are packed."""
+        return slice(self.found.starts[name], self.found.starts[name] + len(self.pieces[name].each))
+
+    def gaps(self, name: str) -> NDArray[np.float64]:
+        """Seconds between the kernels of each of a piece's operators."""
+        return GAP_S * self.costs.kernels[self.place(name)]
+
+    def issue(self, name: str) -> float:
+        """Host seconds per operator of a piece."""
+        return self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s
 
     def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
         """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for the contention."""
@@ -185,37 +201,56 @@ class _Step:
         left[behind] *= 1 - hidden / room
         return seconds - hidden + self.framework.contention * hidden
 
-    def recomputed(self) -> _Pass:
+    def again(self) -> NDArray[np.bool_]:
+        """Which operators of a layer's forward pass the backward pass runs again."""
+        piece = self.pieces["layer.forward"].piece
+        count = len(piece.ops)
+        if self.plan.recompute != "selective":
+            return np.full(count, self.plan.recompute == "full")
+        if self.framework.selective == "core":
+            return np.isin(np.arange(count), piece.core)
+        # operators other than products run again, and every second product
+        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
+        return ~np.isin(np.arange(count), [*products[::2], *piece.core])
+
+    def recomputed(self) -> Pass:
         """What of a layer's forward pass the backward pass runs again."""
         if self.plan.recompute == "none":
             return _NOTHING
-        if self.plan.recompute == "full":
-            return self.run("layer.forward")
-        piece = self.pieces["layer.forward"].piece
-        if self.framework.selective == "core":
-            core = set(piece.core)
-            return self.run("layer.forward", core.__contains__)
-        # operators other than products run again, and every second product
-        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
-        kept = {*products[::2], *piece.core}
-        return self.run("layer.forward", lambda i: i not in kept)
+        return self.run("layer.forward", None if self.plan.recompute == "full" else self.again())
 
-    def stages(self) -> list[_Stage]:
+    # -- where the layers are ----------------------------------------------------------------------
+
+    def chunks(self) -> list[tuple[tuple[int, int], ...]]:
+        """The chunks of each rank of the pipeline, as (number along the model, layers)."""
+        p = self.plan
+        each = chunks_per_rank(p.schedule, p.vpp)
+        held = [chunks_of(p.schedule, rank, p.pp, each) for rank in range(p.pp)]
+        whole, total = self.model.layers, p.pp * each
+        if whole % total and (whole + 2) % total == 0 and total > 1:  # one layer fewer beside the embedding and beside the head
+            return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
+        counts = stage_layers(whole, p.pp, each)
+        return [tuple((c, counts[rank] // each + (i < counts[rank] % each)) for i, c in enumerate(mine)) for rank, mine in enumerate(held)]
+
+    def ends(self, rank: int) -> tuple[bool, bool]:
+        """Whether a rank of the pipeline holds the embedding, and the head."""
+        return rank == 0, rank == (0 if self.plan.schedule in V_SHAPED else self.plan.pp - 1)
+
+    def stages(self) -> list[StageTime]:
         """Every distinct stage of the pipeline, in order."""
-        counts = stage_layers(self.model.layers, self.plan.pp, self.plan.vpp)
         forward, backward, again = self.run("layer.forward"), self.run("layer.backward"), self.recomputed()
-        ends = {name: self.run(name) for name in ("embedding.forward", "embedding.backward", "head.forward", "head.backward")}
+        outer = {name: self.run(name) for name in ("embedding.forward", "embedding.backward", "head.forward", "head.backward")}
         weight = self.pieces["layer.backward"].weight_s
         gather, scatter = self.gathers()
         out = []
-        for i, layers in enumerate(counts):
-            first, last = i == 0, i == self.plan.pp - 1
+        for i, mine in enumerate(self.chunks()):
+            layers, (first, last) = sum(count for _, count in mine), self.ends(i)
             f, b = _NOTHING.plus(forward, layers), _NOTHING.plus(backward, layers)
             for there, part in ((first, "embedding"), (last, "head")):
                 if there:
-                    f, b = f.plus(ends[f"{part}.forward"]), b.plus(ends[f"{part}.backward"])
+                    f, b = f.plus(outer[f"{part}.forward"]), b.plus(outer[f"{part}.backward"])
             whole = backward.plus(again)
-            out.append(_Stage(
+            out.append(StageTime(
                 layers, first, last, f, b, _NOTHING.plus(again, layers), _hidden(gather, forward.seconds, layers, self.framework.contention),
                 _hidden(scatter + (gather if self.plan.reshard else 0.0), whole.seconds, layers, self.framework.contention),
                 weight * layers,
@@ -224,14 +259,35 @@ class _Step:
 
     def gathers(self) -> tuple[float, float]:
         """Seconds to gather one layer's sharded parameters, and to reduce and scatter its gradients."""
-        if self.plan.sharding not in ("fsdp", "hsdp"):
+        if not self.sharded:
             return 0.0, 0.0
-        layer, trained = self.layer_parameters(), 0.0 if self.plan.adapters else 1.0
-        low = ITEMSIZE[self.shape.dtype]
-        gather = self.send("all_gather", layer * low, "shard")
-        scatter = self.send("reduce_scatter", trained * layer * self.gradient_bytes, "shard")
-        share = self.plan.shard or self.plan.dp * self.plan.cp
-        return gather, scatter + self.send("all_reduce", trained * layer * self.gradient_bytes / share, "replicas")
+        layer = self.layer_parameters()
+        return self.total(self.unshard(layer)), self.total(self.scatter(layer))
+
+    def unshard(self, parameters: float) -> list[Exchange]:
+        """What makes sharded parameters whole."""
+        return [("all_gather", parameters * ITEMSIZE[self.shape.dtype], "shard")]
+
+    def scatter(self, parameters: float) -> list[Exchange]:
+        """What reduces their gradients and leaves each rank its part."""
+        if self.plan.adapters:
+            return []
+        size, share = parameters * self.gradient_bytes, self.plan.shard or self.plan.dp * self.plan.cp
+        return [("reduce_scatter", size, "shard"), ("all_reduce", size / share, "replicas")]
+
+    def total(self, exchanges: Sequence[Exchange]) -> float:
+        """Seconds of collectives one after another."""
+        return sum(self.send(*exchange) for exchange in exchanges)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are sharded, and gathered layer by layer."""
+        return self.plan.sharding in ("fsdp", "hsdp")
+
+    @property
+    def replicated(self) -> bool:
+        """Whether whole gradients are reduced once per step."""
+        return self.plan.dp * self.plan.cp > 1 and not self.sharded and not self.plan.adapters
 
     # -- sizes -------------------------------------------------------------------------------------
 
@@ -242,7 +298,11 @@ class _Step:
 
     def layer_parameters(self) -> float:
         """Of a layer on one rank."""
-        return self.model.dense_parameters / self.plan.tp + self.model.expert_parameters / self.plan.ep
+        return self.model.dense_parameters / self.plan.tp + self.expert_parameters()
+
+    def expert_parameters(self) -> float:
+        """Of a layer's experts on one rank."""
+        return self.model.expert_parameters / self.plan.ep
 
     def end_parameters(self, first: bool, last: bool) -> float:
         """Of the embedding and the head on one rank; a tied projection is held at both ends."""
@@ -250,12 +310,12 @@ class _Step:
         tied = m.vocab * m.hidden if m.tied and last and not first else 0
         return ((m.embedding_parameters if first else 0) + ((m.head_parameters + tied) if last else 0)) / tp
 
-    def parameters(self, stage: _Stage) -> float:
+    def parameters(self, stage: StageTime) -> float:
         return stage.layers * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def pipeline(self, stages: list[_Stage]) -> tuple[float, float, float]:
+    def pipeline(self, stages: list[StageTime]) -> tuple[float, float, float]:
         """Seconds of all micro-batches at the slowest stage's pace, of the bubble, and of exposed transfers."""
         p = self.plan
         spent = [stage.forward_s + stage.backward_s for stage in stages]
@@ -273,22 +333,16 @@ class _Step:
             bubble = max(0.0, (p.pp / 2 - 1) / max(1, p.pp - 1) * bubble - (p.pp - 2) * weight)
         else:
             bubble /= p.vpp
-        part = p.tp if p.sp or self.framework.p2p_scattered else 1
-        hop = self.send("send_recv", self.shape.wide_bytes / part, "pp")
-        if part > 1 and not p.sp:
-            hop += self.send("all_gather", self.shape.wide_bytes, "tp")
+        hop = self.total(self.hop)
         passage = 2 * hop * (p.pp - 1)
         crossings = 0.0 if self.framework.p2p_overlap else 2 * hop * (p.micro_batches * p.vpp - 1)
         return steady, bubble, passage + crossings
 
-    def data_parallel(self, stages: list[_Stage]) -> tuple[float, float]:
+    def data_parallel(self, stages: list[StageTime]) -> tuple[float, float]:
         """Exposed seconds of reducing gradients and of gathering parameters after the update."""
-        p, low = self.plan, ITEMSIZE[self.shape.dtype]
-        group = p.dp * p.cp
+        p = self.plan
         worst = (0.0, 0.0)
-        if p.adapters:
-            return worst
-        if group > 1 and p.sharding not in ("fsdp", "hsdp"):
+        if self.replicated:
             waited = 0.0
             for stage in stages:
                 reduce_s, gather_s = self.reduction(stage)
@@ -302,29 +356,42 @@ class _Step:
                     gather_s += (self.framework.contention - 1) * hidden
                 worst = max(worst, (max(0.0, reduce_s - waited), gather_s), key=sum)
                 waited += stage.backward_s / p.vpp  # later stages finish earlier, and reduce while the first ones still work
-        elif p.sharding in ("fsdp", "hsdp"):
+        elif self.sharded:
             # the ends are gathered and scattered outside the layers, before and after everything else
             end = max(self.end_parameters(stage.first, stage.last) for stage in stages)
-            worst = (self.send("reduce_scatter", end * self.gradient_bytes, "shard"), self.send("all_gather", end * low, "shard"))
-        tied = 0.0
-        if self.model.tied and p.pp > 1 and self.framework.tied_allreduce:
-            tied = self.send("all_reduce", self.model.vocab * self.model.hidden / p.tp * self.gradient_bytes, "ends")
-        return worst[0] + tied, worst[1]
+            worst = self.total(self.scatter(end)), self.total(self.unshard(end))
+        return worst[0] + self.total(self.tied), worst[1]
 
-    def reduction(self, stage: _Stage) -> tuple[float, float]:
+    def reduction(self, stage: StageTime) -> tuple[float, float]:
         """Seconds to reduce a stage's gradients over the ranks that share them, and to gather what each has updated."""
-        p, low = self.plan, ITEMSIZE[self.shape.dtype]
-        experts = stage.layers * self.model.expert_parameters / p.ep
-        out = [0.0, 0.0]
-        for axis, count in (("dp", self.parameters(stage) - experts), ("expert-dp", experts)):
-            if p.sharding in ("zero1", "zero2"):
-                out[0] += self.send("reduce_scatter", count * self.gradient_bytes, axis)
-                out[1] += self.send("all_gather", count * low, axis)
-            else:
-                out[0] += self.send("all_reduce", count * self.gradient_bytes, axis)
-        return out[0], out[1]
+        experts = stage.layers * self.expert_parameters()
+        reduces, gathers = self.exchanges(self.parameters(stage) - experts, experts)
+        return self.total(reduces), self.total(gathers)
 
-    def optimizer(self, stages: list[_Stage]) -> float:
+    def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
+        """What reduces the gradients of so many parameters, and gathers them after the update."""
+        low = ITEMSIZE[self.shape.dtype]
+        zero = self.plan.sharding in ("zero1", "zero2")
+        counts = [(axis, count) for axis, count in (("dp", dense), ("expert-dp", experts)) if count]
+        reduces = [("reduce_scatter" if zero else "all_reduce", count * self.gradient_bytes, axis) for axis, count in counts]
+        return reduces, [("all_gather", count * low, axis) for axis, count in counts] if zero else []
+
+    @property
+    def hop(self) -> list[Exchange]:
+        """What takes an activation from one stage of the pipeline to the next."""
+        part = self.plan.tp if self.plan.sp or self.framework.p2p_scattered else 1
+        whole: list[Exchange] = [("all_gather", self.shape.wide_bytes, "tp")] if part > 1 and not self.plan.sp else []
+        return [("send_recv", self.shape.wide_bytes / part, "pp"), *whole]
+
+    @property
+    def tied(self) -> list[Exchange]:
+        """What keeps the two copies of an embedding equal that both ends of a pipeline hold."""
+        p, m = self.plan, self.model
+        if not (m.tied and p.pp > 1 and self.framework.tied_allreduce and p.schedule not in V_SHAPED) or p.adapters:
+            return []
+        return [("all_reduce", m.vocab * m.hidden / p.tp * self.gradient_bytes, "ends")]
+
+    def optimizer(self, stages: list[StageTime]) -> float:
         """Seconds of the update of a rank's share."""
         p = self.plan
         if p.adapters:
@@ -339,13 +406,12 @@ class _Step:
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def memory(self, stage: _Stage, index: int) -> Memory:
+    def memory(self, stage: StageTime, index: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
         p, low = self.plan, ITEMSIZE[self.shape.dtype]
         count, shards = self.parameters(stage), p.shard or p.dp * p.cp
         held = 4 if self.framework.fp32_gradients else low
-        sharded = p.sharding in ("fsdp", "hsdp")
-        if sharded:  # the fp32 copy is the parameter; a few layers at a time are whole
+        if self.sharded:  # the fp32 copy is the parameter; a few layers at a time are whole
             whole = (1 + p.prefetch) * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
             parameters, gradients, optimizer = 4 * count / shards + low * whole, 4 * count / shards, (STATE_BYTES - 4) * count / shards
         else:
@@ -389,7 +455,7 @@ class _Step:
     # -- the answer --------------------------------------------------------------------------------
 
     def prediction(self, errors: Errors | None) -> DistributedPrediction:
-        p, m, device = self.plan, self.model, self.cluster.device
+        p = self.plan
         stages = self.stages()
         steady, bubble, transfers = self.pipeline(stages)
         reduce_s, gather_s = self.data_parallel(stages)
@@ -403,7 +469,7 @@ class _Step:
             if name == "backward":
                 parts["recomputation"] = slow.recompute.compute_s
             for axis, seconds in run.exposed.items():
-                parts[_TITLES[axis]] = parts.get(_TITLES[axis], 0.0) + seconds
+                parts[TITLES[axis]] = parts.get(TITLES[axis], 0.0) + seconds
             if hosted:
                 parts["host"] = parts.get("host", 0.0) + run.seconds - run.compute_s - sum(run.exposed.values())
         parts["parameter gathers"] = slow.gather_forward_s + slow.gather_backward_s
@@ -412,10 +478,17 @@ class _Step:
         parts |= {"pipeline bubble": bubble, "pipeline transfers": transfers, "gradient reduction": reduce_s, "optimizer": update}
         parts["parameter gathers"] += gather_s
         parts["host"] += self.framework.step_s
-        nodes = max(1, self.cluster.nodes)
-        parts["stragglers"] = steady * self.cluster.straggler_cv * math.sqrt(2 * math.log(nodes))
+        return self.answer(parts, stages, bubble, steady, errors)
+
+    def answer(
+        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float, errors: Errors | None,
+        timeline: Timeline | None = None,
+    ) -> DistributedPrediction:
+        """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady` seconds of computation."""
+        p, m, device = self.plan, self.model, self.cluster.device
+        parts["stragglers"] = steady * self.cluster.straggler_cv * math.sqrt(2 * math.log(max(1, self.cluster.nodes)))
         step = sum(parts.values())
-        exposed = sum(parts.get(t, 0.0) for t in (*_TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
+        exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
         low, high = around(step, self.sigma(step, exposed, bubble, errors or errors_for(device, self.curves)))
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq)
@@ -432,7 +505,7 @@ class _Step:
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
             fit=Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes),
             provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
-            cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None,
+            cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
 
     def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:

@@ -49,12 +49,8 @@ class Conditions:
 
 def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
     """Step time with interval, memory, breakdown and provenance."""
-    target = chip(device)
-    curves = conditions.curves or curves_for(device)
-    host = conditions.host or default_host()
-    packed = pack(workload)
-    costs = times(packed, target, curves)
-    step = _Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
+    timed = Timed.of(workload, device, conditions)
+    step, packed, costs = timed.step, timed.packed, timed.costs
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
     if device.kind == "cpu":  # the cores that issue are those that compute
         step_s = float(step.issue.sum() + step.device.sum())
@@ -62,22 +58,17 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     if found.peak_bytes > conditions.reallocation_above * device.memory_bytes:
         step_s += conditions.reallocation_s * found.peak_bytes
     device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
-    shares = step.group_shares(packed)
-    errors = conditions.errors or errors_for(device, curves)
-    sigma = device_sigma(shares, errors)
-    kernel_low, kernel_high = around(device_s, sigma)
-    hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
-    low, high = around(step_s, float(np.hypot((1 - hosted) * sigma, hosted * errors.host)))
+    kernel_low, kernel_high = around(device_s, timed.sigma)
+    low, high = around(step_s, timed.step_sigma(step_s))
     breakdown = step.breakdown(packed, costs)
-    matrix_peak = max((target.peaks.get(d, target.peaks["fp32"]) for d in _matrix_dtypes(packed)), default=target.peaks["fp32"])
     return Prediction(
         model=workload.name, device=device.name, batch=workload.batch, seq=workload.seq, precision=workload.precision,
         optimizer=workload.optimizer, unit=workload.unit, step_s=step_s, step_s_low=low, step_s_high=high, kernel_s=device_s,
         kernel_s_low=kernel_low, kernel_s_high=kernel_high, host_s=host_s, throughput=workload.units_per_step / step_s,
-        mfu=workload.flops / step_s / matrix_peak, flops=workload.flops, parameters=workload.parameter_count,
+        mfu=workload.flops / step_s / timed.peak_flops, flops=workload.flops, parameters=workload.parameter_count,
         kernels=float(step.kernels.sum()), bound_by="host" if host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
         breakdown=breakdown, phases=step.phases(workload), memory=found, fit=memory_model.fit(workload, found),
-        provenance=_provenance(workload, device, target, curves, shares),
+        provenance=timed.provenance(),
         energy_j=device.tdp_w * step_s if device.tdp_w else None,
         cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
         timeline=_timeline(workload, step, starts, ends) if trace else None,
@@ -98,7 +89,7 @@ def errors_for(device: Device, curves: Curves) -> Errors:
 
 
 @dataclass(slots=True)
-class _Expanded:
+class Expanded:
     """The step with repeated segments written out: one entry per operator that runs."""
 
     index: NDArray[np.int64]
@@ -110,7 +101,7 @@ class _Expanded:
     segment: NDArray[np.int64]
 
     @staticmethod
-    def of(workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float) -> _Expanded:
+    def of(workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float) -> Expanded:
         sizes = np.array([len(segment.ops) for segment in workload.segments])
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         order = np.array(workload.order)
@@ -118,7 +109,7 @@ class _Expanded:
         issue = issue_times(workload, host, host_scale)
         kernels = costs.kernels[index]
         sync = packed.groups.map(lambda group: float(group == "sync"))
-        return _Expanded(
+        return Expanded(
             index, issue[index], costs.busy[index], costs.seconds[index] + kernels * host.gap_s, kernels,
             np.flatnonzero(sync[index]), np.repeat(order, sizes[order]),
         )
@@ -154,6 +145,70 @@ class _Expanded:
         return tuple(sorted(parts, key=lambda part: -part.seconds))
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A workload's operators timed on a device, the step they make up, and how sure that is."""
+
+    workload: Workload
+    device: Device
+    chip: Chip
+    curves: Curves
+    packed: Packed
+    costs: OpTimes
+    step: Expanded
+    errors: Errors
+
+    @staticmethod
+    def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
+        target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
+        packed = pack(workload)
+        costs = times(packed, target, curves)
+        step = Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
+        return Timed(workload, device, target, curves, packed, costs, step, conditions.errors or errors_for(device, curves))
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of device time."""
+        return device_sigma(self.step.group_shares(self.packed), self.errors)
+
+    def step_sigma(self, step_s: float) -> float:
+        """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
+        device_s, host_s = float(self.step.busy.sum()), float(self.step.issue.sum())
+        hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
+        return float(np.hypot((1 - hosted) * self.sigma, hosted * self.errors.host))
+
+    @property
+    def matrix_dtypes(self) -> set[str]:
+        """Types in which something is computed that counts as FLOPs."""
+        return {dtype for dtype, flops in self.packed.dtypes.total(self.packed.flops).items() if flops > 0}
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s at the peak of the fastest of them."""
+        peaks = self.chip.peaks
+        return max((peaks.get(dtype, peaks["fp32"]) for dtype in self.matrix_dtypes), default=peaks["fp32"])
+
+    def provenance(self) -> tuple[Evidence, ...]:
+        """What the times rest on."""
+        workload, device, curves = self.workload, self.device, self.curves
+        out = []
+        for path in ("memory.bandwidth", *(f"peak.{d}" for d in sorted(self.matrix_dtypes))):
+            fact = device.facts.get(path)
+            if fact is not None:
+                out.append(Evidence(what=f"{device.name} {path}", kind=fact.kind, source=fact.source))
+        unknown = "no source; derived from the rest of the file"
+        out += [Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown) for path in self.chip.assumed]
+        out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+        inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
+        out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
+        leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(self.step.group_shares(self.packed).items())[:4])
+        out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
+        captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
+        what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
+        out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
+        return tuple(out)
+
+
 def _leading(breakdown: tuple[Part, ...]) -> str:
     totals: dict[str, float] = defaultdict(float)
     for part in breakdown:
@@ -161,29 +216,7 @@ def _leading(breakdown: tuple[Part, ...]) -> str:
     return max(totals, key=lambda label: totals[label]) if totals else "host"
 
 
-def _matrix_dtypes(packed: Packed) -> set[str]:
-    return {dtype for dtype, flops in packed.dtypes.total(packed.flops).items() if flops > 0}
-
-
-def _provenance(workload: Workload, device: Device, target: Chip, curves: Curves, shares: dict[str, float]) -> tuple[Evidence, ...]:
-    out = []
-    for path in ("memory.bandwidth", *(f"peak.{d}" for d in sorted(_matrix_dtypes(pack(workload))))):
-        fact = device.facts.get(path)
-        if fact is not None:
-            out.append(Evidence(what=f"{device.name} {path}", kind=fact.kind, source=fact.source))
-    out += [Evidence(what=f"{device.name} {path}", kind="guessed", source="no source; derived from the rest of the file") for path in target.assumed]
-    out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
-    for name in curves.inherited:
-        out.append(Evidence(what=f"curves not fitted for {curves.name} come from {name}", kind="derived", source="scaled by the datasheet"))
-    leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(shares.items())[:4])
-    out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
-    captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
-    what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
-    out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
-    return tuple(out)
-
-
-def _timeline(workload: Workload, step: _Expanded, starts: Array, ends: Array) -> Timeline:
+def _timeline(workload: Workload, step: Expanded, starts: Array, ends: Array) -> Timeline:
     ops = [op for segment in workload.segments for op in segment.ops]
     issued = np.cumsum(step.issue)
     spans = []

@@ -40,8 +40,13 @@ def run(issue: Array, duration: Array, syncs: NDArray[np.int64], host_at: float,
 def steady_step(issue: Array, duration: Array, syncs: NDArray[np.int64]) -> tuple[float, Array, Array]:
     """Seconds per step once steps follow one another, and start and end of each operator in one of them."""
     _, host, device = run(issue, duration, syncs, 0.0, 0.0)
-    before = max(host, device)
     ends, host2, device2 = run(issue, duration, syncs, host, device)
-    # with no read-back the host may run ahead: the slower stream sets the pace
-    period = max(host2, device2) - before if len(syncs) else max(host2 - host, device2 - device)
-    return float(period), ends - duration - min(host, device), ends - min(host, device)
+    return pace((host, device), (host2, device2), len(syncs) > 0), ends - duration - min(host, device), ends - min(host, device)
+
+
+def pace(before: tuple[float, float], after: tuple[float, float], reads_back: bool) -> float:
+    """Seconds between the ends of two steps, of which the times of host and device are given.
+
+    With no read-back the host may run ahead: the slower stream sets the pace.
+    """
+    return float(max(after) - max(before) if reads_back else max(b - a for a, b in zip(before, after, strict=True)))

@@ -25,6 +25,7 @@ class Span:
     end_s: float
     category: str
     details: dict[str, Any]
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class DistributedPrediction:
     provenance: tuple[Evidence, ...]
     energy_j: float | None = None
     cost_per_unit: float | None = None
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
     def memory(self) -> Memory:

@@ -1,0 +1,489 @@
+"""Predict one training step of any captured module on many devices: data parallel and sharded plans.
+
+The step of one device (`predict.step`) gets a third stream. What the plan communicates becomes transfers on it, each
+released by an operator and awaited by another (`sim.overlap`), so that overlap follows from the order of things:
+
+    ddp             gradients in buckets, in the order in which they become ready; awaited by the optimizer
+    zero1, zero2    buckets are reduced and scattered; parameters gathered at the start of the next step
+    fsdp, hsdp      each block's parameters gathered before it runs, forward and backward; its gradients scattered after
+    server          gradients to the host as they become ready, parameters back as the forward pass needs them
+
+The micro-batch is the batch that the workload was captured with; what is accumulated before is not reduced (but
+sharded parameters are gathered and gradients scattered each time).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.cost import memory as memory_model
+from paceline.cost.collectives import collective_s, sigma
+from paceline.errors import PlanError
+from paceline.predict.interval import around
+from paceline.predict.step import Conditions, Timed
+from paceline.sim.overlap import Overlapped, Transfer, steady
+from paceline.spec import synchronisation as synchronisations
+from paceline.spec.cluster import Cluster, Group
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
+from paceline.spec.synchronisation import Synchronisation
+from paceline.spec.workload import ITEMSIZE, Parameter, Segment, Workload
+
+Array = NDArray[np.float64]
+
+SHARDED = ("fsdp", "hsdp")
+REDUCE, GATHER = "gradient reduction", "parameter gathers"
+#: B/s of PCI Express to the host where a device's file does not say, and the share of it that copies reach
+HOST_BPS, HOST_SHARE = 15.75e9, 0.75
+#: devices that share one such link: two behind a switch, as in every server of eight
+HOST_SHARED_BY = 2
+#: B/s at which the cores of a host add gradients up
+HOST_SUM_BPS = 20e9
+
+
+def predict(
+    workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions = Conditions(),  # noqa: B008
+    synchronisation: Synchronisation | None = None,
+) -> DistributedPrediction:
+    """Step time with interval, where it goes, and the memory of a rank."""
+    if cluster.mix:  # all wait for the slowest
+        kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
+        found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation) for each in kinds]
+        return max(found, key=lambda prediction: prediction.step_s)
+    plan = resolve(plan, workload, cluster)
+    style = synchronisation or synchronisations.get(plan.framework or "ddp")
+    return _Ranks(workload, cluster, plan, style, Timed.of(workload, cluster.device, conditions)).prediction()
+
+
+def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
+    """The plan filled in for a captured module; PlanError, with the nearest plan that can run, where it contradicts itself."""
+    devices, batch = cluster.device_count, workload.batch
+    whole = devices * batch
+    shard = (plan.shard or math.gcd(devices, cluster.node_devices)) if plan.sharding == "hsdp" else 0
+    problems = [
+        f"{name} {value}: a captured module is split by data only" for name in ("tp", "pp", "cp", "ep", "vpp") if (value := getattr(plan, name)) > 1
+    ]
+    if plan.dp not in (0, devices):
+        problems.append(f"dp {plan.dp}, but {cluster.name} has {devices} devices")
+    if plan.mbs not in (0, batch):
+        problems.append(f"mbs {plan.mbs}, but the workload was captured with batch {batch}")
+    if plan.seq not in (0, workload.seq):
+        problems.append(f"seq {plan.seq}, but the workload was captured with {workload.seq or 'none'}")
+    if plan.gbs % whole:
+        problems.append(f"gbs {plan.gbs} is not a multiple of dp {devices} x mbs {batch} = {whole}")
+    if shard and devices % shard:
+        problems.append(f"hsdp shard {shard} does not divide dp {devices}")
+    if plan.recompute != "none" and not (plan.recompute == "full" and workload.options.get("checkpointing")):
+        problems.append(f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes blocks)")
+    if plan.offload != "none" or plan.adapters:
+        problems.append(f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for captured modules")
+    filled = replace(
+        plan, dp=devices, tp=1, pp=1, cp=1, ep=1, vpp=1, mbs=batch, gbs=max(1, round(plan.gbs / whole)) * whole, seq=workload.seq or 0,
+        shard=math.gcd(devices, shard) if shard else 0, sharding="none" if devices == 1 else plan.sharding if plan.sharding != "none" else "ddp",
+        schedule="", recompute="full" if workload.options.get("checkpointing") else "none", offload="none", adapters=False,
+        precision=workload.precision,
+    )
+    if problems:
+        raise PlanError(f"plan cannot run: {'; '.join(problems)}; nearest feasible plan: {filled}")
+    return filled
+
+
+# -- where in the step things are ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters that are gathered together: their bytes, and the operators between which they are needed."""
+
+    bytes: int
+    #: [first, last) operator of the forward pass, and of the backward pass, recomputation included
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+
+
+class Layout:
+    """Where in the written-out step each parameter is used and its gradient ready, and which blocks there are.
+
+    Operators carry the path of their module. Folded blocks repeat the operators of one of them: its n-th visit stands
+    for the n-th sibling that has no operators of its own, and the backward pass visits them last to first.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        sizes = [len(segment.ops) for segment in workload.segments]
+        self.begins = np.concatenate([[0], np.cumsum([sizes[index] for index in workload.order])]).astype(int)
+        last = [i for i, index in enumerate(workload.order) if workload.segments[index].phase == "optimizer"]
+        #: the first operator of the update
+        self.update = int(self.begins[last[0]]) if last else int(self.begins[-1])
+        self._visits: dict[tuple[str, str], list[list[int]]] = {}
+        forward, backward = self._entries(("forward",)), self._entries(("recompute", "backward"))
+        for path, entries in forward.items():
+            self._visits[path, "forward"] = [[entry] for entry in entries] if path else [entries]
+            groups = np.array_split(np.array(backward.get(path, [])), len(entries) if path else 1)
+            self._visits[path, "backward"] = [group.tolist() for group in (reversed(groups) if path else groups)]
+        self._operators = [_by_module(segment) for segment in workload.segments]
+        self._home = dict(self._homes())
+
+    def _entries(self, phases: Sequence[str]) -> dict[str, list[int]]:
+        out: dict[str, list[int]] = defaultdict(list)
+        for entry, index in enumerate(self.workload.order):
+            segment = self.workload.segments[index]
+            if segment.phase in phases and segment.ops:
+                out[segment.path].append(entry)
+        return out
+
+    def _homes(self) -> Iterator[tuple[str, tuple[str, int]]]:
+        """Path of each block -> the block whose operators stand for it, and the number of the visit."""
+        own = [path for path, phase in self._visits if path and phase == "forward"]
+        tables: dict[str, dict[str, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
+        parents = {path.rpartition(".")[0] for path in own}
+        for parameter in self.workload.parameters:
+            for parent in parents:
+                rest = parameter.name.removeprefix(f"{parent}." if parent else "")
+                if rest != parameter.name or not parent:
+                    child, _, name = rest.partition(".")
+                    tables[parent][f"{parent}.{child}" if parent else child][name] = parameter.shape
+        for children in tables.values():
+            pattern: dict[str, list[str]] = {}
+            for child, table in children.items():
+                key = str(sorted(table.items()))
+                if child in own:
+                    pattern[key] = [child]
+                elif key in pattern and len(pattern[key]) < len(self._visits[pattern[key][0], "forward"]):
+                    pattern[key].append(child)
+                else:
+                    continue
+                yield child, (pattern[key][0], len(pattern[key]) - 1)
+
+    def _find(self, name: str) -> tuple[str, int, str]:
+        """The block, its visit and the module path within the captured operators, of a parameter."""
+        module = name.rpartition(".")[0]
+        parts = module.split(".")
+        for i in range(len(parts), 0, -1):
+            block = ".".join(parts[:i])
+            if block in self._home:
+                path, visit = self._home[block]
+                return path, visit, path + module[len(block):]
+        return "", 0, module
+
+    def place(self, parameter: Parameter, phase: str, otherwise: int) -> int:
+        """After which operator a gradient is ready (backward), or before which a parameter is needed (forward)."""
+        path, visit, module = self._find(parameter.name)
+        visits = self._visits.get((path, phase), [])
+        entries = visits[visit] if visit < len(visits) else []
+        # what touches as many bytes; else anything of the module, or (where kernels were fused) of the one around it
+        for key in ((module, parameter.bytes), (module, 0), (module.rpartition(".")[0], 0)):
+            found = [int(self.begins[entry]) + place for entry in entries for place in self._operators[self.workload.order[entry]].get(key, ())]
+            if found:
+                return max(found) + 1 if phase == "backward" else min(found)
+        return otherwise
+
+    def ready(self) -> list[tuple[Parameter, int]]:
+        """Trained parameters in the order in which their gradients become ready, each with the operator that may then start."""
+        out: list[tuple[Parameter, int]] = []
+        start = min((entries[0][0] for (_, phase), entries in self._visits.items() if phase == "backward" and entries and entries[0]), default=0)
+        at = int(self.begins[start])
+        for parameter in sorted((p for p in self.workload.parameters if p.ready >= 0), key=lambda p: p.ready):
+            at = self.place(parameter, "backward", at)
+            out.append((parameter, min(at, self.update)))
+        return out
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The blocks in the order in which they run; first of all what is in none of them, needed from start to end."""
+        inside: dict[tuple[str, int], int] = defaultdict(int)
+        for parameter in self.workload.parameters:
+            path, visit, _ = self._find(parameter.name)
+            inside[path, visit] += parameter.bytes
+        spans = {}
+        for path, visit in inside:
+            ranges = [self._span(path, phase, visit) for phase in ("forward", "backward")]
+            spans[path, visit] = ranges if path and all(ranges) else None
+        root = sum(size for key, size in inside.items() if spans[key] is None)
+        blocks = [Unit(inside[key], found[0], found[1]) for key, found in spans.items() if found is not None]  # type: ignore[arg-type]
+        return [Unit(root, (0, self.update), (0, self.update)), *sorted(blocks, key=lambda unit: unit.forward)]
+
+    def _span(self, path: str, phase: str, visit: int) -> tuple[int, int] | None:
+        visits = self._visits.get((path, phase), [])
+        entries = visits[visit] if visit < len(visits) else []
+        return (int(self.begins[entries[0]]), int(self.begins[entries[-1] + 1])) if entries else None
+
+
+def _by_module(segment: Segment) -> dict[tuple[str, int], list[int]]:
+    """Operators of each module; and of those, with a size beside it, the ones that read or write so many bytes."""
+    out: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for place, op in enumerate(segment.ops):
+        out[op.module, 0].append(place)
+        for access in op.writes if segment.phase != "forward" else op.reads:
+            out[op.module, access.bytes].append(place)
+    return out
+
+
+def buckets(sizes: Sequence[float], cap: float, first: float = math.inf, spans: Sequence[float] = (), cycle_s: float = math.inf) -> list[list[int]]:
+    """Gradients put together in the order given: a bucket closes with the one that fills it (the first at `first` bytes),
+    or once its gradients, ready at the times `spans`, are more than `cycle_s` apart."""
+    out: list[list[int]] = [[]]
+    held = 0.0
+    for i, size in enumerate(sizes):
+        if out[-1] and spans and spans[i] - spans[out[-1][0]] > cycle_s:
+            out.append([])
+            held = 0.0
+        out[-1].append(i)
+        held += size
+        if held >= min(cap, first if len(out) == 1 else cap):
+            out.append([])
+            held = 0.0
+    return [bucket for bucket in out if bucket]
+
+
+# -- the step --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """A workload on the ranks of a resolved plan."""
+
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+    style: Synchronisation
+    timed: Timed
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.workload)
+
+    @property
+    def library(self) -> str:
+        return "gloo" if self.cluster.device.kind == "cpu" else "nccl"
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which a copy of the optimizer's state, and what else is sharded, is spread."""
+        return {"none": 1, "ddp": 1, "hsdp": self.plan.shard}.get(self.plan.sharding, self.plan.dp)
+
+    def group(self, axis: str) -> Group:
+        size, stride = {"dp": (self.plan.dp, 1), "shard": (self.shards, 1), "replicas": (self.plan.dp // self.shards, self.shards)}[axis]
+        return self.cluster.group(size, stride)
+
+    def send(self, op: str, size: float, axis: str = "dp") -> float:
+        """Seconds of a collective."""
+        group = self.group(axis)
+        return collective_s(op, size, group, self.cluster, self.library) if group.size > 1 and size > 0 else 0.0
+
+    def host_s(self, size: float) -> float:
+        """Seconds in which every device of a node copies so many bytes to the host or back, and nodes exchange their parts."""
+        here = min(self.plan.dp, self.cluster.node_devices)
+        link = (self.cluster.device.host_bandwidth_Bps or HOST_BPS) * HOST_SHARE / min(here, HOST_SHARED_BY)
+        nodes = self.plan.dp // here
+        return size / link + (self.between_s(size, nodes) if nodes > 1 else 0.0)
+
+    def between_s(self, size: float, nodes: int) -> float:
+        """Seconds of one way between servers that are spread over the nodes."""
+        network = next(tier for tier in reversed(self.cluster.tiers) if tier.network)
+        return size * (nodes - 1) / nodes / (HOST_SHARE * (network.node_bandwidth_Bps or network.bandwidth_Bps * self.cluster.node_devices))
+
+    # -- transfers ---------------------------------------------------------------------------------
+
+    def wire(self, parameter: Parameter) -> float:
+        """Bytes of a gradient as it is sent."""
+        return parameter.numel * min(self.style.wire_bytes or math.inf, ITEMSIZE[parameter.dtype])
+
+    def gradient_buckets(self) -> list[tuple[float, int, int]]:
+        """Bytes of each bucket, after which operator its last gradient is ready, and before which the first of its parameters is needed."""
+        ready = self.layout.ready()
+        cap = self.plan.bucket_bytes if self.style.bucket_bytes is None else self.style.bucket_bytes
+        at = np.concatenate([[0.0], np.cumsum(self.timed.step.device)])
+        found = buckets(
+            [self.wire(p) for p, _ in ready], cap, self.style.first_bucket_bytes, [float(at[place]) for _, place in ready], self.style.cycle_s,
+        )
+        late = not self.style.overlap or (self.plan.micro_batches > 1 and not self.style.overlap_accumulated)
+        out = []
+        for bucket in found:
+            place = self.layout.update if late else max(ready[i][1] for i in bucket)
+            needed = min(self.layout.place(ready[i][0], "forward", 0) for i in bucket) if self.style.server else 0
+            out.append((sum(self.wire(ready[i][0]) for i in bucket), place, needed))
+        return out
+
+    def transfers(self) -> list[Transfer]:
+        """What the last micro-batch of a step communicates."""
+        if self.plan.sharding == "none":
+            return []
+        update = self.layout.update
+        if self.plan.sharding in SHARDED:
+            return list(self.unit_transfers())
+        found = self.gradient_buckets()
+        if self.style.server:
+            here = min(self.plan.dp, self.cluster.node_devices)
+            up = [Transfer(REDUCE, self.host_s(size) + here * size / HOST_SUM_BPS, place, update) for size, place, _ in found]
+            down = sorted((needed, size) for size, _, needed in found)
+            return [Transfer(GATHER, self.host_s(size), 0, needed) for needed, size in down] + up
+        if self.plan.sharding == "ddp":
+            return [Transfer(REDUCE, self.send("all_reduce", size), place, update) for size, place, _ in found]
+        gathers = [Transfer(GATHER, self.send("all_gather", size), 0, 0) for size, _, _ in found]
+        return gathers + [Transfer(REDUCE, self.send("reduce_scatter", size), place, update) for size, place, _ in found]
+
+    def unit_transfers(self) -> Iterator[Transfer]:
+        """Gathers ahead of each unit, forward and (where parameters were dropped) backward; gradients scattered behind it."""
+        units, ahead, low = self.layout.units, self.plan.prefetch, self.gathered_share
+        root, blocks = units[0], units[1:]
+        yield Transfer(GATHER, self.send("all_gather", root.bytes * low, "shard"), 0, 0)
+        passes = [("forward", blocks)] + ([("backward", sorted(blocks, key=lambda unit: unit.backward))] if self.plan.reshard else [])
+        for phase, row in passes:
+            spans = [unit.forward if phase == "forward" else unit.backward for unit in row]
+            for i, unit in enumerate(row):
+                release = spans[max(0, i - ahead)][0] if ahead else spans[i][0]
+                yield Transfer(GATHER, self.send("all_gather", unit.bytes * low, "shard"), release, spans[i][0])
+        for unit in units:
+            seconds = self.send("reduce_scatter", unit.bytes, "shard") + self.send("all_reduce", unit.bytes / self.shards, "replicas")
+            yield Transfer(REDUCE, seconds, unit.backward[1], self.layout.update)
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of gathered parameters over those kept: mixed precision gathers what it computes with."""
+        return 0.5 if self.workload.precision.startswith("amp") else 1.0
+
+    # -- operators ---------------------------------------------------------------------------------
+
+    def durations(self) -> tuple[Array, Array]:
+        """Host and device seconds of each operator on one rank: the update of its share only, and copies into buckets."""
+        step, update = self.timed.step, self.layout.update
+        issue, device = step.issue, step.device
+        if self.cluster.device.kind == "cpu":  # the cores that issue are those that compute
+            issue, device = np.zeros_like(issue), issue + device
+        device = device.copy()
+        if self.shards > 1 and self.plan.sharding != "ddp" or self.style.server and self.plan.sharding != "none":
+            fixed = self.timed.costs.latency_s[step.index[update:]]
+            part = 0.0 if self.style.server else 1 / self.shards  # a server updates on the host
+            device[update:] = fixed + np.maximum(0.0, device[update:] - fixed) * part
+        if self.plan.sharding in ("ddp", "zero1", "zero2") and self.style.copies and update < len(device):
+            held = sum(p.bytes for p in self.workload.parameters if p.ready >= 0)
+            device[update] += 2 * self.style.copies * held / self.timed.chip.bandwidth
+        return issue, device
+
+    def simulate(self, accumulate: bool) -> Overlapped:
+        """One micro-batch: the last with reduction and update, or (`accumulate`) one before it."""
+        issue, device = self.durations()
+        syncs, transfers = self.timed.step.syncs, self.transfers()
+        if accumulate:
+            update = self.layout.update
+            issue, device, syncs = issue[:update], device[:update], syncs[syncs < update]
+            transfers = transfers if self.plan.sharding in SHARDED else []
+        return steady(issue, device, syncs, transfers, self.style.contention)
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Of one rank: what is sharded counts by its share, and what is whole for a moment besides."""
+        kind, part = self.plan.sharding, 1 / self.shards
+        gradients = sum(p.bytes for p in self.workload.parameters if p.ready >= 0)
+        held = {"optimizer": part, "gradients": part if kind in ("zero2", *SHARDED) else 1.0, "parameters": part if kind in SHARDED else 1.0}
+        more: dict[str, float] = {}
+        if kind in SHARDED:
+            units = self.layout.units
+            largest = sorted((unit.bytes for unit in units[1:]), reverse=True)[: 1 + self.plan.prefetch]
+            more = {"parameters": (units[0].bytes + sum(largest)) * self.gathered_share, "gradients": max(units[0].bytes, *largest, 0)}
+        elif kind == "zero2":
+            more = {"gradients": max(size for size, _, _ in self.gradient_buckets())}
+        elif kind != "none" and self.style.copies:
+            more = {"gradients": gradients}  # buckets hold them once more
+        if self.style.server and kind != "none":
+            held["optimizer"] = 0.0
+        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, accumulated=self.plan.micro_batches > 1)
+
+    # -- the answer --------------------------------------------------------------------------------
+
+    def prediction(self) -> DistributedPrediction:
+        plan, device, workload = self.plan, self.cluster.device, self.workload
+        last = self.simulate(accumulate=False)
+        runs = [(last, 1)] + ([(self.simulate(accumulate=True), plan.micro_batches - 1)] if plan.micro_batches > 1 else [])
+        steady_s = sum(run.period_s * count for run, count in runs)
+        parts = self.parts(runs, steady_s)
+        step = steady_s
+        if self.cluster.straggler_cv and self.cluster.nodes > 1:
+            parts["stragglers"] = steady_s * self.cluster.straggler_cv * slowest_of(self.cluster.nodes)
+            step += parts["stragglers"]
+        exposed = parts.get(REDUCE, 0.0) + parts.get(GATHER, 0.0)
+        low, high = around(step, self.sigma(step, exposed))
+        flops, done = plan.dp * plan.micro_batches * workload.flops, plan.dp * plan.micro_batches * workload.units_per_step
+        peak = self.timed.peak_flops * plan.dp
+        recomputed = _flops(workload, "recompute") / max(workload.flops, 1.0)
+        found = self.memory()
+        forward, backward = parts["forward"], parts["backward"] + parts.get("recomputation", 0.0)
+        visits = len(self.layout.units) - 1
+        return DistributedPrediction(
+            model=workload.name, cluster=self.cluster.name, device=device.name, plan=str(plan), devices=plan.dp, batch=plan.gbs,
+            seq=workload.seq or 0, precision=workload.precision, unit=workload.unit, step_s=step, step_s_low=low, step_s_high=high,
+            throughput=done / step, mfu=flops * (1 - recomputed) / step / peak, hfu=flops / step / peak, flops=flops,
+            parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=0.0, bound_by=_bound(parts),
+            breakdown=_breakdown(parts, step),
+            stages=(Stage(layers=visits, forward_s=forward / plan.micro_batches, backward_s=backward / plan.micro_batches, memory=found),),
+            fit=memory_model.fit(workload, found), provenance=tuple(self.provenance()),
+            energy_j=device.tdp_w * step * plan.dp if device.tdp_w else None,
+            cost_per_unit=device.price_per_s * step * plan.dp / done if device.price_per_s else None,
+        )
+
+    def parts(self, runs: Sequence[tuple[Overlapped, int]], total: float) -> dict[str, float]:
+        """The step along its critical path: operators by phase, waits for transfers, contention; the host has the rest."""
+        _, device = self.durations()
+        phases = np.array([segment.phase for segment in self.workload.segments])[self.timed.step.segment]
+        out: dict[str, float] = defaultdict(float)
+        for name, phase in (("forward", "forward"), ("backward", "backward"), ("recomputation", "recompute"), ("optimizer", "optimizer")):
+            out[name] = float(device[phases == phase].sum()) * (1 if phase == "optimizer" else self.plan.micro_batches)
+        for run, count in runs:
+            for name, seconds in run.waits.items():
+                out[name] += seconds * count
+            out["contention"] += run.slowed_s * count
+        out["host"] = max(0.0, total - sum(out.values()))
+        return dict(out)
+
+    def sigma(self, step: float, exposed: float) -> float:
+        """Standard deviation of the logarithm: operators by their groups, exposed communication by its network."""
+        group = self.group("dp")
+        network = float(sigma(self.plan.bucket_bytes, group, self.cluster, self.library)) if group.size > 1 else 0.0
+        share = min(1.0, exposed / step)
+        return math.hypot((1 - share) * self.timed.step_sigma(step / self.plan.micro_batches), share * network)
+
+    def provenance(self) -> Iterator[Evidence]:
+        yield from self.timed.provenance()
+        for path, fact in self.cluster.facts.items():
+            if path.startswith("tier.") and path.endswith("bandwidth") and self.plan.dp > 1:
+                yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
+        if self.plan.dp > 1:
+            yield Evidence(what=f"buckets and overlap of {self.style.title}", kind="derived", source="the framework's code")
+
+
+def slowest_of(count: int) -> float:
+    """By how many standard deviations the slowest of `count` normal draws is above the mean, on average (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def _flops(workload: Workload, phase: str) -> float:
+    per_segment = [sum(op.flops for op in segment.ops) if segment.phase == phase else 0.0 for segment in workload.segments]
+    return sum(per_segment[index] for index in workload.order)
+
+
+_BOUNDS = {REDUCE: "communication", GATHER: "communication", "contention": "communication", "host": "host", "stragglers": "bubble", "optimizer": "memory"}
+
+
+def _bound(parts: Mapping[str, float]) -> str:
+    totals: dict[str, float] = defaultdict(float)
+    for name, seconds in parts.items():
+        totals["compute" if name == "optimizer" else _BOUNDS.get(name, "compute")] += seconds
+    return max(totals, key=lambda name: totals[name])
+
+
+def _breakdown(parts: Mapping[str, float], step: float) -> tuple[Part, ...]:
+    listed = [
+        Part(name=name, seconds=seconds, share=seconds / step, count=1, bound_by=_BOUNDS.get(name, "compute"), flops=0.0)
+        for name, seconds in parts.items() if seconds > 0
+    ]
+    return tuple(sorted(listed, key=lambda part: -part.seconds))
