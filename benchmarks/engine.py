@@ -11,7 +11,7 @@ from paceline.catalog import clusters, transformers
 from paceline.predict.simulated import predict
 from paceline.sim import engine
 from paceline.sim.program import Builder, Label, Program
-from paceline.sim.schedules import actions
+from paceline.sim.schedules import actions, in_order, sources
 from paceline.spec.plan import Plan
 
 PLANS = (
@@ -28,19 +28,13 @@ def pipeline(pp: int, micro_batches: int, crowded: bool) -> Program:
     builder = Builder()
     forward, backward = Label("forward", "forward", 1.0), Label("backward", "backward", 2.0)
     beside = Label("gather", "gather", 0.5, "all_gather", 1.0, "dp", crowds=True)
-    left = {rank: actions("1f1b", rank, pp, micro_batches)[::-1] for rank in range(pp)}
+    passes = [actions("1f1b", rank, pp, micro_batches) for rank in range(pp)]
     done: dict[tuple[int, str, int], int] = {}
-    while any(left.values()):
-        for rank, mine in left.items():
-            while mine:
-                chunk, kind, i = mine[-1]
-                source = (chunk - 1, kind, i) if kind == "F" else (chunk + 1, kind, i)
-                if 0 <= source[0] < pp and source not in done:
-                    break
-                mine.pop()
-                done[chunk, kind, i] = builder.add(builder.stream(rank), forward if kind == "F" else backward, [done[source]] if source in done else [])
-                if crowded:
-                    builder.add(builder.stream(rank, "dp"), beside)
+    for rank, action in in_order(passes, pp):
+        after = [done[source] for source in sources(action, pp)]
+        done[action] = builder.add(builder.stream(rank), forward if action.kind == "F" else backward, after)
+        if crowded:
+            builder.add(builder.stream(rank, "dp"), beside)
     return builder.build()
 
 
@@ -56,9 +50,7 @@ def main() -> None:
         start = time.process_time()
         found = predict(target, network, Plan.parse(plan))
         first = time.process_time() - start
-        start = time.process_time()
-        predict(target, network, Plan.parse(plan))
-        print(f"{model} on {found.devices} devices, {plan}: {first:.3f} CPU-s, again {time.process_time() - start:.3f} CPU-s, step {found.step_s:.3f} s")
+        print(f"{model} on {found.devices} devices, {plan}: {first:.3f} CPU-s, step {found.step_s:.3f} s")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,9 @@ from paceline.errors import SpecError
 from paceline.predict.interval import Errors
 from paceline.predict.step import Conditions
 from paceline.spec import framework as frameworks
+from paceline.spec import synchronisation as synchronisations
 from paceline.spec.framework import Framework
+from paceline.spec.synchronisation import Synchronisation
 
 #: eager transformers of 2023 on server CPUs; its loop empties the allocator's cache before every step, and those that need
 #: most of the memory spend about 10 ms per GB on getting it again (docs/accuracy.md)
@@ -25,6 +28,20 @@ def of_row(row: Mapping[str, Any]) -> Conditions:
     """The surroundings of a row of the common schema, by its framework."""
     static = any(word in row["framework"] for word in ("TensorFlow", "MXNet", "Paddle"))
     return Conditions(host_scale=0.25 if static else 0.5, errors=Errors(device=0.15, base=0.08))
+
+
+def synchronisation(row: Mapping[str, Any]) -> Synchronisation:
+    """How the ranks of a row of the common schema bring their gradients together: by its options, else by its framework."""
+    options = row.get("options") or ""
+    found = re.search(r"variable_update=(\w+)", options)
+    if found:  # TensorFlow 1 in 2017; variables on devices are spread over them, so that traffic is that of an all-reduce
+        served = found[1] == "distributed_replicated" or (found[1] == "parameter_server" and "local_parameter_device=cpu" in options)
+        return synchronisations.get("parameter-server" if served else "replicated")
+    if "MXNet" in row["framework"]:
+        return synchronisations.get("kvstore")
+    if "TensorFlow" in row["framework"]:
+        return replace(synchronisations.get("horovod"), wire_bytes=2 if row["precision"].startswith("AMP") else 0)
+    return synchronisations.get("ddp")
 
 
 # -- many devices ----------------------------------------------------------------------------------

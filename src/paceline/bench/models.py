@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from paceline.catalog import clusters, devices
+from paceline.errors import SpecError
+from paceline.spec.cluster import Cluster
 
 if TYPE_CHECKING:
     from paceline.spec.workload import Workload
@@ -81,6 +86,36 @@ def published_device(row: Mapping[str, Any]) -> str:
     return name.format(gb=memory if memory in ("16", "32", "40", "80") else default)
 
 
+#: words of the columns `gpu` and `options`, first match wins -> the node
+_HOSTS = (("DGX A100", "dgx-a100"), ("DGX-2", "dgx-2"), ("P100", "dgx-1-p100"), ("DGX-1", "dgx-1-v100"), ("K80", "k80-node-10gbe"))
+
+
+#: of the speeds of devices of one kind: clocks under load differ from board to board, and in a full chassis they are lower than
+#: where a single device works. What published steps on two to eight devices that have little to communicate lose over those on one
+DEVICE_CV = 0.025
+
+
+def accumulation(row: Mapping[str, Any]) -> int:
+    """Micro-batches per step: what the batch is made of, where that comes out whole, else what the row says."""
+    batch, whole = int(row.get("global_batch") or 0), int(row["n_gpus"]) * int(row["micro_batch"])
+    return batch // whole if batch and batch % whole == 0 else int(row["grad_accum"] or 1)
+
+
+def published_cluster(row: Mapping[str, Any]) -> Cluster:
+    """The devices of a row that ran on several, in the nodes it names; a part of one node keeps that node's links."""
+    host = next((name for word, name in _HOSTS if word in row["gpu"]), None)
+    if host is None:
+        raise SpecError(f"no node of {row['gpu']!r} is known")
+    node, count = clusters.get(host), int(row["n_gpus"])
+    each = min(count, node.node_devices)
+    if count % each:
+        raise SpecError(f"{count} devices do not fill nodes of {each}")
+    return replace(
+        node, name=f"{count} of {node.name}", device=devices.get(published_device(row)), node_devices=each, nodes=count // each,
+        straggler_cv=DEVICE_CV,
+    )
+
+
 _TF_MODELS = {"InceptionV3": "inception_v3", "ResNet-50": "resnet50", "ResNet-152": "resnet152", "AlexNet": "alexnet", "VGG16": "vgg16"}
 
 #: model names of the reference trainings -> a model that capture resolves
@@ -112,24 +147,28 @@ def unknown(row: Mapping[str, Any]) -> str | None:
 
 def tf_cnn_step(row: Mapping[str, Any]) -> Workload:
     """The step that a row of `tf_cnn_benchmarks_2017.csv` ran: NCHW, plain SGD, static graph."""
-    from paceline.capture import capture
-
     name = _TF_MODELS[row["model"]]
     source = f"torchvision:{name}" if name == "inception_v3" else name  # without the auxiliary head, as benchmarked
-    return capture(
+    return _captured(
         source, batch=int(row["micro_batch"]), image=int(row["image_size"]), precision="fp32", optimizer="sgd-plain-fused", channels_last=False,
     )
 
 
-def dle_step(row: Mapping[str, Any]) -> Workload:
-    """The step that a one-GPU row of `dle_training_throughput.csv` ran."""
+@lru_cache(maxsize=8)
+def _captured(source: str, **settings: Any) -> Workload:
+    """Rows that differ in devices only run the same step, and stand together in their files."""
     from paceline.capture import capture
 
+    return capture(source, **settings)
+
+
+def dle_step(row: Mapping[str, Any]) -> Workload:
+    """The step that one GPU of a row of `dle_training_throughput.csv` ran."""
     model, precision = _DLE_MODELS[row["model"]], _DLE_PRECISION[row["precision"]]
     if model.startswith("bert"):
         # before fused attention was common
-        return capture(model, batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision=precision, optimizer="adamw", fused_attention=False)
-    return capture(
+        return _captured(model, batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision=precision, optimizer="adamw", fused_attention=False)
+    return _captured(
         model, batch=int(row["micro_batch"]), image=int(row["image_size"] or 224), precision=precision, optimizer="sgd",
         channels_last=precision == "amp_fp16",
     )

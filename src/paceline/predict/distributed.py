@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ from paceline.cost.pack import Packed, pack_ops
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, head_bytes, piece_times, saved_bytes
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.predict.step import errors_for
-from paceline.sim.schedules import V_SHAPED, chunks_of, chunks_per_rank
+from paceline.sim.program import buckets
+from paceline.sim.schedules import SPLIT, V_SHAPED, bubble_s, chunks_of, chunks_per_rank, span_s
 from paceline.sim.timeline import Timeline
 from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster, Group
@@ -44,6 +45,8 @@ from paceline.spec.workload import ITEMSIZE
 STATE_BYTES = 12
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
+#: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
+TORCH_BUCKETS = ("torch", "torch-compile", "llm-foundry")
 #: a collective that is still to be timed: operation, bytes, mesh axis
 Exchange = tuple[str, float, str]
 #: what the exposed part of a mesh axis' collectives is called
@@ -75,7 +78,11 @@ class Pass:
 
     @property
     def seconds(self) -> float:
-        device = self.compute_s + sum(self.exposed.values())
+        return self.beside(0.0)
+
+    def beside(self, gathers_s: float) -> float:
+        """Seconds with what gathering parameters adds on the device."""
+        device = self.compute_s + sum(self.exposed.values()) + gathers_s
         return device + self.host_s if self.blocking else max(device, self.host_s)
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
@@ -107,11 +114,11 @@ class StageTime:
 
     @property
     def forward_s(self) -> float:
-        return self.forward.seconds + self.gather_forward_s
+        return self.forward.beside(self.gather_forward_s)
 
     @property
     def backward_s(self) -> float:
-        return self.backward.plus(self.recompute).seconds + self.gather_backward_s
+        return self.backward.plus(self.recompute).beside(self.gather_backward_s)
 
 
 @dataclass(frozen=True)
@@ -197,9 +204,10 @@ class Step:
         if not room or not seconds:
             return seconds
         first = seconds / collective.parts if collective.parts > 1 else 0.0
-        hidden = min(room, seconds - first)
+        beside = min(room / (1 - self.framework.contention), seconds - first)  # operators are slower meanwhile
+        hidden = (1 - self.framework.contention) * beside
         left[behind] *= 1 - hidden / room
-        return seconds - hidden + self.framework.contention * hidden
+        return seconds - hidden
 
     def again(self) -> NDArray[np.bool_]:
         """Which operators of a layer's forward pass the backward pass runs again."""
@@ -323,50 +331,141 @@ class Step:
         steady = p.micro_batches * (slowest + self.framework.micro_batch_s)
         if p.pp == 1:
             return steady, 0.0, 0.0
-        bubble = sum(spent) - slowest
-        weight = max(stage.weight_s for stage in stages)
-        if p.schedule == "zb-h1":
-            bubble = max(0.0, bubble - 2 * (p.pp - 1) * weight)
-        elif p.schedule == "zb-v":
-            bubble = max(0.0, bubble - 3 * (p.pp - 1) * weight)
-        elif p.schedule == "dualpipev":
-            bubble = max(0.0, (p.pp / 2 - 1) / max(1, p.pp - 1) * bubble - (p.pp - 2) * weight)
+        hop, overlap = self.total(self.hop), self.framework.p2p_overlap
+        if p.schedule in ("1f1b", "gpipe"):
+            alone, sent = (
+                span_s(p.schedule, p.micro_batches, [stage.forward_s for stage in stages], [stage.backward_s for stage in stages], seconds, overlap)
+                for seconds in (0.0, hop))
+            bubble, transfers = alone - p.micro_batches * slowest, sent - alone
         else:
-            bubble /= p.vpp
-        hop = self.total(self.hop)
-        passage = 2 * hop * (p.pp - 1)
-        crossings = 0.0 if self.framework.p2p_overlap else 2 * hop * (p.micro_batches * p.vpp - 1)
-        return steady, bubble, passage + crossings
+            each = chunks_per_rank(p.schedule, p.vpp)
+            others, last = [stage for stage in stages if not stage.last], next(stage for stage in stages if stage.last)
+            forward, backward, weight = (
+                sum(getattr(stage, name) for stage in others) / len(others) / each for name in ("forward_s", "backward_s", "weight_s"))
+            head = last.forward_s - forward * each, last.backward_s - backward * each
+            bubble, sent = (
+                bubble_s(p.schedule, p.pp, p.micro_batches, each, (forward, backward, weight), head, seconds, overlap) for seconds in (0.0, hop))
+            transfers = sent - bubble
+        return steady, bubble, transfers
 
     def data_parallel(self, stages: list[StageTime]) -> tuple[float, float]:
         """Exposed seconds of reducing gradients and of gathering parameters after the update."""
-        p = self.plan
-        worst = (0.0, 0.0)
+        reduce_s = gather_s = 0.0
         if self.replicated:
-            waited = 0.0
-            for stage in stages:
-                reduce_s, gather_s = self.reduction(stage)
-                if self.framework.dp_overlap:
-                    # gradients become ready during the last backward pass; the last bucket cannot hide
-                    buckets = max(1.0, self.parameters(stage) * self.gradient_bytes / max(self.plan.bucket_bytes, 40e6))
-                    room = stage.backward_s * (1 - 1 / buckets)
-                    hidden = min(reduce_s * (1 - 1 / buckets), room)
-                    reduce_s += (self.framework.contention - 1) * hidden
-                    hidden = min(gather_s * (1 - 1 / buckets), stage.forward_s)
-                    gather_s += (self.framework.contention - 1) * hidden
-                worst = max(worst, (max(0.0, reduce_s - waited), gather_s), key=sum)
-                waited += stage.backward_s / p.vpp  # later stages finish earlier, and reduce while the first ones still work
+            reduce_s, gather_s = self.overlapped(stages) if self.framework.dp_overlap else self.afterwards(stages)
         elif self.sharded:
             # the ends are gathered and scattered outside the layers, before and after everything else
             end = max(self.end_parameters(stage.first, stage.last) for stage in stages)
-            worst = self.total(self.scatter(end)), self.total(self.unshard(end))
-        return worst[0] + self.total(self.tied), worst[1]
+            reduce_s, gather_s = (self.plan.micro_batches * self.total(found) for found in (self.scatter(end), self.unshard(end)))
+        return reduce_s + self.total(self.tied), gather_s
+
+    def afterwards(self, stages: list[StageTime]) -> tuple[float, float]:
+        """The same where nothing hides it; later stages finish earlier, and reduce while the first ones still work."""
+        reduce_s = gather_s = waited = 0.0
+        for stage in stages:
+            reduces, gathers = self.reduction(stage)
+            reduce_s, gather_s = max(reduce_s, reduces - waited), max(gather_s, gathers)
+            waited += stage.backward_s / self.plan.vpp
+        return reduce_s, gather_s
+
+    def overlapped(self, stages: list[StageTime]) -> tuple[float, float]:
+        """The same bucket by bucket beside the last backward and the first forward pass.
+
+        What hides slows these passes down, on every stage that they go through one after another. The bucket that is ready last, with
+        the embedding, does not hide, nor does the first that a forward pass needs.
+        """
+        p, slow = self.plan, self.framework.contention
+        each, split = chunks_per_rank(p.schedule, p.vpp), p.schedule in SPLIT
+        many = 1 + (each - 1) * p.pp  # passes through one chunk from when another's gradients are complete
+        reduce_s = gather_s = late = 0.0
+        for i in reversed(range(len(stages))):
+            stage, ahead = stages[i], stages[:i]
+            reduces, gathers = self.reduction(stage)
+            size = self.parameters(stage)
+            bucket = min(1.0, self.bucket / size)
+            end = max(bucket, self.end_parameters(True, False) / size) if stage.first else bucket
+            # where weights' gradients are put off, all stages end with them
+            last = (stage.weight_s if split else stage.backward_s) / each
+            waited = 0.0 if split else sum(other.backward_s for other in ahead) / each
+            hidden = max(0.0, min(reduces * (1 - end), last * ((1 + many) / 2 if split else many - bucket) / (1 - slow)))
+            reduce_s = max(reduce_s, late + slow * hidden + reduces - hidden - waited)
+            late += 0.0 if split else slow * min(hidden, last / (1 - slow))
+            left = max(0.0, gathers - sum(other.forward_s for other in ahead) / each)
+            hidden = min(left, gathers * (1 - end), stage.forward_s / each * many / (1 - slow))
+            gather_s += slow * hidden if i else max(0.0, gathers - (1 - slow) * hidden)
+        return max(reduce_s, late), gather_s
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Gradients that are reduced at once: what the plan says, or where it does not Megatron's rule; all of them where nothing overlaps."""
+        if not self.framework.dp_overlap:
+            return math.inf
+        if self.plan.bucket_bytes != Plan.bucket_bytes or self.framework.name in TORCH_BUCKETS:
+            return self.plan.bucket_bytes
+        return max(40e6, 1e6 * self.plan.dp * self.plan.cp) * self.gradient_bytes
 
     def reduction(self, stage: StageTime) -> tuple[float, float]:
         """Seconds to reduce a stage's gradients over the ranks that share them, and to gather what each has updated."""
-        experts = stage.layers * self.expert_parameters()
-        reduces, gathers = self.exchanges(self.parameters(stage) - experts, experts)
-        return self.total(reduces), self.total(gathers)
+        experts, dense = stage.layers * self.expert_parameters(), stage.layers * (self.layer_parameters() - self.expert_parameters())
+        end = self.end_parameters(stage.first, stage.last)
+        if dense + experts + end <= self.bucket:
+            whole = self.exchanges(dense + end, experts)
+            return self.total(whole[0]), self.total(whole[1])
+        if end < self.bucket:  # the ends are in a bucket with layers, or large tensors by themselves
+            share, end = 1 + end / max(1.0, dense + experts), 0.0
+        else:
+            share = 1.0
+        reduces, gathers = (self.total(found) for found in self.exchanges(end, 0.0))
+        return reduces + share * stage.layers * self.layer_reduction[0], gathers + share * stage.layers * self.layer_reduction[1]
+
+    @cached_property
+    def layer_buckets(self) -> list[tuple[float, bool]]:
+        """Buckets of several layers in a row, as parameters and whether they are experts'; tensors are not cut."""
+        out = []
+        for experts in (False, True):
+            sizes = [count for count, own in self.tensors("layer") if own == experts] * self._in_a_row
+            out += [(sum(sizes[i] for i in bucket), experts) for bucket in buckets(sizes, self.bucket_bytes / self.gradient_bytes)]
+        return out
+
+    @property
+    def _in_a_row(self) -> int:
+        return math.ceil(min(self.model.layers, 1 + 4 * self.bucket_bytes / self.gradient_bytes / self.layer_parameters()))
+
+    @cached_property
+    def bucket(self) -> float:
+        """Parameters of one bucket, on average."""
+        return max(sum(count for count, _ in self.layer_buckets) / len(self.layer_buckets), min(1e15, self.bucket_bytes / self.gradient_bytes))
+
+    @cached_property
+    def layer_reduction(self) -> tuple[float, float]:
+        """Seconds to reduce the gradients of a layer, and to gather its parameters, in their buckets."""
+        found = [self.exchanges(0.0 if experts else count, count if experts else 0.0) for count, experts in self.layer_buckets]
+        reduces, gathers = (sum(self.total(pair[way]) for pair in found) / self._in_a_row for way in (0, 1))
+        return reduces, gathers
+
+    def tensors(self, kind: str) -> list[tuple[float, bool]]:
+        """Parameters on one rank of the tensors of a piece, in the order in which a forward pass uses them, and whether they are experts'."""
+        m, tp = self.model, self.plan.tp
+        norm = [m.hidden / tp] * (2 if m.norm == "layer" else 1)
+        if kind != "layer":
+            both = self.plan.pp == 1 or self.ends(0) == (True, True)
+            first = self.end_parameters(True, False)
+            rest = self.end_parameters(both, True) - sum(norm) - (first if both else 0.0)
+            table = m.vocab * m.hidden / tp
+            found = [table, *filter(None, [first - table])] if kind == "embedding" else [*norm, *filter(None, [rest])]
+            return [(count, False) for count in found]
+
+        def linear(inputs: int, outputs: int) -> list[float]:
+            return [inputs * outputs / tp, *[outputs / tp] * m.bias]
+
+        def feed(width: int) -> list[float]:
+            return [*linear(m.hidden, width) * (2 if m.gated else 1), *linear(width, m.hidden)]
+
+        apart = [*linear(m.hidden, m.q_size), *linear(m.hidden, m.kv_size) * 2] if m.gated else linear(m.hidden, m.q_size + 2 * m.kv_size)
+        attention = [m.attention_parameters / tp] if m.kv_rank else [*apart, *linear(m.q_size, m.hidden)]
+        mixed = [m.hidden * m.experts / tp, *(feed(m.shared_ffn) if m.shared_ffn else [])] if m.experts else feed(m.ffn)
+        experts = [count * tp for count in feed(m.ffn)] * (m.experts // self.plan.ep)
+        return [*((count, False) for count in (*norm, *attention, *norm, *mixed)), *((count, True) for count in experts)]
 
     def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
         """What reduces the gradients of so many parameters, and gathers them after the update."""
@@ -463,15 +562,13 @@ class Step:
         slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)
         parts: dict[str, float] = {}
         backward = slow.backward.plus(slow.recompute)
-        for name, run in (("forward", slow.forward), ("backward", backward)):
-            hosted = run.seconds > run.compute_s + sum(run.exposed.values())
+        for name, run, gathers in (("forward", slow.forward, slow.gather_forward_s), ("backward", backward, slow.gather_backward_s)):
             parts[name] = run.compute_s - (slow.recompute.compute_s if name == "backward" else 0.0)
             if name == "backward":
                 parts["recomputation"] = slow.recompute.compute_s
             for axis, seconds in run.exposed.items():
                 parts[TITLES[axis]] = parts.get(TITLES[axis], 0.0) + seconds
-            if hosted:
-                parts["host"] = parts.get("host", 0.0) + run.seconds - run.compute_s - sum(run.exposed.values())
+            parts["host"] = parts.get("host", 0.0) + max(0.0, run.beside(gathers) - run.compute_s - sum(run.exposed.values()) - gathers)
         parts["parameter gathers"] = slow.gather_forward_s + slow.gather_backward_s
         parts["host"] = parts.get("host", 0.0) + self.framework.micro_batch_s
         parts = {name: seconds * p.micro_batches for name, seconds in parts.items()}
@@ -533,7 +630,7 @@ def _hidden(communication: float, compute: float, layers: int, contention: float
     """Seconds that a collective per layer, one layer ahead of computation, adds to `layers` of them."""
     if not communication or not layers:
         return 0.0
-    return communication + (layers - 1) * (max(communication - compute, 0.0) + contention * min(communication, compute))
+    return communication + (layers - 1) * max(communication - compute, contention * communication)
 
 
 @lru_cache(maxsize=1024)

@@ -83,6 +83,8 @@ def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         problems.append(f"hsdp shard {shard} does not divide dp {devices}")
     if plan.recompute != "none" and not (plan.recompute == "full" and workload.options.get("checkpointing")):
         problems.append(f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes blocks)")
+    if plan.precision not in (Plan.precision, workload.precision, workload.precision.removeprefix("amp_")):
+        problems.append(f"precision {plan.precision}, but the workload was captured in {workload.precision}")
     if plan.offload != "none" or plan.adapters:
         problems.append(f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for captured modules")
     filled = replace(
@@ -360,14 +362,22 @@ class _Ranks:
         if self.cluster.device.kind == "cpu":  # the cores that issue are those that compute
             issue, device = np.zeros_like(issue), issue + device
         device = device.copy()
-        if self.shards > 1 and self.plan.sharding != "ddp" or self.style.server and self.plan.sharding != "none":
+        served = self.style.server and self.plan.sharding != "none"
+        if self.shards > 1 or served:
             fixed = self.timed.costs.latency_s[step.index[update:]]
-            part = 0.0 if self.style.server else 1 / self.shards  # a server updates on the host
+            part = 0.0 if served else 1 / self.shards  # a server updates on the host
             device[update:] = fixed + np.maximum(0.0, device[update:] - fixed) * part
-        if self.plan.sharding in ("ddp", "zero1", "zero2") and self.style.copies and update < len(device):
-            held = sum(p.bytes for p in self.workload.parameters if p.ready >= 0)
-            device[update] += 2 * self.style.copies * held / self.timed.chip.bandwidth
+        if self.plan.sharding in ("ddp", "zero1", "zero2") and update < len(device):
+            device[update] += 2 * self.style.copies * self.gradient_bytes / self.timed.chip.bandwidth
+        if self.plan.micro_batches > 1:  # each backward pass adds to what is there: two reads and a write
+            held = 1 / self.shards if self.plan.sharding in ("zero2", *SHARDED) else 1.0
+            device[update - 1] += 3 * held * self.gradient_bytes / self.timed.chip.bandwidth
         return issue, device
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one whole set of gradients, as they are kept."""
+        return sum(p.bytes for p in self.workload.parameters if p.ready >= 0)
 
     def simulate(self, accumulate: bool) -> Overlapped:
         """One micro-batch: the last with reduction and update, or (`accumulate`) one before it."""
@@ -384,7 +394,6 @@ class _Ranks:
     def memory(self) -> Memory:
         """Of one rank: what is sharded counts by its share, and what is whole for a moment besides."""
         kind, part = self.plan.sharding, 1 / self.shards
-        gradients = sum(p.bytes for p in self.workload.parameters if p.ready >= 0)
         held = {"optimizer": part, "gradients": part if kind in ("zero2", *SHARDED) else 1.0, "parameters": part if kind in SHARDED else 1.0}
         more: dict[str, float] = {}
         if kind in SHARDED:
@@ -394,7 +403,7 @@ class _Ranks:
         elif kind == "zero2":
             more = {"gradients": max(size for size, _, _ in self.gradient_buckets())}
         elif kind != "none" and self.style.copies:
-            more = {"gradients": gradients}  # buckets hold them once more
+            more = {"gradients": self.gradient_bytes}  # buckets hold them once more
         if self.style.server and kind != "none":
             held["optimizer"] = 0.0
         return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, accumulated=self.plan.micro_batches > 1)
@@ -408,8 +417,8 @@ class _Ranks:
         steady_s = sum(run.period_s * count for run, count in runs)
         parts = self.parts(runs, steady_s)
         step = steady_s
-        if self.cluster.straggler_cv and self.cluster.nodes > 1:
-            parts["stragglers"] = steady_s * self.cluster.straggler_cv * slowest_of(self.cluster.nodes)
+        if self.cluster.straggler_cv and plan.dp > 1:  # every rank waits for the slowest
+            parts["stragglers"] = steady_s * self.cluster.straggler_cv * slowest_of(plan.dp)
             step += parts["stragglers"]
         exposed = parts.get(REDUCE, 0.0) + parts.get(GATHER, 0.0)
         low, high = around(step, self.sigma(step, exposed))
@@ -458,7 +467,8 @@ class _Ranks:
             if path.startswith("tier.") and path.endswith("bandwidth") and self.plan.dp > 1:
                 yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
         if self.plan.dp > 1:
-            yield Evidence(what=f"buckets and overlap of {self.style.title}", kind="derived", source="the framework's code")
+            how = "gathers and overlap of PyTorch FSDP" if self.plan.sharding in SHARDED else f"buckets and overlap of {self.style.title}"
+            yield Evidence(what=how, kind="derived", source="the framework's code")
 
 
 def slowest_of(count: int) -> float:
@@ -471,7 +481,9 @@ def _flops(workload: Workload, phase: str) -> float:
     return sum(per_segment[index] for index in workload.order)
 
 
-_BOUNDS = {REDUCE: "communication", GATHER: "communication", "contention": "communication", "host": "host", "stragglers": "bubble", "optimizer": "memory"}
+_BOUNDS = {
+    REDUCE: "communication", GATHER: "communication", "contention": "communication", "host": "host", "stragglers": "bubble", "optimizer": "memory",
+}
 
 
 def _bound(parts: Mapping[str, float]) -> str:

@@ -12,9 +12,9 @@ pass, beside which gradients are reduced, and of the first forward pass, beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from paceline.predict.distributed import TITLES, Exchange, StageTime, Step
 from paceline.predict.interval import Errors
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
-from paceline.sim.schedules import SPLIT, Action, actions, chunks_per_rank, rank_of
+from paceline.sim.schedules import actions, chunks_per_rank, in_order, rank_of, sources
 from paceline.sim.timeline import Span, Timeline
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
@@ -34,14 +34,10 @@ from paceline.spec.plan import Plan, resolve
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 
-#: copies of a layer that are run to see at what pace one follows another
-COPIES = 3
-#: the least that gradients are put together to where a framework does not use torch's buckets
-LEAST_BUCKET = 40e6
-#: bytes of the first bucket of torch's DDP, which becomes ready soonest
-FIRST_BUCKET = 2.0**20
 #: spans that a trace file holds at most, about; beyond, passes are not written out layer by layer
 MOST_SPANS = 150_000
+#: a tensor's parameters on one rank, whether they are experts', and the task (or piece) that it belongs to
+_Gradient = tuple[float, bool, int]
 BUBBLE, GATHERS, REDUCTION, TRANSFERS = "pipeline bubble", "parameter gathers", "gradient reduction", "pipeline transfers"
 
 
@@ -60,6 +56,7 @@ class Simulation:
 
     step: Step
     _labels: dict[tuple[object, ...], Label] = field(default_factory=dict)
+    _bodies: dict[Label, engine.Run] = field(default_factory=dict)
 
     # -- layers ------------------------------------------------------------------------------------
 
@@ -67,33 +64,37 @@ class Simulation:
         """The embedding, a layer or the head in one direction, as one task; a layer's backward pass with what it runs again."""
         return self._once(("piece", name), lambda: self._piece(name))
 
-    def _once(self, key: tuple[object, ...], make: object) -> Label:
+    def _once(self, key: tuple[object, ...], make: Callable[[], Label]) -> Label:
         if key not in self._labels:
-            self._labels[key] = make()  # type: ignore[operator]
+            self._labels[key] = make()
         return self._labels[key]
 
     def _piece(self, name: str) -> Label:
         s = self.step
         way = name.rpartition(".")[2]
+        if way == "weight":  # a layer's products of gradients, put off; the ends keep theirs
+            return Label(name, "backward", s.pieces["layer.backward"].weight_s if name == "layer.weight" else 0.0)
         builder = Builder()
-        for _ in range(COPIES):
-            if name == "layer.backward" and s.plan.recompute != "none":
-                full = s.plan.recompute == "full"
-                self._operators(builder, "layer.forward", "recomputation", None if full else s.again())
+        host_s = self._operators(builder, name, way)
+        if name == "layer.backward" and s.plan.recompute != "none":
+            builder = Builder()
+            host_s += self._operators(builder, "layer.forward", "recomputation", None if s.plan.recompute == "full" else s.again())
             self._operators(builder, name, way)
-        body = builder.build(COPIES)
-        found = engine.turn(body, s.framework.contention, idle="host")
-        return Label(name, way, found.seconds, body=body, parts=found.parts)
+        body = builder.build()
+        found = engine.run(body, s.framework.contention)
+        parts = engine.breakdown(body, found)
+        if s.framework.blocking:  # the host waits for every kernel before it issues the next
+            return Label(name, way, found.seconds + host_s, body=body, parts={**parts, "host": host_s})
+        return Label(name, way, found.seconds, host_s=host_s, body=body, parts=parts)
 
-    def _operators(self, builder: Builder, name: str, part: str, keep: NDArray[np.bool_] | None = None) -> None:
-        """Operators and collectives of a piece; or only the operators to `keep`."""
+    def _operators(self, builder: Builder, name: str, part: str, keep: NDArray[np.bool_] | None = None) -> float:
+        """Operators and collectives of a piece, or only the operators to `keep`; returns what the host needs to issue them."""
         s = self.step
-        timed = s.pieces[name]
-        seconds, each = timed.each + s.gaps(name), s.issue(name)
-        host, device = builder.stream(0, HOST), builder.stream(0)
+        timed, device = s.pieces[name], builder.stream(0)
+        seconds = timed.each + s.gaps(name)
         if keep is not None:
-            self._issued(builder, Label(name, part, float(seconds[keep].sum())), each * int(keep.sum()), ())
-            return
+            builder.add(device, Label(name, part, float(seconds[keep].sum())))
+            return s.issue(name) * int(keep.sum())
         beside: dict[tuple[int, ...], list[Collective]] = {}
         alone: dict[int, list[Collective]] = {}
         for collective in timed.piece.collectives:
@@ -101,145 +102,120 @@ class Simulation:
                 beside.setdefault(collective.behind, []).append(collective)
             else:
                 alone.setdefault(collective.at, []).append(collective)
-        starts = {behind[0]: behind for behind in beside}
-        inside = {i for behind in beside for i in behind}
-        at, count = 0, len(seconds)
-        while at <= count:
-            for collective in alone.get(at, ()):
-                self._collective(builder, collective, builder.last(device))
-            if at == count:
-                break
-            if at in starts:
-                behind = starts[at]
-                stop = at + len(behind)
-                sent = []
-                for collective in beside[behind]:
-                    first, rest = self._cut(collective)
-                    if first is not None:
-                        self._sent(builder, first, builder.last(device), device)
-                    sent.append((rest, builder.last(device)))
-                shared = [self._sent(builder, rest, after) for rest, after in sent]
-                ops = Label(name, part, float(seconds[list(behind)].sum()))
-                self._issued(builder, ops, each * len(behind), sent[0][1])
-                builder.add(device, _JOIN, shared)
-                # a collective that stands alone within the region runs after it
-                for place in range(at + 1, stop):
-                    for collective in alone.get(place, ()):
-                        self._collective(builder, collective, builder.last(device))
+        regions = {behind[0]: behind for behind in beside}
+        stops = sorted({*regions, *alone, len(seconds)})
+        at = 0
+        while True:
+            for place in sorted(place for place in alone if place <= at):
+                for collective in alone.pop(place):
+                    self._collective(builder, collective, True)
+            if at >= len(seconds):
+                return s.issue(name) * len(seconds) + s.framework.issue_collective_s * len(timed.piece.collectives)
+            if at in regions:
+                ops = list(regions[at])
+                sent = [task for collective in beside[regions[at]] for task in self._collective(builder, collective, False)]
+                builder.add(device, Label(name, part, float(seconds[ops].sum())))
+                builder.add(device, _JOIN, sent)
+                at += len(ops)
             else:
-                stop = next((i for i in range(at + 1, count) if i in inside or i in alone), count)
-                self._issued(builder, Label(name, part, float(seconds[at:stop].sum())), each * (stop - at), ())
-            at = stop
-        if s.framework.blocking:
-            builder.add(host, _JOIN, builder.last(device))
+                stop = next(stop for stop in stops if stop > at)
+                builder.add(device, Label(name, part, float(seconds[at:stop].sum())))
+                at = stop
 
-    def _issued(self, builder: Builder, label: Label, host_s: float, after: Sequence[int]) -> int:
-        """Operators on the device, after the host has issued them; a host that waits for each kernel issues them one by one."""
-        host, device = builder.stream(0, HOST), builder.stream(0)
-        blocking = self.step.framework.blocking
-        issue = builder.add(host, Label("issue", "host", host_s), builder.last(device) if blocking else ())
-        return builder.add(device, label, [issue, *after])
-
-    def _cut(self, collective: Collective) -> tuple[Label | None, Label]:
-        """A collective cut into what has to come first and what runs beside operators."""
-        seconds = self.step.send(collective.op, collective.size, collective.axis)
-        first = 1 / collective.parts if collective.parts > 1 else 0.0
-        whole = Label(collective.op, TITLES[collective.axis], seconds, collective.op, collective.size, collective.axis, crowds=True)
+    def _collective(self, builder: Builder, collective: Collective, alone: bool) -> list[int]:
+        """A collective after what the device has done so far; it goes on when that is over, or beside it, where the first of several parts
+        cannot hide."""
+        s, device = self.step, builder.stream(0)
+        seconds = s.send(collective.op, collective.size, collective.axis)
+        if not seconds:
+            return []
+        first = 1.0 if alone else 1 / collective.parts if collective.parts > 1 else 0.0
+        label = Label(collective.op, TITLES[collective.axis], seconds, collective.op, collective.size, collective.axis, crowds=True)
+        network = builder.stream(0, collective.axis)
+        task = builder.add(network, replace(label, seconds=first * seconds) if first else label, builder.last(device))
         if not first:
-            return None, whole
-        # the first part carries the name, so that the collective is counted once
-        rest = replace(whole, seconds=seconds * (1 - first), op="more " + collective.op, size=0.0)
-        return replace(whole, seconds=seconds * first), rest
-
-    def _sent(self, builder: Builder, label: Label, after: Sequence[int], back: int = -1) -> int:
-        """A collective on the stream of its axis; with `back`, that stream waits for it."""
-        issue = builder.add(builder.stream(0, HOST), Label("issue", "host", self.step.framework.issue_collective_s))
-        task = builder.add(builder.stream(0, label.axis), label, [issue, *after])
-        if back >= 0:
-            builder.add(back, _JOIN, [task])
-        return task
-
-    def _collective(self, builder: Builder, collective: Collective, after: Sequence[int]) -> None:
-        seconds = self.step.send(collective.op, collective.size, collective.axis)
-        if seconds:
-            label = Label(collective.op, TITLES[collective.axis], seconds, collective.op, collective.size, collective.axis, crowds=True)
-            self._sent(builder, label, after, builder.stream(0))
+            return [task]
+        builder.add(device, _JOIN, [task])
+        return [] if alone else [builder.add(network, replace(label, seconds=(1 - first) * seconds, op="", size=0.0))]
 
     # -- passes ------------------------------------------------------------------------------------
 
     def sequence(self, chunk: int, layers: int, kind: str) -> list[Label]:
         """The pieces of a pass through a chunk, in order."""
         last = self._last_chunk
-        way = "forward" if kind == "F" else "backward"
+        way = {"F": "forward", "W": "weight"}.get(kind, "backward")
         pieces = [*["embedding"] * (chunk == 0), *["layer"] * layers, *["head"] * (chunk == last)]
         return [self.piece(f"{name}.{way}") for name in (pieces if kind == "F" else reversed(pieces))]
 
-    @property
+    @cached_property
     def _last_chunk(self) -> int:
         p = self.step.plan
         return p.pp * chunks_per_rank(p.schedule, p.vpp) - 1
 
     def whole(self, chunk: int, layers: int, kind: str) -> Label:
         """A pass through a chunk as one task."""
-        end = (chunk == 0, chunk == self._last_chunk)
-        return self._once(("pass", layers, end, kind), lambda: self._whole(chunk, layers, kind))
+        key = ("pass", layers, chunk == 0, chunk == self._last_chunk, kind)
+        return self._labels.get(key) or self._once(key, lambda: self._whole(chunk, layers, kind))
 
     def _whole(self, chunk: int, layers: int, kind: str) -> Label:
         s = self.step
         part = "forward" if kind == "F" else "backward"
-        if kind == "W":
-            return Label("weight gradients", part, s.pieces["layer.backward"].weight_s * layers)
         builder = Builder()
         parameters = s.end_parameters(chunk == 0, chunk == self._last_chunk)
         self.layers(builder, 0, self.sequence(chunk, layers, kind), kind, parameters)
         body = builder.build()
-        found = engine.turn(body, s.framework.contention, self.share, BUBBLE)
-        label = Label(f"{part} pass", part, found.seconds, body=body, parts=found.parts)
+        found = engine.run(body, s.framework.contention, self.share)
+        parts = engine.breakdown(body, found, idle="host")
         if kind != "I":
-            return label
-        later = s.pieces["layer.backward"].weight_s * layers
-        parts = {**label.parts, part: max(0.0, label.parts.get(part, 0.0) - later)}
+            return Label("weight gradients" if kind == "W" else f"{part} pass", part, found.seconds, body=body, parts=parts)
+        later = sum(label.seconds for label in self.sequence(chunk, layers, "W"))
+        parts = {**parts, part: max(0.0, parts.get(part, 0.0) - later)}
         return Label("input gradients", part, sum(parts.values()), parts=parts)
 
-    def layers(self, builder: Builder, role: int, pieces: Sequence[Label], kind: str, ends: float) -> list[int]:
+    def run(self, builder: Builder, role: int, label: Label, after: Sequence[int], micro_batch: int = -1) -> int:
+        """A piece on the device, which starts no sooner than the host gets to it and ends no sooner than the host has issued all of it."""
+        device, host = builder.stream(role), builder.stream(role, HOST)
+        if not label.host_s:
+            return builder.add(device, label, after, micro_batch=micro_batch)
+        issued = builder.last(host)
+        issue = builder.add(host, self._once(("issue", label.host_s), partial(Label, "issue", "host", label.host_s)))
+        builder.add(device, label, [*after, *issued], micro_batch=micro_batch)
+        return builder.add(device, _JOIN, [issue])
+
+    def layers(self, builder: Builder, role: int, pieces: Sequence[Label], kind: str, ends: float) -> None:
         """The pieces of a pass one after another, with sharded parameters gathered ahead of them and gradients scattered behind."""
         s = self.step
-        device = builder.stream(role)
         if not s.sharded:
-            return [builder.add(device, label) for label in pieces]
+            for label in pieces:
+                self.run(builder, role, label, ())
+            return
         forward, network = kind == "F", builder.stream(role, "shard")
-        ahead = 1 + s.plan.prefetch
+        layer = s.layer_parameters()
+        count = sum(label.name.startswith("layer") for label in pieces) if forward or s.plan.reshard else 0
+        gathered = [self.exchange(builder, network, s.unshard(ends), GATHERS, ()) if ends and forward else []]
         ran: list[int] = []
-        gathered: dict[int, list[int]] = {}
-        places = [i for i, label in enumerate(pieces) if label.name.startswith("layer")]
 
-        def gather(number: int) -> None:
-            if number < len(places) and (forward or s.plan.reshard):
-                # memory for a layer more is there when the one before those gathered ahead is done
-                done = [ran[places[number - ahead]]] if number >= ahead else []
-                gathered[places[number]] = self.exchange(builder, network, s.unshard(s.layer_parameters()), GATHERS, done)
+        def gather() -> None:
+            """The next layer's parameters; there is memory for them when the one before those gathered ahead is done."""
+            number = len(gathered) - 1
+            if number < count:
+                over = number - 1 - s.plan.prefetch
+                gathered.append(self.exchange(builder, network, s.unshard(layer), GATHERS, [ran[over]] if over >= 0 else ()))
 
-        start = self.exchange(builder, network, s.unshard(ends), GATHERS, ()) if ends and forward else []
-        for number in range(ahead if not forward else 1):
-            gather(number)
-        reached = ahead - 1 if not forward else 0
-        for i, label in enumerate(pieces):
-            if i in gathered or i in places:
-                if forward and i not in gathered:
-                    gather(places.index(i))
-                ran.append(builder.add(device, label, gathered.get(i, [])))
-                reached += 1
-                if forward:
-                    gather(reached)
-                else:
-                    self.exchange(builder, network, s.scatter(s.layer_parameters()), GATHERS, ran[-1:])
-                    gather(reached)
-            else:
-                ran.append(builder.add(device, label, start))
+        gather()
+        for label in pieces:
+            if not label.name.startswith("layer"):
+                task = self.run(builder, role, label, gathered[0])
+                continue
+            for _ in range(len(ran) + 1 + s.plan.prefetch - (len(gathered) - 1)):
+                gather()
+            task = self.run(builder, role, label, gathered[len(ran) + 1] if count else ())
+            ran.append(task)
+            if not forward:
+                self.exchange(builder, network, s.scatter(layer), GATHERS, [task])
         if ends and not forward:
-            self.exchange(builder, network, s.scatter(ends), GATHERS, ran[-1:])
-        builder.add(device, _JOIN, builder.last(network))
-        return ran
+            self.exchange(builder, network, s.scatter(ends), GATHERS, builder.last(builder.stream(role)))
+        builder.add(builder.stream(role), _JOIN, builder.last(network))
 
     def exchange(
         self, builder: Builder, stream: int, exchanges: Sequence[Exchange], part: str, after: Sequence[int], also: int = -1, crowds: bool = True,
@@ -247,9 +223,9 @@ class Simulation:
         """Collectives one after another on a stream; the last of them, if there is one."""
         task: list[int] = []
         for exchange in exchanges:
-            seconds = self.step.send(*exchange)
-            if seconds:
-                label = self._once((exchange, part, crowds), lambda e=exchange, t=seconds: Label(e[0], part, t, *e, crowds=crowds))
+            label = self._labels.get((exchange, part, crowds)) or self._once(
+                (exchange, part, crowds), partial(Label, exchange[0], part, self.step.send(*exchange), *exchange, crowds=crowds))
+            if label.seconds:
                 task = [builder.add(stream, label, [*after, *task], also)]
         return task
 
@@ -259,49 +235,43 @@ class Simulation:
     def program(self) -> Program:
         """Every role of the pipeline, from the first forward pass to the update."""
         s, p = self.step, self.step.plan
-        chunks = s.chunks()
+        held = s.chunks()
+        layers = dict(chunk for mine in held for chunk in mine)
+        ranks = [actions(p.schedule, rank, p.pp, p.micro_batches, p.vpp) for rank in range(p.pp)]
+        # where data-parallel collectives run beside passes, these are written out layer by layer
+        places = [(mine, chunk) for mine, own in zip(ranks, held, strict=True) for chunk, _ in own]
+        first = {next(a for a in mine if a[:2] == (chunk, "F")) for mine, chunk in places}
+        last = {next(a for a in reversed(mine) if a.chunk == chunk and a.kind in "BW") for mine, chunk in places}
         builder = Builder()
-        left = [actions(p.schedule, rank, p.pp, p.micro_batches, p.vpp)[::-1] for rank in range(p.pp)]
-        layers = {chunk: count for mine in chunks for chunk, count in mine}
-        #: of each pass, what the next stage waits for
+        updated = [self._updated(builder, rank, own) for rank, own in enumerate(held)]
+        overlap = s.replicated and s.framework.dp_overlap
+        data = Label("data", "host", s.framework.micro_batch_s)
+        #: of each pass, what the next chunk waits for; of each role, gradients with the task that completes them
         sent: dict[tuple[int, str, int], list[int]] = {}
-        ready: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(p.pp)]
-        firsts = {rank: {a: None for a in _first_forward(mine)} for rank, mine in enumerate(left)}
-        lasts = {rank: {a: None for a in _last_backward(mine, SPLIT if p.schedule in SPLIT else ())} for rank, mine in enumerate(left)}
-        gathered = {rank: self._updated(builder, rank, chunks[rank]) for rank in range(p.pp)}
-        running = Label("data", "host", s.framework.micro_batch_s) if s.framework.micro_batch_s else None
-        while any(left):
-            stuck = True
-            for rank, mine in enumerate(left):
-                while mine:
-                    chunk, kind, i = action = mine[-1]
-                    source = (chunk - 1, "F", i) if kind == "F" else (chunk + 1, "B", i)
-                    needed = kind != "W" and (chunk > 0 if kind == "F" else chunk < self._last_chunk)
-                    if needed and source not in sent:
-                        break
-                    mine.pop()
-                    stuck = False
-                    device = builder.stream(rank)
-                    arrived = sent[source] if needed else []
-                    if running and kind == "F" and chunk < p.pp:
-                        builder.add(device, running, (), micro_batch=i)
-                    pieces = self.sequence(chunk, layers[chunk], kind) if s.replicated and s.framework.dp_overlap else []
-                    if pieces and action in firsts[rank] and any(gathered[rank].values()):
-                        ran = [builder.add(device, label, [*arrived, *gathered[rank].get((chunk, n), [])], micro_batch=i)
-                               for n, label in enumerate(pieces)]
-                    elif pieces and action in lasts[rank] and kind == "B":
-                        ran = [builder.add(device, label, arrived, micro_batch=i) for label in pieces]
-                        ready[rank] += [(*self._trained(label), [task]) for label, task in zip(pieces, ran, strict=True)]
-                    else:
-                        ran = [builder.add(device, self.whole(chunk, layers[chunk], kind), arrived, micro_batch=i)]
-                        if action in lasts[rank] and s.replicated:
-                            ready[rank] += [(*self._trained(label), ran) for label in self.sequence(chunk, layers[chunk], "B")]
-                    if kind != "W":
-                        sent[chunk, "F" if kind == "F" else "B", i] = self._transfer(builder, rank, chunk, kind, ran[-1:])
-            if stuck:
-                raise AssertionError(f"schedule {p.schedule} waits for itself")
+        ready: list[list[_Gradient]] = [[] for _ in range(p.pp)]
+        for rank, action in in_order(ranks, len(layers)):
+            chunk, kind, i = action
+            device = builder.stream(rank)
+            after = [task for source in sources(action, len(layers)) for task in sent[source]]
+            if data.seconds and kind == "F" and chunk < p.pp:
+                builder.add(device, data, (), micro_batch=i)
+            ends = s.replicated and action in last
+            pieces = self.sequence(chunk, layers[chunk], kind) if ends or (action in first and updated[rank]) else []
+            if pieces and overlap:
+                ran = [self.run(builder, rank, label, [*after, *updated[rank].get((chunk, n, kind), [])], i) for n, label in enumerate(pieces)]
+            else:
+                ran = [builder.add(device, self.whole(chunk, layers[chunk], kind), after, micro_batch=i)] * max(1, len(pieces))
+            if ends:
+                ready[rank] += [
+                    (*tensor, task) for label, task in zip(pieces, ran, strict=True) for tensor in reversed(s.tensors(label.name.partition(".")[0]))]
+            if kind != "W":
+                sent[chunk, action.passes, i] = self._transfer(builder, rank, chunk, kind, ran[-1:])
         self._finish(builder, ready)
         return builder.build()
+
+    @cached_property
+    def _hop(self) -> list[Exchange]:
+        return self.step.hop
 
     def _transfer(self, builder: Builder, rank: int, chunk: int, kind: str, after: list[int]) -> list[int]:
         """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
@@ -311,57 +281,52 @@ class Simulation:
             return after
         way = "forward" if kind == "F" else "backward"
         if not self.step.framework.p2p_overlap:
-            return self.exchange(builder, builder.stream(rank), self.step.hop, TRANSFERS, (), crowds=False) or after
+            return self.exchange(builder, builder.stream(rank), self._hop, TRANSFERS, (), crowds=False) or after
         receiver = builder.stream(rank_of(p.schedule, target, p.pp), f"pp from {chunk} {way}")
-        return self.exchange(builder, builder.stream(rank, f"pp {way}"), self.step.hop, TRANSFERS, after, receiver, crowds=False) or after
+        return self.exchange(builder, builder.stream(rank, f"pp {way}"), self._hop, TRANSFERS, after, receiver, crowds=False) or after
 
-    def _trained(self, label: Label) -> tuple[float, float]:
-        """Parameters, and experts' parameters, whose gradients a piece leaves."""
-        s = self.step
-        kind = label.name.partition(".")[0]
-        if kind == "layer":
-            return s.layer_parameters() - s.expert_parameters(), s.expert_parameters()
-        alone = s.plan.pp == 1 or s.ends(0) == (True, True)
-        head = s.end_parameters(alone, True) - (s.end_parameters(True, False) if alone else 0.0)
-        return (s.end_parameters(True, False) if kind == "embedding" else head), 0.0
-
-    def _updated(self, builder: Builder, rank: int, chunks: Sequence[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+    def _updated(self, builder: Builder, rank: int, chunks: Sequence[tuple[int, int]]) -> dict[tuple[int, int, str], list[int]]:
         """Gathers parameters that the last update left in parts, in the order in which forward passes need them; by chunk and piece."""
         s = self.step
-        out: dict[tuple[int, int], list[int]] = {}
-        if not (s.replicated and s.framework.dp_overlap) or s.plan.sharding not in ("zero1", "zero2"):
-            return out
-        wanted = [((chunk, n), self._trained(label)) for chunk, count in chunks for n, label in enumerate(self.sequence(chunk, count, "F"))]
-        for bucket in buckets([(dense + experts) * s.gradient_bytes for _, (dense, experts) in wanted], self._cap):
-            dense, experts = (sum(wanted[i][1][k] for i in bucket) for k in (0, 1))
-            task = self.exchange(builder, builder.stream(rank, "dp"), s.exchanges(dense, experts)[1], GATHERS, ())
-            out[wanted[bucket[0]][0]] = task
-        return out
+        if not (s.replicated and s.framework.dp_overlap):
+            return {}
+        places = [(chunk, n, label) for chunk, count in chunks for n, label in enumerate(self.sequence(chunk, count, "F"))]
+        wanted = [(*tensor, i) for i, (_, _, label) in enumerate(places) for tensor in s.tensors(label.name.partition(".")[0])]
+        out: dict[tuple[int, int, str], list[int]] = {}
+        for dense, experts, tensors in self._buckets(wanted):
+            chunk, n, _ = places[wanted[tensors[0]][2]]
+            out[chunk, n, "F"] = self.exchange(builder, builder.stream(rank, "dp"), s.exchanges(dense, experts)[1], GATHERS, ())
+        return {place: task for place, task in out.items() if task}
 
-    @property
-    def _cap(self) -> float:
-        return max(self.step.plan.bucket_bytes, LEAST_BUCKET)
+    def _buckets(self, tensors: Sequence[_Gradient]) -> list[tuple[float, float, list[int]]]:
+        """Parameters and experts' parameters of each bucket, and its tensors; in the order in which they are complete."""
+        found = []
+        for experts in (False, True):
+            places = [i for i, tensor in enumerate(tensors) if tensor[1] == experts]
+            for bucket in buckets([tensors[i][0] * self.step.gradient_bytes for i in places], self.step.bucket_bytes):
+                count = sum(tensors[places[i]][0] for i in bucket)
+                found.append((0.0 if experts else count, count if experts else 0.0, [places[i] for i in bucket]))
+        return sorted(found, key=lambda bucket: bucket[2][-1])
 
-    def _finish(self, builder: Builder, ready: Sequence[Sequence[tuple[float, float, list[int]]]]) -> None:
+    def _finish(self, builder: Builder, ready: Sequence[Sequence[_Gradient]]) -> None:
         """Reduces gradients as they become ready, or all of them at the end; then the update, when every stage is done (their norm is common)."""
         s, p = self.step, self.step.plan
-        for rank, parts in enumerate(ready):
-            network = builder.stream(rank, "dp")
-            for bucket in buckets([(dense + experts) * s.gradient_bytes for dense, experts, _ in parts], self._cap):
-                dense, experts = (sum(parts[i][k] for i in bucket) for k in (0, 1))
-                after = parts[bucket[-1]][2] if s.framework.dp_overlap else builder.last(builder.stream(rank))
+        for rank, gradients in enumerate(ready):
+            network, end = builder.stream(rank, "dp"), builder.last(builder.stream(rank))
+            for dense, experts, tensors in self._buckets(gradients):
+                after = [gradients[tensors[-1]][2]] if s.framework.dp_overlap else end
                 self.exchange(builder, network, s.exchanges(dense, experts)[0], REDUCTION, after)
         if s.tied:
             ends = [builder.stream(rank, "dp") for rank in (0, p.pp - 1)]
             after = [task for rank in (0, p.pp - 1) for task in builder.last(builder.stream(rank))]
             self.exchange(builder, ends[0], s.tied, REDUCTION, after, ends[1])
         done = [task for rank in range(p.pp) for kind in (COMPUTE, "dp") for task in builder.last(builder.stream(rank, kind))]
-        update = Label("update", "optimizer", self.stages_update)
-        for rank in range(p.pp):
+        update = Label("update", "optimizer", s.optimizer(self.stages))
+        for rank, gradients in enumerate(ready):
             device, network = builder.stream(rank), builder.stream(rank, "dp")
             builder.add(device, update, done)
             if s.replicated and not s.framework.dp_overlap:
-                dense, experts = (sum(part[k] for part in ready[rank]) for k in (0, 1))
+                dense, experts = (sum(count for count, own, _ in gradients if own == kind) for kind in (False, True))
                 self.exchange(builder, network, s.exchanges(dense, experts)[1], GATHERS, builder.last(device))
             if s.framework.step_s:
                 builder.add(device, Label("data", "host", s.framework.step_s), builder.last(network))
@@ -369,10 +334,6 @@ class Simulation:
     @cached_property
     def stages(self) -> list[StageTime]:
         return self.step.stages()
-
-    @cached_property
-    def stages_update(self) -> float:
-        return self.step.optimizer(self.stages)
 
     def share(self, axes: tuple[str, ...]) -> Sequence[float]:
         """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside them send at the same time."""
@@ -409,22 +370,21 @@ class Simulation:
     def timeline(self) -> Timeline:
         """What every role does when; passes written out in detail as far as a file can hold it."""
         depth = next((d for d in (2, 1) if _count(self.program, d) <= MOST_SPANS), 0)
-        spans = self._spans(self.program, self.found.start, self.found.end, 0, depth)
-        return Timeline(tuple(sorted(spans, key=lambda span: (span.rank, span.start_s, span.end_s))), f"{self.step.model.name} on {self.step.cluster.name}")
+        spans = sorted(self._spans(self.program, self.found.start, self.found.end, 0, depth), key=lambda span: (span.rank, span.start_s, span.end_s))
+        return Timeline(tuple(spans), f"{self.step.model.name} on {self.step.cluster.name}")
 
     def _spans(self, program: Program, start: NDArray[np.float64], end: NDArray[np.float64], rank: int, depth: int, scale: float = 1.0,
                origin: float = 0.0) -> Iterator[Span]:
         """Spans of a program's tasks, those of a body in its place."""
-        labels, once = program.label.tolist(), len(program) // program.copies
-        for task in range(len(program) - once, len(program)):
-            label, i = program.labels[labels[task]], task - len(program) + once
-            begin, stop = origin + scale * float(start[i]), origin + scale * float(end[i])
+        for task, number in enumerate(program.label.tolist()):
+            label = program.labels[number]
+            begin, stop = origin + scale * float(start[task]), origin + scale * float(end[task])
             role, stream = program.streams[program.stream[task]]
             if label is _JOIN:
                 continue
             if label.body is not None and depth and stop > begin:
-                turn = engine.turn(label.body, self.step.framework.contention, self.share)
-                yield from self._spans(label.body, turn.start, turn.end, rank + role, depth - 1, (stop - begin) / turn.seconds, begin)
+                found = self._bodies.get(label) or self._bodies.setdefault(label, engine.run(label.body, self.step.framework.contention, self.share))
+                yield from self._spans(label.body, found.start, found.end, rank + role, depth - 1, (stop - begin) / found.seconds, begin)
                 continue
             number = int(program.micro_batch[task])
             details = {"bytes": label.size, "axis": label.axis} if label.op else {"micro-batch": number} if number >= 0 else {}
@@ -434,30 +394,12 @@ class Simulation:
 _JOIN = Label("join", "idle", 0.0)
 
 
-def _first_forward(mine: Sequence[Action]) -> Iterator[Action]:
-    """The first forward pass of each chunk; `mine` is in reverse."""
-    seen: set[int] = set()
-    for action in reversed(mine):
-        if action.kind == "F" and action.chunk not in seen:
-            seen.add(action.chunk)
-            yield action
-
-
-def _last_backward(mine: Sequence[Action], split: Sequence[str]) -> Iterator[Action]:
-    """The pass of each chunk that completes its gradients; `mine` is in reverse."""
-    seen: set[int] = set()
-    for action in mine:
-        if action.kind in ("BW" if split else "B") and action.chunk not in seen:
-            seen.add(action.chunk)
-            yield action
-
-
 def _count(program: Program, depth: int) -> int:
     """Spans of a program written out to a depth."""
     each = np.array([_count(label.body, depth - 1) if label.body is not None and depth else 1 for label in program.labels])
-    return int(each[program.label].sum()) // program.copies
+    return int(each[program.label].sum())
 
 
 def _kernel(label: Label) -> str:
     """Names of collectives as trace analysers know them."""
-    return "ncclDevKernel_" + "".join(word.capitalize() for word in label.op.removeprefix("more ").split("_")) if label.op else label.name
+    return "ncclDevKernel_" + "".join(word.capitalize() for word in label.op.split("_")) if label.op else label.name

@@ -9,9 +9,10 @@ role at the same time share its links. Ties go to the task issued first: the sam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +46,9 @@ class _Pace:
         self.rate_beside = 1.0 - contention
         self.share = share
         self.shares: dict[tuple[str, ...], Sequence[float]] = {}
-        crowds = np.array([label.crowds for label in labels])[program.label]
-        sends = np.array([bool(label.op) and share is not None for label in labels])[program.label]
-        computes = np.array([kind == COMPUTE for _, kind in program.streams])[program.stream]
+        crowds = np.array([label.crowds for label in labels], dtype=bool)[program.label]
+        sends = np.array([bool(label.op) and share is not None for label in labels], dtype=bool)[program.label]
+        computes = np.array([kind == COMPUTE for _, kind in program.streams], dtype=bool)[program.stream]
         crowded = np.zeros(program.roles, dtype=bool)
         crowded[program.role[crowds]] = contention > 0
         #: 0: fixed; 1: computation that a collective may slow down; 2: collective
@@ -155,74 +156,60 @@ def _name(program: Program, task: int) -> str:
     return repr(program.labels[program.label[task]].name)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One copy of a program in the long run: seconds, and start and end of its tasks from when the copy before it ended."""
-
-    seconds: float
-    start: Array
-    end: Array
-    parts: dict[str, float]
-
-
-def turn(program: Program, contention: float = 0.0, share: Share | None = None, idle: str = "idle") -> Turn:
-    """Runs a program and returns its last copy, with where the time goes."""
-    found = run(program, contention, share)
-    once = len(program) // program.copies
-    # the host runs ahead: a copy ends when the device has ended it
-    ends = np.where([program.streams[s][1] == HOST for s in program.stream], 0.0, found.end)
-    began = float(ends[: len(program) - once].max(initial=0.0))
-    seconds = float(ends.max(initial=0.0)) - began
-    return Turn(seconds, found.start[-once:] - began, found.end[-once:] - began, breakdown(program, found, 0, began, idle))
-
-
-def breakdown(program: Program, found: Run, role: int = 0, since: float = 0.0, idle: str = "idle") -> dict[str, float]:
-    """Where a role's time goes from `since` to the end of the run, by the parts of its labels; the seconds add up.
+def breakdown(program: Program, found: Run, role: int = 0, idle: str = "idle") -> dict[str, float]:
+    """Where a role's time goes, by the parts of its labels; the seconds add up to those of the run.
 
     What it computes is what it computes. Where it computes slower, or not at all while something is sent, that is the time of what is
-    sent; the rest is `idle`.
+    sent; of the rest, the host's while it issues, else `idle`.
     """
-    streams = program.streams
-    mine = [s for s, (owner, _) in enumerate(streams) if owner == role]
-    takes_part = np.isin(program.stream, mine) | np.isin(program.also, mine)
-    computes = np.isin(program.stream, [s for s in mine if streams[s][1] == COMPUTE]) & takes_part
-    sends = takes_part & ~computes & np.array([bool(label.op) for label in program.labels])[program.label]
-    labels, start, end = program.label.tolist(), found.start.tolist(), found.end.tolist()
-    busy: list[tuple[float, float, str]] = []  # what is sent when, without overlaps
-    at = since
-    for task in sorted(np.flatnonzero(sends).tolist(), key=lambda t: (start[t], t)):
-        if end[task] > at:
-            busy.append((max(at, start[task]), end[task], program.labels[labels[task]].part))
-            at = end[task]
+    mine = np.array([owner == role for owner, _ in program.streams], dtype=bool)
+    kinds = np.array([{COMPUTE: 1, HOST: 2}.get(kind, 0) for _, kind in program.streams])[program.stream]
+    here = mine[program.stream] | ((program.also >= 0) & mine[program.also])
+    start, end, labels = found.start.tolist(), found.end.tolist(), program.label.tolist()
+    sent, issued = (
+        _Cover([(start[t], end[t], program.labels[labels[t]].part) for t in np.flatnonzero(here & (kinds == kind)).tolist()]) for kind in (0, 2))
     out: dict[str, float] = defaultdict(float)
-    place = 0
 
-    def wait(begin: float, stop: float, most: float, otherwise: str) -> None:
-        """Accounts for `most` seconds between two times."""
-        nonlocal place
-        while place < len(busy) and busy[place][1] <= begin:
-            place += 1
-        ahead = place
-        while ahead < len(busy) and busy[ahead][0] < stop and most > 0:
-            shared = min(most, min(busy[ahead][1], stop) - max(busy[ahead][0], begin))
-            out[busy[ahead][2]] += shared
-            most -= shared
-            ahead += 1
-        out[otherwise] += most
+    def wait(begin: float, stop: float, seconds: float, otherwise: str) -> None:
+        for cover in (sent, issued):
+            for part, shared in cover.within(begin, stop):
+                out[part] += min(shared, seconds)
+                seconds -= min(shared, seconds)
+        out[otherwise] += seconds
 
-    at = since
-    for task in np.flatnonzero(computes & (found.end > since)).tolist():
+    at = 0.0
+    for task in np.flatnonzero(here & (kinds == 1)).tolist():
         label = program.labels[labels[task]]
         if start[task] > at:
             wait(at, start[task], start[task] - at, idle)
-        began = max(at, start[task])
-        took = end[task] - began
+        took = end[task] - start[task]
         whole = min(label.seconds, took)
         if took > whole:
-            wait(began, end[task], took - whole, label.part)
+            wait(start[task], end[task], took - whole, label.part)
         for part, seconds in label.shares.items():
-            out[part] += seconds * (whole / label.seconds if label.seconds else 0.0)
-        at = max(at, end[task])
+            out[part] += seconds * whole / label.seconds if label.seconds else 0.0
+        at = end[task]
     if found.seconds > at:
         wait(at, found.seconds, found.seconds - at, idle)
     return {part: seconds for part, seconds in out.items() if seconds > 0}
+
+
+class _Cover:
+    """Intervals without overlaps; asked for from left to right."""
+
+    def __init__(self, intervals: list[tuple[float, float, str]]) -> None:
+        self.intervals: list[tuple[float, float, str]] = []
+        self.place, at = 0, 0.0
+        for begin, stop, part in sorted(intervals):
+            if stop > at:
+                self.intervals.append((max(at, begin), stop, part))
+                at = stop
+
+    def within(self, begin: float, stop: float) -> Iterator[tuple[str, float]]:
+        """(part, seconds) of what lies between two times."""
+        while self.place < len(self.intervals) and self.intervals[self.place][1] <= begin:
+            self.place += 1
+        for left, right, part in islice(self.intervals, self.place, None):
+            if left >= stop:
+                break
+            yield part, min(right, stop) - max(left, begin)

@@ -34,6 +34,8 @@ class Label:
     axis: str = ""
     #: whether computation on the device slows down beside it
     crowds: bool = False
+    #: seconds that the host needs to issue it
+    host_s: float = 0.0
     #: the same in detail, and where the time goes in it
     body: Program | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -58,8 +60,6 @@ class Program:
     #: task i waits for `before[first[i] : first[i + 1]]`, the tasks ahead of it on its streams among them
     first: Ints
     before: Ints
-    #: the same tasks so many times over, where what matters is the pace in the long run
-    copies: int = 1
 
     def __len__(self) -> int:
         return len(self.label)
@@ -80,8 +80,7 @@ class Program:
 
     def collectives(self, role: int = 0) -> Iterator[tuple[str, float, str]]:
         """(operation, bytes, axis) of what a role sends, in the order of issue."""
-        once = len(self) // self.copies
-        for task, label in enumerate(self.label[:once].tolist()):
+        for task, label in enumerate(self.label.tolist()):
             streams = self.stream[task], self.also[task]
             found = self.labels[label]
             if any(s >= 0 and self.streams[s][0] == role for s in streams):
@@ -132,12 +131,12 @@ class Builder:
         """The task that stands last on a stream, if there is one."""
         return [self._last[stream]] if self._last[stream] >= 0 else []
 
-    def build(self, copies: int = 1) -> Program:
+    def build(self) -> Program:
         label, stream, also, micro_batch, first, before = (
             np.array(column, dtype=np.int32)
             for column in (self._label, self._stream, self._also, self._micro_batch, self._first, self._before)
         )
-        return Program(tuple(self._streams), tuple(self._labels), label, stream, also, micro_batch, first, before, copies)
+        return Program(tuple(self._streams), tuple(self._labels), label, stream, also, micro_batch, first, before)
 
 
 def buckets(sizes: Sequence[float], cap: float, first: float | None = None) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What happened when, on one device: simulated here, measured elsewhere, one format for both.
+"""What happened when, on one device or many: simulated here, measured elsewhere, one format for both.
 
 Written as Chrome trace events, with the fields that Perfetto and HolisticTraceAnalysis read.
 """
@@ -28,31 +28,47 @@ class Span:
     rank: int = 0
 
 
+#: numbers of the streams that every rank has; those that communicate come after
+_NUMBERS = {"host": 1, "device": 7, "compute": 7}
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Spans of one step on one rank."""
+    """Spans of one step, on one rank or on each kind of them."""
 
     spans: tuple[Span, ...]
     title: str
 
+    @property
+    def ranks(self) -> int:
+        return 1 + max((span.rank for span in self.spans), default=0)
+
     def events(self) -> Iterator[dict[str, Any]]:
         """Chrome trace events: microseconds, one process per rank, one thread per stream."""
-        streams = {"host": 1, "device": 7}
-        yield {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": f"rank 0: {self.title}"}}
-        for name, number in streams.items():
-            yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": f"stream {number} ({name})" if number > 1 else name}}
+        streams: dict[tuple[int, str], int] = {}
+        for rank, name in sorted({(span.rank, span.stream) for span in self.spans}):
+            others = sum(owner == rank and number > 7 for (owner, _), number in streams.items())
+            streams[rank, name] = _NUMBERS.get(name, 8 + others)
+        for rank in range(self.ranks):
+            yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}: {self.title}"}}
+        for (rank, name), number in sorted(streams.items(), key=lambda item: (item[0][0], item[1])):
+            title = f"stream {number} ({name})" if number > 1 else name
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": title}}
+        # one device: calls and their kernels take turns
+        pair = 2 if all(span.stream in ("host", "device") for span in self.spans) else 1
         for i, span in enumerate(self.spans):
-            on_device = span.stream == "device"
+            on_device, number = span.stream != "host", streams[span.rank, span.stream]
             yield {
-                "ph": "X", "cat": "kernel" if on_device else "cpu_op", "name": span.name, "pid": 0, "tid": streams[span.stream],
+                "ph": "X", "cat": "kernel" if on_device else "cpu_op", "name": span.name, "pid": span.rank, "tid": number,
                 "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6,
-                "args": {**span.details, "category": span.category, "External id": i // 2, "correlation": i // 2,
-                         **({"stream": 7, "device": 0} if on_device else {})},
+                "args": {**span.details, "category": span.category, "External id": i // pair, "correlation": i // pair,
+                         **({"stream": number, "device": span.rank} if on_device else {})},
             }
 
     def save(self, path: Path) -> None:
         """Write a trace file; compressed where the name ends in .gz."""
-        text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": list(self.events())})
+        world = {"world_size": self.ranks} if self.ranks > 1 else {}
+        text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0, **world}, "traceEvents": list(self.events())})
         partial = path.with_name(path.name + ".partial")
         try:
             if path.suffix == ".gz":

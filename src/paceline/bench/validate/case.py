@@ -23,10 +23,6 @@ class Answer:
     low: float
     high: float
 
-    def plus(self, other: Answer, times: int) -> Answer:
-        """This and `times` the other, whose errors are the same."""
-        return Answer(self.value + times * other.value, self.low + times * other.low, self.high + times * other.high)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

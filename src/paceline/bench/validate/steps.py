@@ -1,4 +1,4 @@
-"""Sets of whole training steps on one device."""
+"""Sets of whole training steps of captured models, on one device and on several."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find, json
 from paceline.bench.validate.devices import curves_without
 from paceline.catalog import devices
 from paceline.cost.chip import chip
-from paceline.errors import PacelineError, UnknownName
+from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.predict.interval import around
+from paceline.predict.parallel import predict as predict_parallel
 from paceline.predict.step import Conditions, predict
+from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
-from paceline.spec.prediction import Prediction
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction, Prediction
+from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
 
 #: of allocated memory; from the H200 steps, where lifetimes are exact and workspaces are not
 MEMORY_SIGMA = 0.03
+#: of the time on several devices over that on one: hosts that feed more of them, and devices of unequal clocks, which no row tells of
+SCALING_SIGMA = 0.07
 
 
 def _naive(workload: Workload, device: Device) -> dict[str, float]:
@@ -45,7 +51,7 @@ def _answers(p: Prediction) -> dict[str, Answer]:
 def _case(
     name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], conditions: Conditions, accumulate: int = 1,
 ) -> Case:
-    """A step of `accumulate` micro-batches and one update."""
+    """A step of `accumulate` micro-batches and one update, on one device."""
     built: list[Workload] = []
 
     def workload() -> Workload:
@@ -58,16 +64,27 @@ def _case(
         return answer
 
     def answers() -> dict[str, Answer]:
-        out = _answers(predict(workload(), device, conditions))
         if accumulate > 1:
-            micro = _answers(predict(models.without_optimizer(workload()), device, conditions))
-            out = {metric: out[metric].plus(micro[metric], accumulate - 1) for metric in ("step_s", "kernel_s")}
-        return out
+            p = _accumulated(workload(), _alone(device), accumulate, conditions)
+            return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high)}
+        return _answers(predict(workload(), device, conditions))
 
     def naive() -> dict[str, float]:
         return forget({metric: accumulate * value for metric, value in _naive(workload(), device).items()})
 
     return Case(name=name, device=device.name, measured=measured, predict=answers, naive=naive)
+
+
+def _alone(device: Device) -> Cluster:
+    return Cluster(name=device.name, title=device.title, device=device, node_devices=1, tiers=())
+
+
+def _accumulated(
+    workload: Workload, cluster: Cluster, accumulate: int, conditions: Conditions, style: Synchronisation | None = None,
+) -> DistributedPrediction:
+    """A step of so many micro-batches on each device of a cluster."""
+    plan = Plan(gbs=cluster.device_count * workload.batch * accumulate)
+    return predict_parallel(workload, cluster, plan, conditions=conditions, synchronisation=style)
 
 
 def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
@@ -171,24 +188,52 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload], surroundin
     path = find(folder / "published", file)
     if path is None:
         return None
+    rows = csv_rows(path, ("case_id", "model", "gpu", "n_gpus", "step_time_s", "precision", "micro_batch", "grad_accum", "framework"))
+    alone = {_alike(row): row for row in rows if row["n_gpus"] == "1" and row["step_time_s"]}
     out = []
-    for row in csv_rows(path, ("case_id", "model", "gpu", "n_gpus", "step_time_s", "precision", "micro_batch", "grad_accum", "framework")):
-        name = f"{row['case_id']} {row['model']} {row['gpu']} {row['precision']} b{row['micro_batch']}"
-        reason = None
-        if row["n_gpus"] != "1":
-            reason = "several GPUs: comes with distributed prediction"
-        elif not row["step_time_s"] or not re.fullmatch(r"\d+", row["micro_batch"]):
-            reason = "no step time or batch given"
-        else:
-            reason = models.unknown(row)
-        if reason:
-            out.append(Case(name=name, device=row["gpu"], skip=reason))
-            continue
+    for row in rows:
+        several = f" x{row['n_gpus']}" if row["n_gpus"] != "1" else ""
+        name = f"{row['case_id']} {row['model']} {row['gpu']}{several} {row['precision']} b{row['micro_batch']}"
         try:
+            if not row["step_time_s"] or not re.fullmatch(r"\d+", row["micro_batch"]):
+                raise SpecError("no step time or batch given")
+            if (reason := models.unknown(row)) is not None:
+                raise SpecError(reason)
+            if several:
+                out.append(_several(name, row, make, surroundings(row), alone.get(_alike(row))))
+                continue
             device = devices.get(models.published_device(row))
         except PacelineError as error:
             out.append(Case(name=name, device=row["gpu"], skip=str(error)))
             continue
-        accumulate = int(row["grad_accum"] or 1)
-        out.append(_case(name, device, {"step_s": float(row["step_time_s"])}, partial(make, row), surroundings(row), accumulate))
+        measured = {"step_s": float(row["step_time_s"])}
+        out.append(_case(name, device, measured, partial(make, row), surroundings(row), models.accumulation(row)))
     return out
+
+
+def _alike(row: Row) -> tuple[str, ...]:
+    """What rows that differ in the number of GPUs have in common."""
+    columns = ("model", "framework", "gpu", "gpu_mem_gb", "precision", "seq_len", "micro_batch")
+    source = re.findall(r"(?:data|instance)=[^;]*", row.get("options") or "")
+    return (*(row.get(column) or "" for column in columns), *source)
+
+
+def _several(name: str, row: Row, make: Callable[[Row], Workload], conditions: Conditions, alone: Row | None) -> Case:
+    """A step on several GPUs; where the same was measured on one, also by how much longer a micro-batch takes than there."""
+    cluster, style, accumulate = models.published_cluster(row), frameworks.synchronisation(row), models.accumulation(row)
+    measured = {"step_multi_s": float(row["step_time_s"])}
+    single = models.accumulation(alone) if alone else 1
+    if alone:
+        measured["scaling"] = measured["step_multi_s"] / accumulate / (float(alone["step_time_s"]) / single)
+
+    def answers() -> dict[str, Answer]:
+        p = _accumulated(make(row), cluster, accumulate, conditions, style)
+        one = _accumulated(make(row), _alone(cluster.device), single, conditions)
+        ratio = p.step_s / accumulate / (one.step_s / single)
+        sigma = SCALING_SIGMA + 0.3 * p.exposed_s / p.step_s
+        return {"step_multi_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "scaling": Answer(ratio, *around(ratio, sigma))}
+
+    def naive() -> dict[str, float]:
+        return {"step_multi_s": accumulate * _naive(make(row), cluster.device)["step_s"], "scaling": 1.0}
+
+    return Case(name=name, device=cluster.device.name, measured=measured, predict=answers, naive=naive)
