@@ -58,7 +58,7 @@ def _plan(draw: random.Random, devices: int, experts: bool) -> Plan:
     schedule = draw.choice(("1f1b", "1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipev", "looped-bfs")) if pp > 1 else ""
     vpp = draw.choice((2, 4)) if schedule in ("interleaved", "looped-bfs") else 1
     mbs = draw.choice((1, 1, 2, 4))
-    micro_batches = draw.choice((1, 2, 4)) * pp * (2 if schedule == "dualpipev" else 1) if pp > 1 else draw.choice((1, 2, 8))
+    micro_batches = draw.choice((pp // 2, pp, 2 * pp, 2 * pp + 1, 4 * pp)) if pp > 1 else draw.choice((1, 2, 8))
     sharding = draw.choice(("ddp", "zero1", "zero2") if pp > 1 else ("ddp", "zero1", "fsdp", "fsdp", "hsdp")) if dp * cp > 1 else "none"
     return Plan(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=draw.choice((1, 2, 4, 8)) if experts else 1, vpp=vpp, mbs=mbs, gbs=dp * mbs * micro_batches,

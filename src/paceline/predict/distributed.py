@@ -397,12 +397,19 @@ class Step:
 
     @property
     def bucket_bytes(self) -> float:
-        """Gradients that are reduced at once: what the plan says, or where it does not Megatron's rule; all of them where nothing overlaps."""
+        """Gradients that are reduced at once: what the plan says, else torch's or Megatron's rule; all of them where nothing overlaps."""
         if not self.framework.dp_overlap:
             return math.inf
-        if self.plan.bucket_bytes != Plan.bucket_bytes or self.framework.name in TORCH_BUCKETS:
+        if self.plan.bucket_bytes != Plan.bucket_bytes:
             return self.plan.bucket_bytes
+        if self.framework.name in TORCH_BUCKETS:
+            return 25 * 2.0**20
         return max(40e6, 1e6 * self.plan.dp * self.plan.cp) * self.gradient_bytes
+
+    @property
+    def first_bucket_bytes(self) -> float | None:
+        """Of the bucket that is ready first: torch's is small, unless a size is given."""
+        return 2.0**20 if self.framework.name in TORCH_BUCKETS and self.plan.bucket_bytes == Plan.bucket_bytes else None
 
     def reduction(self, stage: StageTime) -> tuple[float, float]:
         """Seconds to reduce a stage's gradients over the ranks that share them, and to gather what each has updated."""

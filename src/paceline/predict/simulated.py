@@ -172,13 +172,16 @@ class Simulation:
         parts = {**parts, part: max(0.0, parts.get(part, 0.0) - later)}
         return Label("input gradients", part, sum(parts.values()), parts=parts)
 
-    def run(self, builder: Builder, role: int, label: Label, after: Sequence[int], micro_batch: int = -1) -> int:
-        """A piece on the device, which starts no sooner than the host gets to it and ends no sooner than the host has issued all of it."""
+    def run(self, builder: Builder, role: int, label: Label, after: Sequence[int], micro_batch: int = -1, begin: Sequence[int] = ()) -> int:
+        """A piece on the device, which starts no sooner than the host gets to it and ends no sooner than the host has issued all of it.
+
+        The host gets to it no sooner than `begin`: it does not run ahead of whole passes.
+        """
         device, host = builder.stream(role), builder.stream(role, HOST)
         if not label.host_s:
             return builder.add(device, label, after, micro_batch=micro_batch)
         issued = builder.last(host)
-        issue = builder.add(host, self._once(("issue", label.host_s), partial(Label, "issue", "host", label.host_s)))
+        issue = builder.add(host, self._once(("issue", label.host_s), partial(Label, "issue", "host", label.host_s)), begin)
         builder.add(device, label, [*after, *issued], micro_batch=micro_batch)
         return builder.add(device, _JOIN, [issue])
 
@@ -258,12 +261,14 @@ class Simulation:
             ends = s.replicated and action in last
             pieces = self.sequence(chunk, layers[chunk], kind) if ends or (action in first and updated[rank]) else []
             if pieces and overlap:
-                ran = [self.run(builder, rank, label, [*after, *updated[rank].get((chunk, n, kind), [])], i) for n, label in enumerate(pieces)]
+                begin = builder.last(device)
+                ran = [
+                    self.run(builder, rank, label, [*after, *updated[rank].get((chunk, n, kind), [])], i, begin) for n, label in enumerate(pieces)]
             else:
                 ran = [builder.add(device, self.whole(chunk, layers[chunk], kind), after, micro_batch=i)] * max(1, len(pieces))
             if ends:
                 ready[rank] += [
-                    (*tensor, task) for label, task in zip(pieces, ran, strict=True) for tensor in reversed(s.tensors(label.name.partition(".")[0]))]
+                    (*tensor, task) for label, task in zip(pieces, ran, strict=False) for tensor in reversed(s.tensors(label.name.partition(".")[0]))]
             if kind != "W":
                 sent[chunk, action.passes, i] = self._transfer(builder, rank, chunk, kind, ran[-1:])
         self._finish(builder, ready)
@@ -303,7 +308,7 @@ class Simulation:
         found = []
         for experts in (False, True):
             places = [i for i, tensor in enumerate(tensors) if tensor[1] == experts]
-            for bucket in buckets([tensors[i][0] * self.step.gradient_bytes for i in places], self.step.bucket_bytes):
+            for bucket in buckets([tensors[i][0] * self.step.gradient_bytes for i in places], self.step.bucket_bytes, self.step.first_bucket_bytes):
                 count = sum(tensors[places[i]][0] for i in bucket)
                 found.append((0.0 if experts else count, count if experts else 0.0, [places[i] for i in bucket]))
         return sorted(found, key=lambda bucket: bucket[2][-1])

@@ -94,7 +94,7 @@ class _Pace:
             sending.append(task)
         else:
             sending.remove(task)
-        if len(sending) > (by < 0):
+        if sending:
             key = tuple(self.axis[t] for t in sending)
             if key not in self.shares:
                 self.shares[key] = self.share(key) if len(key) > 1 else (1.0,)

@@ -87,10 +87,11 @@ def span_s(schedule: str, micro_batches: int, forward: Sequence[float], backward
         return sum(sum(way) + (micro_batches - 1) * max(way) for way in (f, b))
     most = 0.0
     for i in range(pp):
-        # a stage runs ahead of those behind it, and has as many backward passes left when its last forward pass is done
+        # a stage runs as many forward passes ahead as there are stages behind it, and has as many backward passes left after the last one;
+        # with no more micro-batches than that, it waits once for those behind it, else twice
         ahead, behind = min(pp - 1 - i, micro_batches - 1), sum(f[i + 1 :]) + sum(b[i + 1 :])
-        idle = max(0.0, behind - ahead * f[i]) + max(0.0, behind - ahead * b[i]) if micro_batches > 1 else behind
-        most = max(most, sum(f[:i]) + sum(b[:i]) + micro_batches * (f[i] + b[i]) + idle, sum(f) + sum(b) + (micro_batches - 1) * min(f[i], b[i]))
+        idle = max(0.0, behind - ahead * f[i]), max(0.0, behind - ahead * b[i])
+        most = max(most, sum(f[:i]) + sum(b[:i]) + micro_batches * (f[i] + b[i]) + (sum(idle) if micro_batches > pp - i else max(idle)))
     return most
 
 
