@@ -82,8 +82,12 @@ class Pass:
 
     def beside(self, gathers_s: float) -> float:
         """Seconds with what gathering parameters adds on the device."""
-        device = self.compute_s + sum(self.exposed.values()) + gathers_s
-        return device + self.host_s if self.blocking else max(device, self.host_s)
+        return max(self.device_s + gathers_s, 0.0 if self.blocking else self.host_s)
+
+    @property
+    def device_s(self) -> float:
+        """Seconds when the host is never in the way, or always where it waits for every kernel."""
+        return self.compute_s + sum(self.exposed.values()) + (self.host_s if self.blocking else 0.0)
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         axes = {*self.exposed, *other.exposed}
@@ -259,8 +263,8 @@ class Step:
                     f, b = f.plus(outer[f"{part}.forward"]), b.plus(outer[f"{part}.backward"])
             whole = backward.plus(again)
             out.append(StageTime(
-                layers, first, last, f, b, _NOTHING.plus(again, layers), _hidden(gather, forward.seconds, layers, self.framework.contention),
-                _hidden(scatter + (gather if self.plan.reshard else 0.0), whole.seconds, layers, self.framework.contention),
+                layers, first, last, f, b, _NOTHING.plus(again, layers), _hidden(gather, forward.device_s, layers, self.framework.contention),
+                _hidden(scatter + (gather if self.plan.reshard else 0.0), whole.device_s, layers, self.framework.contention),
                 weight * layers,
             ))
         return out
