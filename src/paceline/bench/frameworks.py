@@ -19,7 +19,7 @@ from paceline.spec.synchronisation import Synchronisation
 #: most of the memory spend about 10 ms per GB on getting it again (docs/accuracy.md)
 NEUSIGHT = Conditions(host_scale=0.6, errors=Errors(device=0.10, base=0.06), reallocation_s=1e-11)
 #: eager PyTorch 1.12 on a desktop
-TIMM = Conditions(host_scale=0.6, errors=Errors(group=0.15, base=0.05, device=0.05))
+TIMM = Conditions(host_scale=0.6, errors=Errors(group=0.15, base=0.05, device=0.10))
 #: a static graph: the host issues kernels without Python
 TENSORFLOW_2017 = Conditions(host_scale=0.25, errors=Errors(device=0.14, base=0.06))
 
