@@ -1,0 +1,34 @@
+"""The command line: each command is a file here, a few lines over a public function, which it imports when called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from paceline import __version__
+from paceline.cli import calibrate, capture, catalog, predict, validate
+from paceline.errors import PacelineError
+
+app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
+
+for _command in (predict.predict, capture.capture, calibrate.calibrate, validate.validate):
+    app.command(_command)
+for _listing, _name in ((catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.models_, "models")):
+    app.command(_listing, name=_name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        app(sys.argv[1:] if arguments is None else arguments, print_error=False, exit_on_error=False)
+    except (PacelineError, CycloptsError) as error:
+        text = str(error) if isinstance(error, PacelineError) else " ".join(str(error).split())
+        print(f"paceline: {text}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()

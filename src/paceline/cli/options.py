@@ -1,0 +1,80 @@
+"""What several commands take and how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from paceline.spec.prediction import DistributedPrediction, Prediction
+    from paceline.spec.workload import Workload
+
+
+def whole(_: Any, tokens: Sequence[Any]) -> int:
+    """A size as it was written: no silent rounding of 2.5 to 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[0].value!r}") from None
+
+
+Batch = Annotated[int, Parameter(name=["--batch", "-b"], converter=whole, help="samples per step")]
+Seq = Annotated[int | None, Parameter(converter=whole, help="tokens per sample, for models that take text")]
+Image = Annotated[int | None, Parameter(converter=whole, help="side of the square images, for models that take them")]
+Precision = Annotated[str, Parameter(help="fp32, tf32, bf16, fp16, amp_bf16 or amp_fp16")]
+Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw, each also -fused, -foreach, -single")]
+Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
+Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
+ChannelsLast = Annotated[bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
+
+
+def show(thing: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # a pipe has no width of its own: keep lines whole for grep
+    (console if console.is_terminal else Console(width=160)).print(thing)
+
+
+def workload(
+    model: str, batch: int | None, seq: int | None, image: int | None, precision: str | None, optimizer: str | None, checkpointing: bool,
+    compile: bool, channels_last: bool | None,
+) -> Workload:
+    """A saved workload as it is, anything else captured."""
+    from paceline.errors import SpecError
+    from paceline.spec.workload import Workload
+
+    if model.endswith(".json") and not model.startswith("hf:"):
+        given = [n for n, v in (("--batch", batch), ("--seq", seq), ("--image", image), ("--precision", precision), ("--optimizer", optimizer),
+                                ("--checkpointing", checkpointing or None), ("--channels-last", channels_last)) if v is not None]
+        if given:
+            raise SpecError(f"{model} is a captured workload, whose {given[0][2:]} is fixed; capture it again to change it")
+        saved = Workload.load(Path(model))
+        if not compile:
+            return saved
+        from paceline.capture.fuse import fuse
+
+        return fuse(saved)
+    from paceline.capture import capture
+
+    return capture(
+        model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision or "fp32", optimizer=optimizer,
+        checkpointing=checkpointing, channels_last=channels_last, compile=compile,
+    )
+
+
+def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path | None, json_: bool) -> None:
+    """Prints a prediction, and writes its trace where one is asked for."""
+    if trace is not None and prediction.timeline is not None:
+        prediction.timeline.save(trace)
+    if json_:
+        print(json.dumps(prediction.to_dict()))
+    else:
+        show(prediction)
+        if trace is not None:
+            print(f"trace written to {trace}")

@@ -1,0 +1,1 @@
+"""Search for the best plan: space, bounds, certificate, and what other tools need to run it."""

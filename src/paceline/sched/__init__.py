@@ -1,0 +1,1 @@
+"""Many jobs, one cluster: throughput model, traces, policies, state machine, drivers."""
