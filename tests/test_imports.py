@@ -11,13 +11,13 @@ import paceline
 
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
-ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "predict", "report", "api", "plan", "whatif", "train", "sched", "bench", "cli"]
+ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "predict", "report", "queueing", "api", "plan", "whatif", "train", "sched", "bench", "cli"]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
 LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
-    "torch": {"capture", "catalog", "bench"}, "torchvision": {"capture", "bench"}, "timm": {"capture", "bench"},
-    "transformers": {"capture", "bench"}, "scipy": {"bench"}, "cyclopts": {"cli"}, "rich": {"report", "cli", "bench"},
+    "torch": {"capture", "catalog", "train", "bench"}, "torchvision": {"capture", "bench"}, "timm": {"capture", "bench"},
+    "transformers": {"capture", "bench"}, "scipy": {"queueing", "sched", "bench"}, "cyclopts": {"cli"}, "rich": {"report", "cli", "bench"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -7,6 +7,7 @@
     ├── CaptureError            a module that could not be traced; carries the user's traceback
     ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests the nearest
     ├── MissingExtra            a package that an extra would install
+    ├── RunError                a run that cannot start or go on: rights, a dead or stalled peer, a broken checkpoint
     └── DataError               measurements that are missing or malformed
 
 A plan that does not fit is not an error but a value (`spec.prediction.Fit`).
@@ -36,6 +37,10 @@ class CaptureError(PacelineError):
 
 class PlanError(PacelineError, ValueError):
     """A parallel plan that cannot be run as it stands."""
+
+
+class RunError(PacelineError):
+    """A run that cannot start or go on: what the machine does not allow, a peer that died or stalled, a broken checkpoint."""
 
 
 class DataError(PacelineError):

@@ -18,7 +18,7 @@ def validate(
 ) -> None:
     """Score predictions against measurements: error, bias and coverage per set, beside the naive guess."""
     from paceline.bench.validate import board, run
-    from paceline.report.catalog import validation_table
+    from paceline.report.scoreboard import validation_table
 
     scores = run(sets, data, rows_file=rows, leave_out_device=leave_out_device)
     if json_:

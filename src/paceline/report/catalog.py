@@ -1,82 +1,22 @@
-"""The catalogs and the scoreboard as tables and as plain data."""
+"""The catalogs as tables and as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paceline.catalog import models
-from paceline.report.terminal import listing
+from paceline.report.fitting import Fitting
 from paceline.spec.cluster import Cluster, Tier, fact_dimension
 from paceline.spec.device import DTYPES, FIELDS, Device, Fact
 from paceline.units import show
 
 _NONE = "-"
 _TEXTS = ("name", "title", "vendor", "architecture", "kind", "year", "notes")
-
-
-class Score(Protocol):
-    """How predictions did on one measurement set. Per cent; `skipped` counts rows by the reason they could not be predicted."""
-
-    @property
-    def set(self) -> str: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def skipped(self) -> Mapping[str, int]: ...
-    @property
-    def mean_abs_pct(self) -> float | None: ...
-    @property
-    def median_abs_pct(self) -> float | None: ...
-    @property
-    def p90_abs_pct(self) -> float | None: ...
-    @property
-    def bias_pct(self) -> float | None: ...
-    @property
-    def coverage_pct(self) -> float | None: ...
-    @property
-    def naive_mean_abs_pct(self) -> float | None: ...
-    @property
-    def naive_median_abs_pct(self) -> float | None: ...
-
-
-#: characters that a column of running text needs at least; it wraps within what the others leave
-_RUNNING = 44
-
-
-@dataclass(frozen=True, slots=True)
-class _Fitting:
-    """A listing that leaves columns out, in the order of `spare`, where the terminal is too narrow for all."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    spare: Sequence[str] = ()
-    running: Sequence[str] = ()
-    caption: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        cells = {column: [row[i] for row in self.rows] for i, column in enumerate(self.columns)}
-        widths = {column: self._width(column, listed) for column, listed in cells.items()}
-        for column in self.spare:
-            if sum(widths.values()) + 2 * (len(widths) - 1) <= options.max_width:
-                break
-            del widths[column]
-        table = listing("", list(widths), [[escape(cell) for cell in row] for row in zip(*(cells[column] for column in widths), strict=True)])
-        for shown, name in zip(table.columns, widths, strict=True):
-            shown.no_wrap = name not in self.running
-        table.caption, table.caption_justify = self.caption or None, "left"
-        yield table
-
-    def _width(self, column: str, cells: Sequence[str]) -> int:
-        widest = max(len(text) for text in (*column.splitlines(), *cells))
-        return min(widest, _RUNNING) if column in self.running else widest
 
 
 # -- devices -------------------------------------------------------------------------------------
@@ -86,7 +26,7 @@ def device_table(devices: Sequence[Device]) -> RenderableType:
     """One line per device: dense TFLOP/s by precision, memory, bandwidth, power."""
     columns = ("name", "title", "architecture", "fp32", "tf32", "16 bit", "fp8", "memory", "bandwidth", "TDP")
     caption = "fp32 to fp8: dense TFLOP/s; `paceline devices NAME` gives every fact and its source"
-    return _Fitting(columns, [_device_row(device) for device in devices], ("architecture", "title", "TDP"), caption=caption)
+    return Fitting(columns, [_device_row(device) for device in devices], ("architecture", "title", "TDP"), caption=caption)
 
 
 def _device_row(device: Device) -> list[str]:
@@ -114,7 +54,7 @@ def device_facts(device: Device) -> RenderableType:
         lines.append(Text(device.notes, style="dim"))
     lines += _fact_lines([(path, fact, _dimension(path)) for path, fact in _ordered(device)])
     if device.calibration:
-        lines.append(_Fitting(("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
+        lines.append(Fitting(("calibration", "factor"), [[key, f"{value:.4g}"] for key, value in device.calibration.items()]))
     return Group(*lines, Text())
 
 
@@ -122,7 +62,7 @@ def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
     """Facts (path, fact, dimension) as a table that numbers their sources, and the sources below it."""
     sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact, _ in facts), 1)}
     rows = [[path, show(fact.value, dimension, 4), fact.kind, sources[fact.source]] for path, fact, dimension in facts]
-    return [_Fitting(("fact", "value", "kind", "source"), rows), *(Text(f"{number}  {source}", style="dim") for source, number in sources.items())]
+    return [Fitting(("fact", "value", "kind", "source"), rows), *(Text(f"{number}  {source}", style="dim") for source, number in sources.items())]
 
 
 def _dimension(path: str) -> str:
@@ -158,7 +98,7 @@ def cluster_table(clusters: Sequence[Cluster]) -> RenderableType:
         for cluster in clusters
     ]
     caption = "tiers from the innermost outwards, bandwidth of one device each way; `paceline clusters NAME` gives every fact and its source"
-    return _Fitting(("name", "title", "device", "nodes", "tiers"), rows, ("title",), ("title", "tiers"), caption=caption)
+    return Fitting(("name", "title", "device", "nodes", "tiers"), rows, ("title",), ("title", "tiers"), caption=caption)
 
 
 def _tier(tier: Tier) -> str:
@@ -195,7 +135,7 @@ def cluster_dict(cluster: Cluster) -> dict[str, Any]:
 def model_table() -> RenderableType:
     """One line per model of the catalog."""
     rows = [[entry.name, entry.title, f"{entry.parameters:,}", _size(entry), entry.source] for entry in map(models.get, models.names())]
-    return _Fitting(("name", "title", "parameters", "input", "source"), rows, ("source",), ("title", "source"))
+    return Fitting(("name", "title", "parameters", "input", "source"), rows, ("source",), ("title", "source"))
 
 
 def _size(entry: models.ModelEntry) -> str:
@@ -211,39 +151,3 @@ def model_dicts() -> list[dict[str, Any]]:
         {**{key: getattr(entry, key) for key in keys}, "aliases": list(entry.aliases)}
         for entry in map(models.get, models.names())
     ]
-
-
-# -- validation ----------------------------------------------------------------------------------
-
-_COLUMNS = ("sets", "metric", "rows", "skipped", "mean\nerror", "median", "90th\npct", "bias", "in\ninterval", "naive\nmean", "naive\nmedian")
-_SPARE = ("naive\nmedian", "90th\npct", "skipped", "bias")
-
-
-def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
-    """The scoreboard, a line per set and metric, and below it why rows were left out."""
-    listed = list(scores)
-    if not listed:
-        return [Text("no set was scored")]
-    views: list[RenderableType] = [_Fitting(_COLUMNS, [_score_row(score) for score in listed], _SPARE)]
-    # metrics of one set leave out the same rows: say so once
-    why = dict.fromkeys(
-        (score.set, f"{count:,}", reason) for score in listed for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
-    )
-    if why:
-        views += [Text("\nrows left out"), _Fitting(("sets", "rows", "why"), list(why), running=("why",))]
-    return views
-
-
-def _score_row(score: Score) -> list[str]:
-    return [
-        score.set, score.metric, f"{score.rows:,}", f"{sum(score.skipped.values()):,}", _percent(score.mean_abs_pct), _percent(score.median_abs_pct),
-        _percent(score.p90_abs_pct), _percent(score.bias_pct, signed=True), _percent(score.coverage_pct, digits=0),
-        _percent(score.naive_mean_abs_pct), _percent(score.naive_median_abs_pct),
-    ]
-
-
-def _percent(value: float | None, *, signed: bool = False, digits: int = 1) -> str:
-    """`value` in per cent; a dash where there is none, as in a set without rows."""
-    if value is None or value != value:
-        return _NONE
-    return f"{value:{'+' if signed else ''}.{digits}f} %"

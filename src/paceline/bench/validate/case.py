@@ -38,6 +38,8 @@ class Case:
     #: what the naive guess takes time (or bytes) to be proportional to, in seconds at peak (or bytes)
     naive: Callable[[], Mapping[str, float]] | None = None
     skip: str | None = None
+    #: rows of a set with the same text here differ only in how the work was spread over devices
+    sweep: str = ""
 
 
 def text_lines(path: Path) -> Iterator[str]:

@@ -45,7 +45,7 @@ def cluster_of(device: str, count: int, per_node: int, gbps: float, domain: int,
 Made = tuple[Transformer, Cluster, Plan, frameworks.Surroundings]
 
 
-def _case(name: str, device: str, measured: dict[str, float], make: Callable[[], Made], meter: str = "allocated") -> Case:
+def _case(name: str, device: str, measured: dict[str, float], make: Callable[[], Made], meter: str = "allocated", sweep: str = "") -> Case:
     """A case; `meter` says whose figure of memory was published: torch's allocated or reserved bytes, or the whole device's."""
 
     def answers() -> dict[str, Answer]:
@@ -59,7 +59,7 @@ def _case(name: str, device: str, measured: dict[str, float], make: Callable[[],
         peak = cluster.device.peak("bf16" if plan.precision == "fp8" else plan.precision)
         return {"step_s": model.flops(plan.gbs * plan.seq, plan.seq) / peak / cluster.device_count, "peak_bytes": 16.0 * model.parameters}
 
-    return Case(name=name, device=device, measured=measured, predict=answers, naive=naive)
+    return Case(name=name, device=device, measured=measured, predict=answers, naive=naive, sweep=sweep)
 
 
 # -- vtrain ----------------------------------------------------------------------------------------
@@ -97,7 +97,8 @@ def _vtrain(folder: Path, file: str, recompute: str, surroundings: frameworks.Su
             plan = Plan(dp=dp, tp=tp, pp=pp, mbs=micro, gbs=batch, seq=seq, recompute=recompute, precision="fp16")
             return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, surroundings
 
-        out.append(_case(name, "a100-sxm-80gb", {"step_s": float(row["iteration time (ms)"]) * 1e-3}, make))
+        out.append(_case(name, "a100-sxm-80gb", {"step_s": float(row["iteration time (ms)"]) * 1e-3}, make,
+                         sweep=f"{hidden}x{layers}x{heads} seq {seq} gpus {gpus} gbs {batch}"))
     return out
 
 
@@ -130,7 +131,20 @@ def _row_case(row: Row) -> Case:
     except PacelineError as error:
         return Case(name=name, device=row["gpu"], skip=str(error).splitlines()[0][:100])
     meter = "device" if "nvidia-smi" in (row.get("inferred_fields") or "") else "reserved" if "torchtitan" in row["framework"] else "allocated"
-    return _case(name, made[1].device.name, measured, lambda: made, meter)
+    return _case(name, made[1].device.name, measured, lambda: made, meter, _sweep(row))
+
+
+#: days of 2022 from which on the rows of bigscience's sweeps compare with one another: its cluster was repaired, its precision changed
+_ERAS = ("02-25", "02-28")
+
+
+def _sweep(row: Row) -> str:
+    """Model, devices, batch and sequence of a row of bigscience's sweeps, and the days that it compares with; other tables hold no sweeps."""
+    if "bigscience" not in (row.get("source_id") or ""):
+        return ""
+    era = sum((row.get("notes") or "")[:5] >= day for day in _ERAS)
+    sizes = " ".join(f"{column} {row[column]}" for column in ("n_layers", "hidden", "heads", "seq_len", "n_gpus", "global_batch"))
+    return f"{sizes} era {era}"
 
 
 #: the column `gpu` -> catalog name, where its own aliases do not do

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.bench.validate.case import Case
+from paceline.bench.validate.peers import PEERS, Peer
 from paceline.bench.validate.sets import SETS
+from paceline.bench.validate.sweeps import Sweeps, summary
 from paceline.errors import DataError, PacelineError, UnknownName
 
 Array = NDArray[np.float64]
@@ -35,6 +37,10 @@ class Score:
     coverage_pct: float
     naive_mean_abs_pct: float
     naive_median_abs_pct: float
+    #: how well plans are told apart, where a set holds sweeps of them
+    sweeps: Sweeps | None = None
+    #: what others reach on the source of the set
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ def _summary(name: str, results: Sequence[_Result], skipped: Counter[str]) -> li
             median_abs_pct=float(np.median(np.abs(error))), p90_abs_pct=float(np.quantile(np.abs(error), 0.9)), bias_pct=float(np.median(error)),
             coverage_pct=float(100 * ((low <= measured) & (measured <= high)).mean()) if rows else float("nan"),
             naive_mean_abs_pct=float(np.abs(naive).mean()), naive_median_abs_pct=float(np.median(np.abs(naive))),
+            sweeps=summary((r.case.sweep, r.measured, r.predicted) for r in rows) if metric == "step_s" else None,
+            peers=PEERS.get(name, ()) if metric == "step_s" else (),
         ))
     return out
 
@@ -153,12 +161,16 @@ def board(scores: Sequence[Score]) -> dict[str, Any]:
     def finite(value: float) -> float | None:
         return value if np.isfinite(value) else None
 
+    def sweeps(found: Sweeps | None) -> dict[str, Any] | None:
+        return None if found is None else {key: finite(value) for key, value in asdict(found).items()}
+
     return {"sets": [
         {
             "set": s.set, "metric": s.metric, "rows": s.rows, "skipped": sum(s.skipped.values()), "skipped_why": dict(s.skipped),
             "mean_abs_pct": finite(s.mean_abs_pct), "median_abs_pct": finite(s.median_abs_pct), "p90_abs_pct": finite(s.p90_abs_pct),
             "bias_pct": finite(s.bias_pct), "coverage_pct": finite(s.coverage_pct),
             "naive": {"mean_abs_pct": finite(s.naive_mean_abs_pct), "median_abs_pct": finite(s.naive_median_abs_pct)},
+            "sweeps": sweeps(s.sweeps), "peers": [asdict(peer) for peer in s.peers],
         }
         for s in scores
     ]}

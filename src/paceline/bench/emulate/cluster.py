@@ -1,0 +1,246 @@
+"""Hosts, links and a switch, made when entered and removed when left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from paceline.bench.emulate import system
+from paceline.bench.emulate.sweep import sweep
+from paceline.errors import MissingExtra, RunError, SpecError
+from paceline.units import show
+
+#: the interface of every host, and its network
+INTERFACE = "eth0"
+_NETWORK = "10.91.{}.{}"
+_PORT = 29400
+#: of a token bucket: the largest packet that segmentation offload makes fits, and a scheduler's tick at the rate
+_LEAST_BURST, _BURST_S, _QUEUE = 65536, 2e-3, "200ms"
+_MOST_HOSTS = 200
+_count = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes on the wire of one host's interface, headers of Ethernet, IP and TCP included."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    def __sub__(self, before: Traffic) -> Traffic:
+        return Traffic(sent_bytes=self.sent_bytes - before.sent_bytes, received_bytes=self.received_bytes - before.received_bytes)
+
+
+def check(cpus: float | None = None) -> None:
+    """Refuses, in one line, where this system cannot emulate a cluster."""
+    if sys.platform != "linux":
+        raise RunError(f"an emulated cluster needs Linux network namespaces; this is {sys.platform}")
+    if os.geteuid() != 0:
+        raise RunError("an emulated cluster needs the right to make network namespaces; run as root (sudo), or in a privileged container")
+    if find_spec("pyroute2") is None:
+        raise MissingExtra("pyroute2", "emulate", "an emulated cluster")
+    if cpus is not None and system.cpu_root() is None:
+        raise RunError("CPU limits need a writable cgroup with the cpu controller under /sys/fs/cgroup; leave out the CPU limit to go on without")
+
+
+class EmulatedCluster:
+    """`hosts` namespaces round a switch; `link_Bps` bytes per second each way (None: unshaped), at most `cpus` cores each (None: no limit).
+
+    A context manager. Processes that it starts end with it; if this process dies, a janitor removes everything.
+    """
+
+    def __init__(self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None) -> None:  # noqa: N803
+        if not 1 <= hosts <= _MOST_HOSTS:
+            raise SpecError(f"an emulated cluster has 1 to {_MOST_HOSTS} hosts, got {hosts}")
+        if link_Bps is not None and link_Bps < 1e4:
+            raise SpecError(f"a link carries at least 10 kB/s, got {show(link_Bps, 'bandwidth')}")
+        if cpus is not None and not 0.05 <= cpus <= 4096:
+            raise SpecError(f"a host gets between 0.05 and 4096 cores, got {cpus:g}")
+        self.hosts, self.link_Bps, self.cpus = hosts, link_Bps, cpus
+        number = next(_count)
+        self.name = f"{system.PREFIX}{os.getpid()}-{number}"
+        self._net = (os.getpid() * 7 + number) % 250
+        self._handles: list[Any] = []  # of pyroute2: the switch, then each host
+        self._links: list[int] = []
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    # -- creation and removal ----------------------------------------------------------------------
+
+    def __enter__(self) -> EmulatedCluster:
+        check(self.cpus)
+        sweep()
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-m", "paceline.bench.emulate", self.name], stdin=subprocess.PIPE, start_new_session=True,
+        )
+        try:
+            self._create()
+            self.shape(self.link_Bps)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (OSError, _netlink_error())):
+                raise RunError(f"this system does not allow an emulated cluster: {error}") from error
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process of the cluster and removes it; may be called twice."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+        for handle in self._handles:
+            with contextlib.suppress(Exception):
+                handle.close()
+        self._handles.clear()
+        system.remove(self.name)
+        if self._janitor is not None and self._janitor.stdin is not None:
+            self._janitor.stdin.close()
+            self._janitor.wait()
+            self._janitor = None
+
+    def _create(self) -> None:
+        from pyroute2 import NetNS, netns
+
+        switch_name = f"{self.name}-switch"
+        netns.create(switch_name)
+        switch = NetNS(switch_name)
+        self._handles.append(switch)
+        switch.link("add", ifname="bridge", kind="bridge")
+        bridge = switch.link_lookup(ifname="bridge")[0]
+        switch.link("set", index=bridge, state="up")
+        for host in range(self.hosts):
+            netns.create(self.namespace(host))
+            switch.link("add", ifname=f"port{host}", kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": self.namespace(host)})
+            port = switch.link_lookup(ifname=f"port{host}")[0]
+            switch.link("set", index=port, state="up", master=bridge)
+            inner = NetNS(self.namespace(host))
+            self._handles.append(inner)
+            for name in ("lo", INTERFACE):
+                index = inner.link_lookup(ifname=name)[0]
+                if name == INTERFACE:
+                    inner.addr("add", index=index, address=self.address(host), prefixlen=24)
+                inner.link("set", index=index, state="up")
+            self._links.append(port)
+            if self.cpus is not None:
+                group = self._group(host)
+                assert group is not None
+                system.limit_cpus(group, self.cpus)
+
+    def shape(self, link_Bps: float | None) -> None:  # noqa: N803
+        """Sets the rate of every link, each way (None: as fast as the machine goes); also while processes run."""
+        self.link_Bps = link_Bps
+        switch, *hosts = self._handles
+        for port, host in zip(self._links, hosts, strict=True):
+            for handle, index in ((switch, port), (host, host.link_lookup(ifname=INTERFACE)[0])):
+                if link_Bps is not None:
+                    burst = max(_LEAST_BURST, round(link_Bps * _BURST_S))
+                    handle.tc("replace", "tbf", index=index, handle="1:", rate=round(link_Bps), burst=burst, latency=_QUEUE)
+                elif any(q.get_attr("TCA_KIND") == "tbf" for q in handle.get_qdiscs(index=index)):
+                    handle.tc("del", index=index, root=True)
+
+    # -- hosts -------------------------------------------------------------------------------------
+
+    def namespace(self, host: int) -> str:
+        """The network namespace of a host, as `ip netns` lists it."""
+        return f"{self.name}-host{host}"
+
+    def address(self, host: int) -> str:
+        """The address of a host inside the cluster."""
+        return _NETWORK.format(self._net, host + 1)
+
+    def _group(self, host: int) -> Path | None:
+        root = system.cpu_root() if self.cpus is not None else None
+        return root / self.namespace(host) if root else None
+
+    def traffic(self) -> list[Traffic]:
+        """Bytes that each host has sent and received since it was made, as its interface counts them."""
+        stats = {link["index"]: link.get_attr("IFLA_STATS64") for link in self._handles[0].get_links()}
+        return [Traffic(sent_bytes=stats[port]["rx_bytes"], received_bytes=stats[port]["tx_bytes"]) for port in self._links]
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def start(
+        self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, output: IO[bytes] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command on a host; it ends at the latest with the cluster or with this process."""
+        group = self._group(host)
+        entered = [sys.executable, str(Path(__file__).with_name("enter.py")), self.namespace(host), str(group or "-"), *command]
+        process = subprocess.Popen(
+            entered, env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})},
+            stdout=output, stderr=subprocess.STDOUT if output is not None else None,
+        )
+        self._processes.append(process)
+        return process
+
+    def variables(self, rank: int, ranks_per_host: int = 1) -> dict[str, str]:
+        """What torch.distributed reads in the process of a rank; ranks fill one host after another."""
+        return {
+            "RANK": str(rank), "WORLD_SIZE": str(self.hosts * ranks_per_host), "LOCAL_RANK": str(rank % ranks_per_host),
+            "LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(_PORT), "OMP_NUM_THREADS": "1",
+        }
+
+    def launch(
+        self, command: Sequence[str], *, ranks_per_host: int = 1, environment: Mapping[str, str] | None = None, timeout_s: float = 600.0,
+    ) -> list[str]:
+        """Runs one process per rank to its end; what each printed. A rank that fails or is late ends the others."""
+        with contextlib.ExitStack() as files:
+            outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(self.hosts * ranks_per_host)]
+            ranks = [
+                self.start(rank // ranks_per_host, command, {**self.variables(rank, ranks_per_host), **(environment or {})}, output)
+                for rank, output in enumerate(outputs)
+            ]
+            failed = _first_failure(ranks, time.monotonic() + timeout_s)
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+                self._processes.remove(rank)
+            texts = []
+            for output in outputs:
+                output.seek(0)
+                texts.append(output.read().decode(errors="replace"))
+        if failed is not None:
+            number, why = failed
+            last = (texts[number].strip().splitlines() or ["it printed nothing"])[-1]
+            raise RunError(f"rank {number} {why or f'did not end within {timeout_s:g} s'}; its last line: {last}")
+        return texts
+
+
+def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> tuple[int, str] | None:
+    """Waits for all; the first rank that failed and how, or one that is late (no reason), or None."""
+    waiting = dict(enumerate(ranks))
+    while waiting:
+        for number, process in _ended(waiting):
+            if process.returncode:
+                return number, f"ended with {process.returncode}"
+            del waiting[number]
+        if waiting and time.monotonic() > deadline:
+            return min(waiting), ""
+        time.sleep(0.01)
+    return None
+
+
+def _ended(ranks: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    return iter([(number, process) for number, process in ranks.items() if process.poll() is not None])
+
+
+def _netlink_error() -> type[BaseException]:
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    return NetlinkError

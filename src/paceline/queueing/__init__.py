@@ -1,0 +1,1 @@
+"""Queueing models of training throughput: mean value analysis, and a simulation of profiled steps."""
