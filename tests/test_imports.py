@@ -11,7 +11,7 @@ import paceline
 
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
-ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "predict", "report", "queueing", "api", "plan", "whatif", "train", "sched", "bench", "cli"]
+ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict", "report", "api", "plan", "whatif", "train", "sched", "bench", "cli"]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
 LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
 #: what only some rooms may import, wherever in a module they do

@@ -5,6 +5,8 @@
     prediction = pl.predict("resnet50", "h200", batch=128, precision="amp_bf16")
     prediction.step_s, prediction.step_s_low, prediction.step_s_high      # seconds, with a 90 % interval
 
+    pl.predict("llama3-70b", plan="dp=fsdp tp=8 mbs=1 gbs=1024", cluster="32xdgx-h100")
+
     workload = pl.capture((module, inputs), batch=32)                     # a module of your own
     pl.predict(workload, pl.devices.get("a100-sxm-80gb"))
 
@@ -20,19 +22,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import capture, predict
-    from paceline.catalog import devices, models
+    from paceline.catalog import clusters, devices, models
+    from paceline.spec.cluster import Cluster
     from paceline.spec.device import Device
-    from paceline.spec.prediction import Prediction
+    from paceline.spec.plan import Plan
+    from paceline.spec.prediction import DistributedPrediction, Prediction
     from paceline.spec.workload import Workload
 
 __version__ = "0.1.0"
 
-__all__ = ["Device", "Prediction", "Workload", "capture", "devices", "models", "predict"]
+__all__ = [
+    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "models", "predict",
+]
 
 #: name -> where it is: a module, or a module and an attribute of it
 _EXPORTS = {
-    "Device": "paceline.spec.device:Device", "Prediction": "paceline.spec.prediction:Prediction", "Workload": "paceline.spec.workload:Workload",
-    "capture": "paceline.capture", "devices": "paceline.catalog.devices", "models": "paceline.catalog.models", "predict": "paceline.predict",
+    "Cluster": "paceline.spec.cluster:Cluster", "Device": "paceline.spec.device:Device",
+    "DistributedPrediction": "paceline.spec.prediction:DistributedPrediction", "Plan": "paceline.spec.plan:Plan",
+    "Prediction": "paceline.spec.prediction:Prediction", "Workload": "paceline.spec.workload:Workload",
+    "capture": "paceline.capture", "clusters": "paceline.catalog.clusters", "devices": "paceline.catalog.devices",
+    "models": "paceline.catalog.models", "predict": "paceline.predict",
 }
 
 

@@ -3,30 +3,102 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from paceline.capture import capture
-from paceline.catalog import devices
-from paceline.errors import SpecError
+from paceline.catalog import clusters, devices, transformers
+from paceline.errors import PacelineError, SpecError
+from paceline.predict import parallel, simulated
 from paceline.predict.step import predict as predict_workload
+from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
-from paceline.spec.prediction import Prediction
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction, Prediction
+from paceline.spec.transformer import Transformer
 from paceline.spec.workload import Workload
 
 __all__ = ["capture", "predict"]
 
 
-def predict(model: Any, device: Device | str, **options: Any) -> Prediction:
-    """Predict one training step of `model` on `device`.
+@overload
+def predict(model: Any, device: Device | str, *, trace: bool = ..., **options: Any) -> Prediction: ...
+@overload
+def predict(model: Any, device: Plan | str, cluster: Cluster | str, *, trace: bool = ..., **options: Any) -> DistributedPrediction: ...
+@overload
+def predict(model: Any, *, cluster: Cluster | str, plan: Plan | str = ..., trace: bool = ..., **options: Any) -> DistributedPrediction: ...
 
-    `model` is a workload, a file with a saved one (`.json`), or whatever `paceline.capture` takes;
-    `options` are those of `paceline.capture`. `device` is a device, a catalog name or a `.toml` file.
+
+def predict(
+    model: Any, device: Device | Plan | str | None = None, cluster: Cluster | str | None = None, *, plan: Plan | str | None = None,
+    trace: bool = False, **options: Any,
+) -> Prediction | DistributedPrediction:
+    """Predict one training step of `model` on a device, or on a cluster under a plan (the second argument, or by name).
+
+        predict(model, "h200")
+        predict(model, plan="dp=fsdp tp=8 gbs=1024", cluster="32xdgx-h100")
+        predict(model, Plan(tp=8, gbs=1024), "32xdgx-h100")
+
+    `model` is a workload, a file with a saved one (`.json`), or whatever `paceline.capture` takes; `options` are those
+    of `paceline.capture`. On a cluster, a transformer of the catalog (or `hf:PATH`, or a `Transformer`) takes every plan,
+    and the plan says batch, sequence and precision; anything else is captured with the plan's micro-batch and takes data
+    parallel, sharded and pipelined plans. With `trace`, the answer carries its timeline.
     """
-    target = devices.get(device) if isinstance(device, str) else device
-    if isinstance(model, str) and model.endswith(".json") and not model.startswith("hf:"):
-        model = Workload.load(Path(model))
-    if not isinstance(model, Workload):
-        model = capture(model, **options)
-    elif options:
-        raise SpecError(f"{model.name} is a captured workload, whose {next(iter(options))} is fixed; capture it again to change it")
-    return predict_workload(model, target)
+    if cluster is None:
+        if device is None or isinstance(device, Plan) or plan is not None:
+            raise SpecError("give a device for one device, or a cluster (and a plan) for many")
+        target = devices.get(device) if isinstance(device, str) else device
+        return predict_workload(_workload(model, options), target, trace=trace)
+    if device is not None and (plan is not None or isinstance(device, Device)):
+        raise SpecError("give a device for one device, or a cluster (and a plan) for many, not both")
+    given = plan if plan is not None else device if device is not None else ""
+    chosen = given if isinstance(given, Plan) else Plan.parse(str(given))
+    where = clusters.get(cluster) if isinstance(cluster, str) else cluster
+    sized = sizes(model)
+    if sized is None:
+        captured = _workload(model, options if isinstance(model, Workload) or _saved(model) else settings(chosen, str(given), options))
+        return parallel.predict(captured, where, chosen, trace=trace)
+    if options:
+        raise SpecError(f"{next(iter(options))} does not go with a cluster; batch, sequence, precision and recomputation are words of the plan")
+    return simulated.predict(sized, where, chosen, trace=trace)
+
+
+def sizes(model: Any) -> Transformer | None:
+    """The transformer where a model is known by its sizes, so that all plans apply; any other is captured."""
+    if isinstance(model, Transformer):
+        return model
+    if not isinstance(model, str) or _saved(model):
+        return None
+    try:
+        return transformers.get(model)
+    except PacelineError:
+        if model.startswith("hf:"):
+            raise
+        return None
+
+
+def settings(plan: Plan, text: str, options: dict[str, Any]) -> dict[str, Any]:
+    """How to capture a model for a plan: as the options say, else as the plan does (`mbs`, `seq`, a precision, `recompute=full`)."""
+    said = plan.precision != Plan.precision or Plan.precision in text
+    found = {
+        "batch": plan.mbs or None, "seq": plan.seq or None, "precision": plan.precision if said else None,
+        "checkpointing": True if plan.recompute == "full" else None,
+    }
+    return {**{name: value for name, value in found.items() if value is not None}, **options}
+
+
+def _saved(model: Any) -> bool:
+    return isinstance(model, str) and model.endswith(".json") and not model.startswith("hf:")
+
+
+def _workload(model: Any, options: dict[str, Any]) -> Workload:
+    """A captured workload as it is, anything else captured."""
+    if not isinstance(model, Workload) and not _saved(model):
+        return capture(model, **options)
+    if options.pop("compile", False):
+        from paceline.capture.fuse import fuse
+
+        return fuse(_workload(model, options))
+    if options:
+        name = model.name if isinstance(model, Workload) else model
+        raise SpecError(f"{name} is a captured workload, whose {next(iter(options)).replace('_', '-')} is fixed; capture it again to change it")
+    return model if isinstance(model, Workload) else Workload.load(Path(model))

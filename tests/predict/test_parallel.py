@@ -120,8 +120,9 @@ def test_accumulated_gradients_are_reduced_once_per_step():
 
 def test_all_wait_for_the_slowest():
     workload = captured("cnn")
-    plain, uneven = (predict(workload, replace(NODE, straggler_cv=cv), Plan()) for cv in (0.0, 0.1))
+    plain, uneven = (predict(workload, replace(NODE, nodes=8, straggler_cv=cv), Plan()) for cv in (0.0, 0.1))
     assert uneven.step_s == pytest.approx(plain.step_s * (1 + 0.1 * slowest_of(8)))
+    assert predict(workload, replace(NODE, straggler_cv=0.1), Plan()).step_s == predict(workload, NODE, Plan()).step_s  # of one node, one draw
     assert slowest_of(1) == 0 and slowest_of(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03) and slowest_of(8) == pytest.approx(1.42, abs=0.02)
     mixed = replace(NODE, nodes=2, mix=((devices.get("p100-sxm"), 1),))
     assert predict(captured("tables"), mixed, Plan()).device == "p100-sxm"
@@ -195,7 +196,10 @@ def test_each_stage_shards_one_kind_more(case):
 
 
 @pytest.mark.parametrize(("plan", "message"), [
-    ("tp=2", "tp 2: a captured module is split by data only"), ("dp=4", "dp 4, but dgx-1-v100 has 8 devices"),
+    ("tp=2", "tp 2: a captured module is split by data and, between modules, into a pipeline"),
+    ("dp=4", "dp 4 x tp 1 x pp 1 x cp 1 = 4 ranks, but the cluster has 8 devices"),
+    ("pp=3", "dp 2 x tp 1 x pp 3 x cp 1 = 6 ranks"), ("pp=4 dualpipev gbs=192", "needs at least 2 x pp 4 = 8 micro-batches"),
+    ("pp=8 vpp=8", "pp 8 x 8 chunks = 64, but resnet18 can be cut into"), ("ddp shard=4", "shard 4 is of hsdp"),
     ("mbs=3", "mbs 3, but the workload was captured with batch 16"), ("gbs=100", "gbs 100 is not a multiple of dp 8 x mbs 16 = 128"),
     ("hsdp shard=3", "hsdp shard 3 does not divide dp 8"), ("recompute=full", "captured without"), ("offload=optimizer", "offload optimizer"),
     ("fp8", "precision fp8, but the workload was captured in amp_fp16"), ("seq=7", "seq 7"),

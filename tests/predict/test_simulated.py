@@ -76,6 +76,25 @@ def test_many_devices_cost_little():
     assert p.devices == 16384 and time.process_time() - start < 2
 
 
+@pytest.mark.parametrize("words", [
+    "", "gpipe", "vpp=2", "vpp=2 looped-bfs", "zb-h1", "zb-v", "dualpipev", "framework=nemo vpp=4", "framework=torch-compile zb-h1", "zero1", "fsdp",
+])
+def test_rounds_of_micro_batches_are_alike(words):
+    """What is left out where there are many micro-batches is more of the same, to the last digits."""
+    plan = resolve(Plan.parse(f"pp=4 tp=2 gbs={160 if 'vpp' in words or 'zb-h1' in words else 168} mbs=1 {words}"), CLUSTER.device_count, MODEL)
+    assert plan.micro_batches >= 40
+    simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))
+    whole, folded = simulation.parts(), Simulation(simulation.step).folded()
+    assert folded == pytest.approx(whole, rel=1e-6, abs=1e-9)
+
+
+def test_sixty_four_devices_cost_less():
+    start = time.process_time()
+    for plan in ("tp=8 pp=8 gbs=4096 mbs=1 sp", "tp=8 pp=8 gbs=2048 mbs=1 vpp=2", "fsdp gbs=512"):
+        run(plan, clusters.get("8xdgx-h100"), transformers.get("llama3-70b"))
+    assert time.process_time() - start < 3 * 0.2
+
+
 def test_link_shares():
     plan = resolve(Plan.parse("pp=4 gbs=32 zero1"), CLUSTER.device_count, MODEL)
     simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))

@@ -1,12 +1,15 @@
 """Plans: what a user writes, what is filled in, and what is refused with a way out."""
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.catalog import transformers
+from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError
-from paceline.spec.plan import SHARDINGS, Plan, resolve, stage_layers
+from paceline.predict.simulated import predict
+from paceline.spec.plan import SCHEDULES, SHARDINGS, Plan, problems, resolve, stage_layers
 
 LLAMA = transformers.get("llama3-70b")
 
@@ -37,6 +40,8 @@ def test_what_is_left_out_is_filled_in():
     assert (plan.dp, plan.mbs, plan.gbs, plan.seq, plan.schedule, plan.ranks, plan.micro_batches) == (8, 1, 8, LLAMA.seq, "1f1b", 256, 1)
     assert resolve(Plan.parse("pp=2 vpp=2 gbs=512"), 256, LLAMA).schedule == "interleaved"
     assert resolve(Plan.parse("tp=8"), 8, LLAMA).sharding == "none"
+    assert resolve(Plan.parse("hsdp"), 96, LLAMA).shard == 8 and resolve(Plan.parse("hsdp"), 100, LLAMA).shard == 5
+    assert resolve(Plan.parse("pp=8 vpp=2 zb-v gbs=64"), 64, LLAMA) == resolve(Plan.parse("pp=8 zb-v gbs=64"), 64, LLAMA)
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -44,23 +49,52 @@ def test_what_is_left_out_is_filled_in():
     ("tp=8 gbs=100", "gbs 100 is not a multiple of dp 32 x mbs 1 = 32"),
     ("tp=8 pp=8 vpp=4 gbs=16", "needs at least pp 8 micro-batches, but gbs 16 / (dp 4 x mbs 1) = 4"), ("pp=128", "128 chunks for 80 layers"),
     ("ep=8", "has no experts"), ("vpp=2", "without a pipeline"), ("cp=3 dp=1 seq=8192", "cp 3 does not divide seq 8192"),
-    ("pp=4 vpp=2 gbs=512 1f1b", "one chunk per stage"),
+    ("pp=4 vpp=2 gbs=512 1f1b", "one chunk per stage"), ("pp=8 vpp=3 gbs=512 dualpipev", "dualpipev has two chunks per stage, but vpp is 3"),
+    ("tp=8 pp=8 gbs=60 dualpipev", "dualpipev needs at least 2 x pp 8 = 16 micro-batches, but gbs 60 / (dp 4 x mbs 1) = 15"),
+    ("tp=8 pp=8 vpp=2 gbs=132", "interleaved runs micro-batches in 33 // pp 8 = 4 equal rounds, but gbs 132 / (dp 4 x mbs 1) = 33"),
+    ("tp=8 pp=8 gbs=16 framework=torch", "1f1b needs at least pp 8 micro-batches"), ("fsdp shard=4", "shard 4 is of hsdp, but the sharding is fsdp"),
+    ("hsdp shard=3", "hsdp shard 3 does not divide dp 256"), ("pp=64 gbs=256 zb-v", "pp 64 x 2 of zb-v = 128 chunks for 80 layers"),
+    ("tp=8 cp=16 all-to-all", "cp 16 does not divide the 64 heads / tp 8 = 8 of a rank"),
 ])
 def test_what_cannot_run_is_refused_with_every_factor(text, says):
     with pytest.raises(PlanError) as error:
         resolve(Plan.parse(text), 256, LLAMA)
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert says in str(error.value) and "\n" not in str(error.value) and "; nearest feasible plan: " in str(error.value)
 
 
-@given(tp=st.integers(1, 12), pp=st.integers(1, 12), dp=st.integers(0, 12), gbs=st.integers(1, 300), mbs=st.integers(1, 5), vpp=st.integers(1, 3))
-def test_the_suggestion_can_run(tp, pp, dp, gbs, mbs, vpp):
-    plan = Plan(tp=tp, pp=pp, dp=dp, gbs=gbs, mbs=mbs, vpp=vpp)
+MIXTRAL = transformers.get("mixtral-8x7b")
+SMALL = st.sampled_from([1, 1, 2, 3, 4, 5, 8, 12, 16])
+PLANS = st.builds(
+    Plan, dp=st.integers(0, 12), tp=SMALL, pp=SMALL, cp=st.sampled_from([1, 1, 1, 2, 3, 8]), ep=st.sampled_from([1, 1, 2, 3, 8, 16]),
+    vpp=st.sampled_from([1, 1, 2, 3, 7]), mbs=st.integers(0, 5), gbs=st.integers(0, 300), seq=st.sampled_from([0, 2048, 1000]),
+    sharding=st.sampled_from(SHARDINGS), shard=st.sampled_from([0, 0, 2, 3, 8]), sp=st.booleans(), schedule=st.sampled_from(["", *SCHEDULES]),
+    context=st.sampled_from(["ring", "all-to-all"]), framework=st.sampled_from(["", "torch", "megatron-core"]),
+)
+
+
+@settings(max_examples=300)
+@given(PLANS, st.sampled_from([1, 12, 64, 96]), st.sampled_from([LLAMA, MIXTRAL]))
+def test_the_suggestion_can_run(plan, devices, model):
+    """Every refusal names a plan, and that plan, read as it is written, is accepted as it stands."""
     try:
-        resolve(plan, 64, LLAMA)
+        accepted = resolve(plan, devices, model)
     except PlanError as error:
-        if "nearest feasible plan: " in str(error):
-            text = str(error).partition("nearest feasible plan: ")[2]
-            assert resolve(Plan.parse(text), 64, LLAMA).ranks == 64
+        accepted = resolve(Plan.parse(str(error).partition("; nearest feasible plan: ")[2]), devices, model)
+    assert accepted.ranks == devices and not list(problems(accepted, devices, model))
+    assert resolve(Plan.parse(str(accepted)), devices, model) == accepted
+
+
+@settings(max_examples=100)
+@given(PLANS)
+def test_what_is_accepted_runs(plan):
+    """No plan that is accepted leaves the ranks of its pipeline waiting for one another."""
+    small = replace(LLAMA, layers=8)
+    try:
+        accepted = resolve(plan, 16, small)
+    except PlanError as error:
+        accepted = resolve(Plan.parse(str(error).partition("; nearest feasible plan: ")[2]), 16, small)
+    accepted = replace(accepted, seq=64 * accepted.cp * accepted.tp)
+    assert predict(small, clusters.get("2xdgx-h100"), accepted).step_s > 0
 
 
 @given(st.integers(1, 200), st.integers(1, 16), st.integers(1, 4))

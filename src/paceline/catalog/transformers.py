@@ -37,7 +37,14 @@ _SIZES = (
                 **{**_MODERN, "tied": True}),
     # three of its layers have one feed-forward as wide as the nine experts that a token meets in the others: the same work
     Transformer(name="deepseek-v3", layers=61, hidden=7168, heads=128, head_dim=128, ffn=2048, vocab=129_280, experts=256, top_k=8, shared_ffn=2048,
-                q_rank=1536, kv_rank=512, rotary_dim=64, seq=4096, **_MODERN),
+                top_groups=4, q_rank=1536, kv_rank=512, rotary_dim=64, seq=4096, **_MODERN),
+    # of its first layer the same holds
+    Transformer(name="deepseek-v2", layers=60, hidden=5120, heads=128, head_dim=128, ffn=1536, vocab=102_400, experts=160, top_k=6, shared_ffn=3072,
+                top_groups=3, q_rank=1536, kv_rank=512, rotary_dim=64, seq=4096, **_MODERN),
+    Transformer(name="llama4-maverick", layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=8192, vocab=202_048, experts=128, top_k=1,
+                shared_ffn=8192, moe_every=2, seq=8192, **_MODERN),
+    Transformer(name="llama4-scout", layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=8192, vocab=202_048, experts=16, top_k=1,
+                shared_ffn=8192, seq=8192, **_MODERN),
 )
 
 

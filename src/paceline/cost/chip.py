@@ -18,6 +18,9 @@ FP32_J = {
     "kepler": 40e-12, "maxwell": 25e-12, "pascal": 14.5e-12, "volta": 15e-12, "turing": 15e-12, "ampere": 14.5e-12, "ada": 6e-12, "hopper": 9e-12,
     "blackwell": 9e-12,
 }
+#: exponentials per cycle over those of the architecture's first chips: Blackwell Ultra has twice as many units for attention's softmax
+#: (NVIDIA, "Inside NVIDIA Blackwell Ultra", 2025)
+EXPONENTIALS = {"b300": 2.0, "gb300": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Chip:
     sms: float
     clock: float
     assumed: tuple[str, ...] = ()
+    exponentials: float = 1.0
 
     @property
     def sm_hz(self) -> float:
@@ -56,4 +60,4 @@ def chip(device: Device) -> Chip:
     peaks = {dtype: device.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4")}
     if device.tdp_w is not None and device.architecture in FP32_J:
         peaks["fp32"] = min(peaks["fp32"], device.tdp_w / FP32_J[device.architecture])
-    return Chip(peaks, device.memory_bandwidth_Bps, l2, float(sms), clock, tuple(assumed))
+    return Chip(peaks, device.memory_bandwidth_Bps, l2, float(sms), clock, tuple(assumed), EXPONENTIALS.get(device.name, 1.0))

@@ -16,6 +16,11 @@ WORKSPACE_BYTES = {"hopper": 2 * 32 * 2**20, "blackwell": 2 * 32 * 2**20}
 DEFAULT_WORKSPACE_BYTES = 2 * 8 * 2**20
 #: context, kernels and what the driver keeps: not available to a training step
 CONTEXT_BYTES = 600e6
+#: buffers of one communicator of NCCL on one device, for all its channels and protocols: BLOOM's steps show about half a gigabyte
+#: for each group of ranks
+COMMUNICATOR_BYTES = 0.5e9
+#: of a node's host, for what is offloaded to it; nodes for training have 1 to 2 TB (DGX A100 and H100: 2 TB), which data loading shares
+HOST_BYTES = 1e12
 #: blocks of the caching allocator above 1 MiB come in multiples of 2 MiB, smaller ones share 2 MiB segments;
 #: fragmentation on top, as measured over the H200 steps (reserved over allocated)
 FRAGMENTATION = 1.05
@@ -43,11 +48,16 @@ def memory(
     segment = workload.segments[order[at]]
     where = f"{segment.path or 'outside blocks'}, {segment.phase}"
     if device.kind == "gpu":
-        by_kind["workspace"] += WORKSPACE_BYTES.get(device.architecture, DEFAULT_WORKSPACE_BYTES)
+        by_kind["workspace"] += workspace_bytes(device)
     peak = sum(by_kind.values())
     reserved = int(peak * (FRAGMENTATION if device.kind == "gpu" else 1.0))
     available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == "gpu" else 0))
     return Memory(peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where)
+
+
+def workspace_bytes(device: Device) -> int:
+    """What matrix products take as workspace."""
+    return WORKSPACE_BYTES.get(device.architecture, DEFAULT_WORKSPACE_BYTES)
 
 
 def _by_kind(sizes: Iterable[Mapping[str, int]]) -> NDArray[np.int64]:

@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 
 #: kernels that a rotary embedding takes where nothing is fused: products, rotated copy, sum, for queries and for keys
 ROTARY_PASSES = 3
+#: of low-rank adapters, which sit beside attention's two linear layers (LoRA, as Hugging Face and NeMo have it by default)
+ADAPTER_RANK = 16
 #: batches of heads must be a multiple of this for Megatron's fused softmax
 FUSED_SOFTMAX_UNIT = 4
 
@@ -97,6 +99,10 @@ class Piece:
     weight: list[int] = field(default_factory=list)
     #: attention's core: what selective recomputation runs again
     core: list[int] = field(default_factory=list)
+    #: kernels that the host launches for an operator, where it stands for one per expert
+    launches: dict[int, int] = field(default_factory=dict)
+    #: the operator before which the host reads back how many tokens each expert got, and so waits for the device; -1: none
+    sync: int = -1
 
     def add(self, *ops: Op) -> tuple[int, ...]:
         """Appends operators and returns their places."""
@@ -129,6 +135,9 @@ def blocks(shape: Shape) -> Blocks:
         tape = _Tape(shape, pieces[f"{part}.forward"])
         build(tape)
         tape.run_back(pieces[f"{part}.backward"])
+    if shape.framework.exchange_overlap and shape.accumulate:  # of two micro-batches, one computes
+        for piece in pieces.values():
+            _beside(piece)
     starts, total = {}, 0
     for name, piece in pieces.items():
         starts[name] = total
@@ -154,6 +163,9 @@ def piece_times(found: Blocks, device: Device, chip: Chip, curves: Curves) -> tu
     if framework.attention_flops_per_cycle:  # an older kernel than the one the curves were fitted to
         limit = packed.flops / (framework.attention_flops_per_cycle * chip.sm_hz)
         costs = replace(costs, seconds=np.where(fused, np.maximum(costs.seconds, limit), costs.seconds))
+    if framework.fp8_rate < 1:
+        slower = packed.dtypes.map(lambda dtype: 1 / framework.fp8_rate if dtype == "fp8" else 1.0)
+        costs = replace(costs, seconds=costs.seconds * slower)
     # the board's limit acts within milliseconds, so what matters is what products draw while they run
     products = packed.flops > 0
     flops = packed.dtypes.take(products).total(packed.flops[products])
@@ -195,12 +207,13 @@ def _ignore(_: object) -> None:
 
 def _linear(
     t: _Tape, tokens: int, inputs: int, outputs: int, parallel: str = "", *, batch: int = 1, matrix: str | None = None, bias: bool | None = None,
+    cast: bool = True,
 ) -> None:
     """A linear layer, whole or split by columns or rows over the tensor-parallel ranks, with its collectives."""
     s = t.s
     dtype, size = matrix or s.matrix, ITEMSIZE[s.dtype]
     biased, overlap = s.model.bias if bias is None else bias, s.framework.tp_overlap
-    cast = dtype == "fp8"
+    cast = cast and dtype in ("fp8", "fp4")
     if cast:
         t.forward.add(_cast(s, batch * tokens * inputs))
     places = t.forward.add(make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == "none"))
@@ -284,9 +297,11 @@ def _layer(t: _Tape) -> None:
         _latent(t)
     else:
         _linear(t, s.tokens, m.hidden, (m.q_size + 2 * m.kv_size) // s.tp, "column")
+        _adapter(t, m.hidden, (m.q_size + 2 * m.kv_size) // s.tp)
     _rotary(t)
     _core(t)
     _linear(t, s.tokens, m.q_size // s.tp, m.hidden, "row")
+    _adapter(t, m.q_size // s.tp, m.hidden)
     _residual(t)
     _norm(t)
     if m.experts:
@@ -294,6 +309,23 @@ def _layer(t: _Tape) -> None:
     else:
         _feed(t, s.tokens, m.ffn)
     _residual(t)
+
+
+def _adapter(t: _Tape, inputs: int, outputs: int) -> None:
+    """A low-rank branch beside a linear layer, where only such are trained: dropout, down, up, scaled, added."""
+    s, rank = t.s, ADAPTER_RANK
+    if s.trained:
+        return
+    drop, undrop = _dropout(s, s.tokens * inputs)
+    join = make.pointwise(s.tokens * outputs, s.dtype, 2)
+    down, up = make.gemm(1, s.tokens, rank, inputs, s.dtype), make.gemm(1, s.tokens, outputs, rank, s.dtype)
+    scale = make.pointwise(s.tokens * outputs, s.dtype)
+    undo = [
+        scale, make.gemm(1, s.tokens, rank, outputs, s.dtype, "tn"), make.gemm(1, outputs, rank, s.tokens, s.dtype, "nn"),
+        make.gemm(1, s.tokens, inputs, rank, s.dtype, "tn"), make.gemm(1, rank, inputs, s.tokens, s.dtype, "nn"), undrop,
+        make.pointwise(s.tokens * inputs, s.dtype, 2),
+    ]
+    t.run([down, up, join], [op for op in undo if op is not undrop and op is not scale])
 
 
 def _latent(t: _Tape) -> None:
@@ -418,29 +450,81 @@ def _feed(t: _Tape, tokens: int, ffn: int) -> None:
 
 
 def _experts(t: _Tape) -> None:
-    """Tokens go to their experts' ranks and back; each rank's experts run as one grouped product, evenly loaded."""
+    """Tokens go to their experts' ranks and back; each rank's experts are evenly loaded.
+
+    Where only some layers have experts, this is one of those and its share of the others: tokens are split between the two.
+    """
     s, m = t.s, t.s.model
-    here, size = s.tokens // s.tp if s.sp else s.tokens, ITEMSIZE[s.dtype]
-    routed, local = here * m.top_k, max(1, m.experts // s.ep)
+    tokens = s.tokens // m.moe_every
+    here, size = tokens // s.tp if s.sp else tokens, ITEMSIZE[s.dtype]
+    routed, local = here * m.top_k, max(1, m.experts // s.ep // m.moe_every)
+    if m.moe_every > 1:
+        _feed(t, s.tokens - tokens, m.dense_ffn)
     if m.shared_ffn:
-        _feed(t, s.tokens, m.shared_ffn)
+        _feed(t, tokens, m.shared_ffn)
     _linear(t, here, m.hidden, m.experts, matrix=s.dtype, bias=False)
     t.run([make.softmax(here, m.experts, s.dtype)], [make.softmax(here, m.experts, s.dtype, True)])
-    sort = _moved("permute", "gather", s.dtype, routed * m.hidden)
-    t.run([sort], [sort])
+    # sorted by expert; after an all-to-all, copies of one expert come from every rank and are put together once more
+    sort = [_moved("permute", "gather", s.dtype, routed * m.hidden)] * (1 if s.framework.dispatch == "once" or s.ep == 1 or local == 1 else 2)
+    fused, per_expert = s.framework.experts == "fused", max(1, routed // local)
+    t.run(sort, sort)
+    if not fused:
+        t.forward.sync = len(t.forward.ops)
     _exchange(t, float(routed * m.hidden * size))
-    per_expert = max(1, routed // local)
-    _linear(t, per_expert, m.hidden, m.ffn * (2 if m.gated else 1), batch=local, bias=False)
-    _activation(t, routed * m.ffn)
-    _linear(t, per_expert, m.ffn, m.hidden, batch=local, bias=False)
+    _expert_linear(t, per_expert, m.hidden, m.ffn * (2 if m.gated else 1), local)
+    if not fused:
+        _activation(t, routed * m.ffn)
+    _expert_linear(t, per_expert, m.ffn, m.hidden, local)
     _exchange(t, float(routed * m.hidden * size))
-    t.run([sort], [sort])
+    t.run(sort, sort)
+
+
+def _expert_linear(t: _Tape, tokens: int, inputs: int, outputs: int, local: int) -> None:
+    """A linear layer of every expert of a rank: kernels of their own, or grouped ones that leave no other pass over the tokens."""
+    s = t.s
+    fused = s.framework.experts == "fused"
+    first, undone = len(t.forward.ops), len(t.steps)
+    _linear(t, tokens, inputs, outputs, batch=local, bias=False, cast=not fused)
+    if s.model.bias and not fused:
+        t.run(*_expert_bias(s, local * tokens * outputs))
+    if fused:
+        return
+    t.forward.launches |= dict.fromkeys(range(first, len(t.forward.ops)), local)
+    steps = t.steps[undone:]
+    del t.steps[undone:]
+
+    def back(piece: Piece) -> None:
+        start = len(piece.ops)
+        for step in reversed(steps):
+            step(piece)
+        piece.launches |= dict.fromkeys(range(start, len(piece.ops)), local)
+
+    t.steps.append(back)
+
+
+def _expert_bias(s: Shape, elements: int) -> tuple[list[Op], list[Op]]:
+    """Each expert's bias weighted by its tokens' probabilities, which are fp32: product, sum, all put together, and cast back."""
+    narrow, wide = elements * ITEMSIZE[s.dtype], elements * 4
+    ahead = [([], [wide]), ([narrow, wide], [wide]), ([wide], [wide]), ([wide], [narrow])]
+    undo = [([narrow], [wide]), ([wide], [narrow]), ([wide], [wide]), ([wide], []), ([wide], [])]
+    first, second = (
+        [make.make_op("bias", "elementwise", "fp32", reads, writes, (elements,)) for reads, writes in passes] for passes in (ahead, undo))
+    return first, second
 
 
 def _exchange(t: _Tape, size: float) -> None:
     if t.s.ep > 1:
         t.forward.send("all_to_all", size, "ep")
         t.steps.append(lambda piece: piece.send("all_to_all", size, "ep"))
+
+
+def _beside(piece: Piece) -> None:
+    """Lets experts' exchanges run beside another micro-batch: of as much computation as the longest run that hides nothing else."""
+    taken = sorted({place for collective in piece.collectives for place in collective.behind})
+    stops = [-1, *taken, len(piece.ops)]
+    start, end = max(zip(stops, stops[1:], strict=False), key=lambda pair: pair[1] - pair[0])
+    room = tuple(range(start + 1, end))
+    piece.collectives = [replace(c, behind=room, parts=1) if c.axis == "ep" else c for c in piece.collectives]
 
 
 # -- the ends --------------------------------------------------------------------------------------
@@ -493,21 +577,35 @@ def saved_bytes(s: Shape, recompute: str) -> float:
         products = s.tokens * (m.q_size + 2 * m.kv_size + m.ffn * (2 if m.gated else 1)) / s.tp + 2 * wide
         return size * (wide + s.tokens * m.q_size / s.tp + products / 2)
     masks = 2 * wide if s.framework.dropout else 0.0
-    norms = 4 * wide * size if s.framework.fusion != "compile" else 3 * wide * size  # inputs and outputs of both norms
-    heads = s.tokens * (2 * m.q_size + 2 * m.kv_size) / s.tp * size  # queries, keys, values, attention's output
+    # what goes into the products: outputs of both norms, attention's output, the activation's output
+    inside = 1 if s.framework.fp8_saved and s.matrix == "fp8" else size
+    whole = float(s.tokens * m.hidden) if s.framework.state == "torch" else wide  # gathered, and kept so
+    norms = (2 if s.framework.fusion != "compile" else 1) * wide * size + (2 if s.trained else 1) * whole * inside  # adapters sit at attention
+    heads = s.tokens / s.tp * ((m.q_size + 2 * m.kv_size) * size + m.q_size * inside)  # queries, keys, values, attention's output
+    if m.kv_rank:  # the narrow widths before and after their norms, and what positions add to queries and keys
+        heads += size * (2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim) + 2 * s.tokens * m.heads * m.rotary_dim / s.tp)
     scores = s.mbs * m.heads / s.tp * (s.seq / s.cp) * s.seq
     core = 0.0 if s.framework.attention == "fused" or recompute == "selective" else scores * (2 * size + 1 if s.framework.dropout else size)
     lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if s.framework.attention == "fused" else 0.0
-    passes = (3 if m.gated else 2) + (1 if m.gated and s.framework.fusion == "none" else 0)
+    passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == "none" else 0)
     tokens = s.tokens * m.ffn / s.tp if not m.experts else s.local * m.top_k * m.ffn + s.tokens * m.shared_ffn / s.tp
-    routed = 2.0 * s.local * m.top_k * m.hidden * size if m.experts else 0.0
-    return norms + masks + heads + core + lse + tokens * passes * size + routed
+    routed = s.local * m.top_k * m.hidden * (size + inside) if m.experts else 0.0
+    return norms + masks + heads + core + lse + tokens * (passes * size + (inside if s.trained else 0)) + routed
+
+
+def backward_bytes(s: Shape) -> float:
+    """Gradients of activations that are live at once in a layer's backward pass: of the feed-forward's inside, and of three as wide as the model."""
+    m, size = s.model, ITEMSIZE[s.dtype]
+    inside = s.local * m.top_k * m.ffn if m.experts else s.tokens * m.ffn / s.tp
+    outside = s.local * m.top_k * m.hidden if m.experts else 0.0
+    return size * (inside * (3 if m.gated else 2) + outside + s.local * m.hidden) + 2 * s.wide_bytes
 
 
 def head_bytes(s: Shape) -> float:
     """Logits and their gradient, while the loss is computed."""
     vocab = s.model.padded_vocab(s.tp) / s.tp if s.tp > 1 else s.model.vocab
-    return s.tokens * vocab * ((2 + 4) if s.framework.fused_loss else (2 + 4 + 4))
+    each = s.framework.loss_bytes or ((2 + 4) if s.framework.fused_loss else (2 + 4 + 4))
+    return s.tokens * vocab * (s.framework.split_loss_bytes or each if s.tp > 1 else each)
 
 
 # -- optimizer -------------------------------------------------------------------------------------

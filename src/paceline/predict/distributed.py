@@ -16,19 +16,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.cost import memory as device_memory
 from paceline.cost.chip import Chip, chip
 from paceline.cost.collectives import collective_s, sigma
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.operators import OpTimes, times
 from paceline.cost.pack import Packed, pack_ops
-from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, head_bytes, piece_times, saved_bytes
+from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, piece_times, saved_bytes
+from paceline.predict import memory
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.predict.step import errors_for
+from paceline.predict.stragglers import straggling
 from paceline.sim.program import buckets
 from paceline.sim.schedules import SPLIT, V_SHAPED, bubble_s, chunks_of, chunks_per_rank, span_s
 from paceline.sim.timeline import Timeline
@@ -37,12 +39,12 @@ from paceline.spec.cluster import Cluster, Group
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve, stage_layers
-from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Part, Stage
+from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import ITEMSIZE
 
-#: bytes of optimizer state per parameter: fp32 copy and two moments
-STATE_BYTES = 12
+#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16, as it is reached
+HOST_BPS = 12e9
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
 #: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
@@ -50,7 +52,7 @@ TORCH_BUCKETS = ("torch", "torch-compile", "llm-foundry")
 #: a collective that is still to be timed: operation, bytes, mesh axis
 Exchange = tuple[str, float, str]
 #: what the exposed part of a mesh axis' collectives is called
-TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange", "ep": "expert exchange"}
+TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange", "ep": "expert exchange", "host": "activation offload"}
 
 
 def predict(
@@ -58,7 +60,12 @@ def predict(
     curves: Curves | None = None,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage."""
-    return Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves).prediction(errors)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    if not plan.relax.plain:
+        from paceline.predict import relaxed  # it builds on this module
+
+        return relaxed.transformer(step, errors, simulate=False)
+    return step.prediction(errors)
 
 
 def default_framework(plan: Plan) -> str:
@@ -75,6 +82,8 @@ class Pass:
     host_s: float
     flops: float
     blocking: bool = False
+    #: seconds of these that the device waits for, whatever it does before and after
+    wait_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -87,17 +96,37 @@ class Pass:
     @property
     def device_s(self) -> float:
         """Seconds when the host is never in the way, or always where it waits for every kernel."""
-        return self.compute_s + sum(self.exposed.values()) + (self.host_s if self.blocking else 0.0)
+        return self.compute_s + sum(self.exposed.values()) + (self.host_s if self.blocking else self.wait_s)
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         axes = {*self.exposed, *other.exposed}
         return Pass(
             self.compute_s + times * other.compute_s, {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
             self.host_s + times * other.host_s, self.flops + times * other.flops, self.blocking or other.blocking,
+            self.wait_s + times * other.wait_s,
         )
 
 
 _NOTHING = Pass(0.0, {}, 0.0, 0.0)
+
+
+class Held(Protocol):
+    """What a stage of the pipeline holds."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def first(self) -> bool: ...
+    @property
+    def last(self) -> bool: ...
+
+
+class Layers(NamedTuple):
+    """Layers of a stage, and whether the embedding and the head are with them."""
+
+    layers: int
+    first: bool
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +172,20 @@ class Step:
     @staticmethod
     def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
         style = framework or frameworks.get(plan.framework or default_framework(plan))
-        dtype = "bf16" if plan.precision == "fp8" else plan.precision
-        shape = Shape(
-            model=model, framework=style, mbs=plan.mbs, seq=plan.seq, tp=plan.tp, cp=plan.cp, ep=plan.ep, sp=plan.sp, dtype=dtype,
-            matrix=plan.precision, context=plan.context, accumulate=plan.micro_batches > 1, trained=not plan.adapters,
-        )
+        shape = Step.shape_of(model, plan, style)
         found, target = blocks(shape), chip(cluster.device)
         constants = curves or curves_for(cluster.device)
         pieces, costs = piece_times(found, cluster.device, target, constants)
         return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
+
+    @staticmethod
+    def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
+        """What a rank runs for one micro-batch of a plan."""
+        dtype = "bf16" if plan.precision in ("fp8", "fp4") else plan.precision
+        return Shape(
+            model=model, framework=framework, mbs=plan.mbs, seq=plan.seq, tp=plan.tp, cp=plan.cp, ep=plan.ep, sp=plan.sp, dtype=dtype,
+            matrix=plan.precision, context=plan.context, accumulate=plan.micro_batches > 1, trained=not plan.adapters,
+        )
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -170,7 +204,20 @@ class Step:
     def send(self, op: str, size: float, axis: str) -> float:
         """Seconds of a collective over a mesh axis."""
         group = self.group(axis)
-        return collective_s(op, size, group, self.cluster) if group.size > 1 and size > 0 else 0.0
+        if group.size == 1 or size <= 0:
+            return 0.0
+        if axis == "ep" and self.framework.dispatch == "once":
+            size *= self.copies(group) / self.model.top_k
+        if axis == "shard" and self.framework.flat_gathers and group.size > self.cluster.node_devices:
+            size *= self.cluster.node_devices
+        return collective_s(op, size, group, self.cluster)
+
+    def copies(self, group: Group) -> float:
+        """Domains of the outermost link that a token's experts are in, on average: each gets one copy and passes it on inside."""
+        m = self.model
+        domains = next(fan for i in reversed(range(len(self.cluster.tiers))) if (fan := group.fan(i)) > 1)
+        found = domains * (1 - (1 - 1 / domains) ** m.top_k)
+        return min(found, m.top_groups) if m.top_groups and domains < group.size else found
 
     # -- one micro-batch ---------------------------------------------------------------------------
 
@@ -185,8 +232,9 @@ class Step:
         for collective in collectives:
             exposed[collective.axis] += self.exposed(collective, left)
         flops = self.found.packed.flops[self.place(name)]
-        host = self.issue(name) * int(every.sum()) + self.framework.issue_collective_s * len(collectives)
-        return Pass(compute, dict(exposed), host, float(flops[every].sum()), self.framework.blocking)
+        host = float(self.issue(name)[every].sum()) + self.framework.issue_collective_s * len(collectives)
+        wait = self.wait(name) if keep is None else 0.0
+        return Pass(compute, dict(exposed), host, float(flops[every].sum()), self.framework.blocking, wait)
 
     def place(self, name: str) -> slice:
         """Where a piece's operators stand among all that are packed."""
@@ -194,11 +242,27 @@ class Step:
 
     def gaps(self, name: str) -> NDArray[np.float64]:
         """Seconds between the kernels of each of a piece's operators."""
-        return GAP_S * self.costs.kernels[self.place(name)]
+        out = GAP_S * self.costs.kernels[self.place(name)]
+        for place, count in self.pieces[name].piece.launches.items():
+            out[place] = GAP_S * count
+        return out
 
-    def issue(self, name: str) -> float:
-        """Host seconds per operator of a piece."""
-        return self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s
+    def issue(self, name: str) -> NDArray[np.float64]:
+        """Host seconds of each operator of a piece."""
+        found = self.pieces[name]
+        out = np.full(len(found.each), self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s)
+        for place, count in found.piece.launches.items():
+            cast = found.piece.ops[place].kind == "cast"
+            out[place] += count * (self.framework.issue_expert_cast_s if cast else self.framework.issue_expert_s)
+        return out
+
+    def wait(self, name: str) -> float:
+        """Seconds that the device waits in a piece for a host that could not run ahead of it."""
+        timed, start = self.pieces[name], self.pieces[name].piece.sync
+        if start < 0 or self.framework.blocking:
+            return 0.0
+        sent = sum(self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind)
+        return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
     def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
         """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for the contention."""
@@ -250,7 +314,8 @@ class Step:
 
     def stages(self) -> list[StageTime]:
         """Every distinct stage of the pipeline, in order."""
-        forward, backward, again = self.run("layer.forward"), self.run("layer.backward"), self.recomputed()
+        again = self.recomputed()
+        forward, backward = self.copied(self.run("layer.forward")), self.copied(self.run("layer.backward"), again)
         outer = {name: self.run(name) for name in ("embedding.forward", "embedding.backward", "head.forward", "head.backward")}
         weight = self.pieces["layer.backward"].weight_s
         gather, scatter = self.gathers()
@@ -268,6 +333,18 @@ class Step:
                 weight * layers,
             ))
         return out
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds to copy what a layer saves to the host's memory, or back."""
+        if self.plan.offload != "activations":
+            return 0.0
+        return saved_bytes(self.shape, self.plan.recompute) / (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+
+    def copied(self, layer: Pass, again: Pass = _NOTHING) -> Pass:
+        """A layer that waits for its copies, which go on beside it and what it runs `again`."""
+        wait = max(0.0, self.copying_s - layer.plus(again).seconds)
+        return layer.plus(Pass(0.0, {"host": wait}, 0.0, 0.0)) if wait else layer
 
     def gathers(self) -> tuple[float, float]:
         """Seconds to gather one layer's sharded parameters, and to reduce and scatter its gradients."""
@@ -322,7 +399,7 @@ class Step:
         tied = m.vocab * m.hidden if m.tied and last and not first else 0
         return ((m.embedding_parameters if first else 0) + ((m.head_parameters + tied) if last else 0)) / tp
 
-    def parameters(self, stage: StageTime) -> float:
+    def parameters(self, stage: Held) -> float:
         return stage.layers * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -502,65 +579,38 @@ class Step:
         return [("all_reduce", m.vocab * m.hidden / p.tp * self.gradient_bytes, "ends")]
 
     def optimizer(self, stages: list[StageTime]) -> float:
-        """Seconds of the update of a rank's share."""
+        """Seconds of the update, on the stage with the most parameters."""
+        return self.update(max(self.updated(stage) for stage in stages))
+
+    def updated(self, stage: Held) -> float:
+        """Parameters of a stage that one rank updates; fewer ranks hold the same experts than hold the same of everything else."""
+        p = self.plan
+        if p.sharding not in ("zero1", "zero2", "fsdp", "hsdp"):
+            return self.parameters(stage)
+        experts = stage.layers * self.expert_parameters()
+        return (self.parameters(stage) - experts) / (p.shard or p.dp * p.cp) + experts / self.group("expert-dp").size
+
+    def update(self, parameters: float) -> float:
+        """Seconds of the update of a rank's share of a stage's parameters."""
         p = self.plan
         if p.adapters:
             return 0.0
-        shards = (p.shard or p.dp * p.cp) if p.sharding in ("zero1", "zero2", "fsdp", "hsdp") else 1
-        count = int(max(self.parameters(stage) for stage in stages) / shards)
+        count = int(parameters)
         seconds = float(times(_adam(count, self.shape.dtype, self.framework), self.chip, self.curves).seconds.sum())
         if p.offload == "optimizer":
             moved = count * (self.gradient_bytes + ITEMSIZE[self.shape.dtype])
-            seconds = max(seconds, moved / (self.cluster.device.host_bandwidth_Bps or 12e9))
+            seconds = max(seconds, moved / (self.cluster.device.host_bandwidth_Bps or HOST_BPS))
         return seconds
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def memory(self, stage: StageTime, index: int) -> Memory:
-        """Bytes of one device of a stage, by kind, when most is live."""
-        p, low = self.plan, ITEMSIZE[self.shape.dtype]
-        count, shards = self.parameters(stage), p.shard or p.dp * p.cp
-        held = 4 if self.framework.fp32_gradients else low
-        if self.sharded:  # the fp32 copy is the parameter; a few layers at a time are whole
-            whole = (1 + p.prefetch) * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
-            parameters, gradients, optimizer = 4 * count / shards + low * whole, 4 * count / shards, (STATE_BYTES - 4) * count / shards
-        else:
-            parameters = low * count
-            gradients = held * count / (shards if p.sharding == "zero2" else 1)
-            optimizer = STATE_BYTES * count / (shards if p.sharding in ("zero1", "zero2") else 1)
-        if p.adapters:
-            gradients = optimizer = 0.0
-        if p.offload == "optimizer":
-            optimizer = 0.0
-        live = self.in_flight(index)
-        kept = stage.layers * saved_bytes(self.shape, p.recompute) * live * (0.0 if p.offload == "activations" else 1.0)
-        ends = head_bytes(self.shape) if stage.last else 0.0
-        if stage.first:
-            kept += live * self.shape.local * self.model.hidden * low
-        again = saved_bytes(self.shape, "none") if p.recompute == "full" else 0.0
-        temporary = max(ends, again) + 2 * self.shape.wide_bytes
-        device = self.cluster.device
-        work = device_memory.WORKSPACE_BYTES.get(device.architecture, device_memory.DEFAULT_WORKSPACE_BYTES)
-        by_kind = {kind: int(size) for kind, size in (
-            ("parameters", parameters), ("gradients", gradients), ("optimizer", optimizer), ("activations", kept), ("temporary", temporary),
-            ("workspace", work),
-        )}
-        peak = sum(by_kind.values())
-        available = int(device.memory_bytes - device_memory.CONTEXT_BYTES)
-        where = f"stage {index}, {'loss' if ends > again else 'backward'}"
-        return Memory(
-            peak_bytes=peak, reserved_bytes=int(peak * device_memory.FRAGMENTATION), by_kind=by_kind, available_bytes=available, peak_at=where,
-        )
+    def held(self) -> list[Layers]:
+        """What each stage of the pipeline holds, in order."""
+        return [Layers(sum(count for _, count in mine), *self.ends(i)) for i, mine in enumerate(self.chunks())]
 
-    def in_flight(self, index: int) -> float:
-        """Micro-batches whose activations a stage holds at once; parts of one where a stage holds several chunks."""
-        p = self.plan
-        if p.schedule == "gpipe":
-            return p.micro_batches
-        if p.vpp > 1:
-            chunks = (p.pp - index - 1) * 2 + (p.vpp - 1) * p.pp + 1
-            return min(p.micro_batches, chunks / p.vpp)
-        return min(p.micro_batches, p.pp - index)
+    def memory(self, stage: Held, index: int) -> Memory:
+        """Bytes of one device of a stage, by kind, when most is live."""
+        return memory.stage_memory(self, stage, index)
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -594,7 +644,7 @@ class Step:
     ) -> DistributedPrediction:
         """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady` seconds of computation."""
         p, m, device = self.plan, self.model, self.cluster.device
-        parts["stragglers"] = steady * self.cluster.straggler_cv * math.sqrt(2 * math.log(max(1, self.cluster.nodes)))
+        parts["stragglers"] = steady * self.straggling
         step = sum(parts.values())
         exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
         low, high = around(step, self.sigma(step, exposed, bubble, errors or errors_for(device, self.curves)))
@@ -605,16 +655,21 @@ class Step:
         shown = tuple(
             Stage(layers=s.layers, forward_s=s.forward_s, backward_s=s.backward_s, memory=self.memory(s, i)) for i, s in enumerate(stages)
         )
-        fullest = max((s.memory for s in shown), key=lambda memory: memory.peak_bytes)
+        fullest = max((s.memory for s in shown), key=lambda found: found.peak_bytes)
         return DistributedPrediction(
             model=m.name, cluster=self.cluster.name, device=device.name, plan=str(p), devices=p.ranks, batch=p.gbs, seq=p.seq, precision=p.precision,
             unit="tokens", step_s=step, step_s_low=low, step_s_high=high, throughput=tokens / step, mfu=flops / step / peak,
             hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
-            fit=Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes),
+            fit=memory.fit(self, fullest),
             provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
+
+    @property
+    def straggling(self) -> float:
+        """By what share of its computation a step is longer because all wait for the slowest node."""
+        return straggling(self.cluster)
 
     def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""

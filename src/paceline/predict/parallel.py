@@ -19,17 +19,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost import memory as memory_model
 from paceline.cost.collectives import collective_s, sigma
-from paceline.errors import PlanError
+from paceline.predict.degrees import resolve as resolve
 from paceline.predict.interval import around
 from paceline.predict.step import Conditions, Timed
+from paceline.predict.stragglers import slowest_of as slowest_of
+from paceline.predict.stragglers import straggling
 from paceline.sim.overlap import Overlapped, Transfer, steady
+from paceline.sim.timeline import Span, Timeline, kernel
 from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
@@ -40,62 +42,42 @@ from paceline.spec.workload import ITEMSIZE, Parameter, Segment, Workload
 Array = NDArray[np.float64]
 
 SHARDED = ("fsdp", "hsdp")
-REDUCE, GATHER = "gradient reduction", "parameter gathers"
+REDUCE, GATHER, TRANSFERS, BUBBLE = "gradient reduction", "parameter gathers", "pipeline transfers", "pipeline bubble"
+#: accumulated micro-batches that a trace shows at most: they are alike
+MOST_TRACED = 3
 #: B/s of PCI Express to the host where a device's file does not say, and the share of it that copies reach
 HOST_BPS, HOST_SHARE = 15.75e9, 0.75
 #: devices that share one such link: two behind a switch, as in every server of eight
 HOST_SHARED_BY = 2
+#: networks of machines whose cores send by MPI
+SUPERCOMPUTERS = ("aries", "slingshot", "omnipath")
 #: B/s at which the cores of a host add gradients up
 HOST_SUM_BPS = 20e9
 
 
 def predict(
     workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions = Conditions(),  # noqa: B008
-    synchronisation: Synchronisation | None = None,
+    synchronisation: Synchronisation | None = None, trace: bool = False,
 ) -> DistributedPrediction:
-    """Step time with interval, where it goes, and the memory of a rank."""
+    """Step time with interval, where it goes, and the memory of a rank of each stage; with `trace`, the timeline too."""
     if cluster.mix:  # all wait for the slowest
         kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
-        found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation) for each in kinds]
+        found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation, trace=trace) for each in kinds]
         return max(found, key=lambda prediction: prediction.step_s)
     plan = resolve(plan, workload, cluster)
+    if not plan.relax.plain:
+        from paceline.predict import relaxed  # it builds on this module
+
+        return relaxed.captured(workload, cluster, plan, conditions, synchronisation, trace)
     style = synchronisation or synchronisations.get(plan.framework or "ddp")
-    return _Ranks(workload, cluster, plan, style, Timed.of(workload, cluster.device, conditions)).prediction()
+    kind: type[_Ranks] = _Ranks
+    if plan.pp > 1:
+        from paceline.predict.blocks import Pipeline  # it builds on this module
 
-
-def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    """The plan filled in for a captured module; PlanError, with the nearest plan that can run, where it contradicts itself."""
-    devices, batch = cluster.device_count, workload.batch
-    whole = devices * batch
-    shard = (plan.shard or math.gcd(devices, cluster.node_devices)) if plan.sharding == "hsdp" else 0
-    problems = [
-        f"{name} {value}: a captured module is split by data only" for name in ("tp", "pp", "cp", "ep", "vpp") if (value := getattr(plan, name)) > 1
-    ]
-    if plan.dp not in (0, devices):
-        problems.append(f"dp {plan.dp}, but {cluster.name} has {devices} devices")
-    if plan.mbs not in (0, batch):
-        problems.append(f"mbs {plan.mbs}, but the workload was captured with batch {batch}")
-    if plan.seq not in (0, workload.seq):
-        problems.append(f"seq {plan.seq}, but the workload was captured with {workload.seq or 'none'}")
-    if plan.gbs % whole:
-        problems.append(f"gbs {plan.gbs} is not a multiple of dp {devices} x mbs {batch} = {whole}")
-    if shard and devices % shard:
-        problems.append(f"hsdp shard {shard} does not divide dp {devices}")
-    if plan.recompute != "none" and not (plan.recompute == "full" and workload.options.get("checkpointing")):
-        problems.append(f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes blocks)")
-    if plan.precision not in (Plan.precision, workload.precision, workload.precision.removeprefix("amp_")):
-        problems.append(f"precision {plan.precision}, but the workload was captured in {workload.precision}")
-    if plan.offload != "none" or plan.adapters:
-        problems.append(f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for captured modules")
-    filled = replace(
-        plan, dp=devices, tp=1, pp=1, cp=1, ep=1, vpp=1, mbs=batch, gbs=max(1, round(plan.gbs / whole)) * whole, seq=workload.seq or 0,
-        shard=math.gcd(devices, shard) if shard else 0, sharding="none" if devices == 1 else plan.sharding if plan.sharding != "none" else "ddp",
-        schedule="", recompute="full" if workload.options.get("checkpointing") else "none", offload="none", adapters=False,
-        precision=workload.precision,
-    )
-    if problems:
-        raise PlanError(f"plan cannot run: {'; '.join(problems)}; nearest feasible plan: {filled}")
-    return filled
+        kind = Pipeline
+    ranks = kind(workload, cluster, plan, style, Timed.of(workload, cluster.device, conditions))
+    answer = ranks.prediction()
+    return replace(answer, timeline=ranks.timeline()) if trace else answer
 
 
 # -- where in the step things are ------------------------------------------------------------------
@@ -131,6 +113,11 @@ class Layout:
             self._visits[path, "forward"] = [[entry] for entry in entries] if path else [entries]
             groups = np.array_split(np.array(backward.get(path, [])), len(entries) if path else 1)
             self._visits[path, "backward"] = [group.tolist() for group in (reversed(groups) if path else groups)]
+        #: of each visit, its entries in the forward pass and in the backward pass
+        self.visits = [
+            (entries, self._visits[path, "backward"][i]) for (path, phase), found in self._visits.items() if phase == "forward"
+            for i, entries in enumerate(found)
+        ]
         self._operators = [_by_module(segment) for segment in workload.segments]
         self._home = dict(self._homes())
 
@@ -265,7 +252,9 @@ class _Ranks:
 
     @property
     def library(self) -> str:
-        return "gloo" if self.cluster.device.kind == "cpu" else "nccl"
+        if self.cluster.device.kind != "cpu":
+            return "nccl"
+        return "mpi" if any(tier.kind in SUPERCOMPUTERS for tier in self.cluster.tiers) else "gloo"
 
     @property
     def shards(self) -> int:
@@ -329,24 +318,24 @@ class _Ranks:
             down = sorted((needed, size) for size, _, needed in found)
             return [Transfer(GATHER, self.host_s(size), 0, needed) for needed, size in down] + up
         if self.plan.sharding == "ddp":
-            return [Transfer(REDUCE, self.send("all_reduce", size), place, update) for size, place, _ in found]
-        gathers = [Transfer(GATHER, self.send("all_gather", size), 0, 0) for size, _, _ in found]
-        return gathers + [Transfer(REDUCE, self.send("reduce_scatter", size), place, update) for size, place, _ in found]
+            return [Transfer(REDUCE, self.send("all_reduce", size), place, update, "all_reduce") for size, place, _ in found]
+        gathers = [Transfer(GATHER, self.send("all_gather", size), 0, 0, "all_gather") for size, _, _ in found]
+        return gathers + [Transfer(REDUCE, self.send("reduce_scatter", size), place, update, "reduce_scatter") for size, place, _ in found]
 
     def unit_transfers(self) -> Iterator[Transfer]:
         """Gathers ahead of each unit, forward and (where parameters were dropped) backward; gradients scattered behind it."""
         units, ahead, low = self.layout.units, self.plan.prefetch, self.gathered_share
         root, blocks = units[0], units[1:]
-        yield Transfer(GATHER, self.send("all_gather", root.bytes * low, "shard"), 0, 0)
+        yield Transfer(GATHER, self.send("all_gather", root.bytes * low, "shard"), 0, 0, "all_gather")
         passes = [("forward", blocks)] + ([("backward", sorted(blocks, key=lambda unit: unit.backward))] if self.plan.reshard else [])
         for phase, row in passes:
             spans = [unit.forward if phase == "forward" else unit.backward for unit in row]
             for i, unit in enumerate(row):
                 release = spans[max(0, i - ahead)][0] if ahead else spans[i][0]
-                yield Transfer(GATHER, self.send("all_gather", unit.bytes * low, "shard"), release, spans[i][0])
+                yield Transfer(GATHER, self.send("all_gather", unit.bytes * low, "shard"), release, spans[i][0], "all_gather")
         for unit in units:
             seconds = self.send("reduce_scatter", unit.bytes, "shard") + self.send("all_reduce", unit.bytes / self.shards, "replicas")
-            yield Transfer(REDUCE, seconds, unit.backward[1], self.layout.update)
+            yield Transfer(REDUCE, seconds, unit.backward[1], self.layout.update, "reduce_scatter")
 
     @property
     def gathered_share(self) -> float:
@@ -411,34 +400,52 @@ class _Ranks:
     # -- the answer --------------------------------------------------------------------------------
 
     def prediction(self) -> DistributedPrediction:
-        plan, device, workload = self.plan, self.cluster.device, self.workload
-        last = self.simulate(accumulate=False)
-        runs = [(last, 1)] + ([(self.simulate(accumulate=True), plan.micro_batches - 1)] if plan.micro_batches > 1 else [])
-        steady_s = sum(run.period_s * count for run, count in runs)
+        last, before = self.simulate(accumulate=False), self.plan.micro_batches - 1
+        runs = [(last, 1)] + ([(self.simulate(accumulate=True), before)] if before else [])
+        plan, steady_s = self.plan, sum(run.period_s * count for run, count in runs)
         parts = self.parts(runs, steady_s)
-        step = steady_s
-        if self.cluster.straggler_cv and plan.dp > 1:  # every rank waits for the slowest
-            parts["stragglers"] = steady_s * self.cluster.straggler_cv * slowest_of(plan.dp)
-            step += parts["stragglers"]
-        exposed = parts.get(REDUCE, 0.0) + parts.get(GATHER, 0.0)
+        forward, backward = parts["forward"], parts["backward"] + parts.get("recomputation", 0.0)
+        stage = Stage(
+            layers=len(self.layout.units) - 1, forward_s=forward / plan.micro_batches, backward_s=backward / plan.micro_batches, memory=self.memory())
+        return self.answer(parts, (stage,))
+
+    def answer(self, parts: dict[str, float], stages: tuple[Stage, ...]) -> DistributedPrediction:
+        """The prediction for a step whose time goes to `parts`, without the wait for the slowest node."""
+        plan, device, workload = self.plan, self.cluster.device, self.workload
+        if plan.ranks > 1 and self.cluster.straggler_cv:
+            parts["stragglers"] = sum(parts.values()) * straggling(self.cluster)
+        step = sum(parts.values())
+        exposed = sum(parts.get(name, 0.0) for name in (REDUCE, GATHER, TRANSFERS))
         low, high = around(step, self.sigma(step, exposed))
         flops, done = plan.dp * plan.micro_batches * workload.flops, plan.dp * plan.micro_batches * workload.units_per_step
-        peak = self.timed.peak_flops * plan.dp
+        peak = self.timed.peak_flops * plan.ranks
         recomputed = _flops(workload, "recompute") / max(workload.flops, 1.0)
-        found = self.memory()
-        forward, backward = parts["forward"], parts["backward"] + parts.get("recomputation", 0.0)
-        visits = len(self.layout.units) - 1
+        fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
         return DistributedPrediction(
-            model=workload.name, cluster=self.cluster.name, device=device.name, plan=str(plan), devices=plan.dp, batch=plan.gbs,
+            model=workload.name, cluster=self.cluster.name, device=device.name, plan=str(plan), devices=plan.ranks, batch=plan.gbs,
             seq=workload.seq or 0, precision=workload.precision, unit=workload.unit, step_s=step, step_s_low=low, step_s_high=high,
             throughput=done / step, mfu=flops * (1 - recomputed) / step / peak, hfu=flops / step / peak, flops=flops,
-            parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=0.0, bound_by=_bound(parts),
-            breakdown=_breakdown(parts, step),
-            stages=(Stage(layers=visits, forward_s=forward / plan.micro_batches, backward_s=backward / plan.micro_batches, memory=found),),
-            fit=memory_model.fit(workload, found), provenance=tuple(self.provenance()),
-            energy_j=device.tdp_w * step * plan.dp if device.tdp_w else None,
-            cost_per_unit=device.price_per_s * step * plan.dp / done if device.price_per_s else None,
+            parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=parts.get(BUBBLE, 0.0),
+            bound_by=_bound(parts), breakdown=_breakdown(parts, step), stages=stages, fit=memory_model.fit(workload, fullest),
+            provenance=tuple(self.provenance()), energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
+            cost_per_unit=device.price_per_s * step * plan.ranks / done if device.price_per_s else None,
         )
+
+    def timeline(self) -> Timeline:
+        """Operators and transfers of one rank: micro-batches that are accumulated, then the last one."""
+        runs = [self.simulate(accumulate=True)] * min(self.plan.micro_batches - 1, MOST_TRACED) + [self.simulate(accumulate=False)]
+        ops = [op for index in self.workload.order for op in self.workload.segments[index].ops]
+        spans, origin = [], 0.0
+        for run in runs:
+            for op, start, end in zip(ops, run.starts.tolist(), run.ends.tolist(), strict=False):
+                moved = op.bytes_read + op.bytes_written
+                details = {"module": op.module, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops, "bytes": moved}
+                spans.append(Span(op.name, "device", origin + start, origin + end, op.phase, details))
+            for transfer, start, end in run.sent:
+                spans.append(Span(kernel(transfer.op) if transfer.op else transfer.name, "dp", origin + start, origin + end, transfer.name, {}))
+            origin += run.period_s
+        spans.sort(key=lambda span: (span.stream, span.start_s))
+        return Timeline(tuple(spans), f"{self.workload.name} on {self.cluster.name}")
 
     def parts(self, runs: Sequence[tuple[Overlapped, int]], total: float) -> dict[str, float]:
         """The step along its critical path: operators by phase, waits for transfers, contention; the host has the rest."""
@@ -471,9 +478,8 @@ class _Ranks:
             yield Evidence(what=how, kind="derived", source="the framework's code")
 
 
-def slowest_of(count: int) -> float:
-    """By how many standard deviations the slowest of `count` normal draws is above the mean, on average (Blom's approximation)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+#: for `predict.relaxed`, whose ranks communicate in other ways
+Ranks = _Ranks
 
 
 def _flops(workload: Workload, phase: str) -> float:
@@ -482,7 +488,8 @@ def _flops(workload: Workload, phase: str) -> float:
 
 
 _BOUNDS = {
-    REDUCE: "communication", GATHER: "communication", "contention": "communication", "host": "host", "stragglers": "bubble", "optimizer": "memory",
+    REDUCE: "communication", GATHER: "communication", TRANSFERS: "communication", "contention": "communication", BUBBLE: "bubble",
+    "stragglers": "bubble", "host": "host", "optimizer": "memory",
 }
 
 

@@ -27,7 +27,7 @@ from paceline.predict.interval import Errors
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
 from paceline.sim.schedules import actions, chunks_per_rank, in_order, rank_of, sources
-from paceline.sim.timeline import Span, Timeline
+from paceline.sim.timeline import Span, Timeline, task_span
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve
@@ -36,6 +36,8 @@ from paceline.spec.transformer import Transformer
 
 #: spans that a trace file holds at most, about; beyond, passes are not written out layer by layer
 MOST_SPANS = 150_000
+#: times as many micro-batches as stages, from which on all rounds of them are alike
+ROUNDS = 3
 #: a tensor's parameters on one rank, whether they are experts', and the task (or piece) that it belongs to
 _Gradient = tuple[float, bool, int]
 BUBBLE, GATHERS, REDUCTION, TRANSFERS = "pipeline bubble", "parameter gathers", "gradient reduction", "pipeline transfers"
@@ -46,8 +48,12 @@ def predict(
     curves: Curves | None = None, trace: bool = False,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage; with `trace`, the timeline too."""
-    simulation = Simulation(Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves))
-    return simulation.prediction(errors, trace)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    if not plan.relax.plain:
+        from paceline.predict import relaxed  # it builds on this module
+
+        return relaxed.transformer(step, errors, simulate=True, trace=trace)
+    return Simulation(step).prediction(errors, trace)
 
 
 @dataclass
@@ -83,9 +89,13 @@ class Simulation:
         body = builder.build()
         found = engine.run(body, s.framework.contention)
         parts = engine.breakdown(body, found)
+        wait = s.wait(name) + (s.wait("layer.forward") if name == "layer.backward" and s.plan.recompute == "full" else 0.0)
         if s.framework.blocking:  # the host waits for every kernel before it issues the next
-            return Label(name, way, found.seconds + host_s, body=body, parts={**parts, "host": host_s})
-        return Label(name, way, found.seconds, host_s=host_s, body=body, parts=parts)
+            wait, host_s = host_s, 0.0
+        seconds = found.seconds + wait
+        lack = max(0.0, s.copying_s - max(seconds, host_s)) if name.startswith("layer") else 0.0
+        waits = {part: more for part, more in (("host", wait), (TITLES["host"], lack)) if more}
+        return Label(name, way, seconds + lack, host_s=host_s, body=body, parts={**parts, **waits})
 
     def _operators(self, builder: Builder, name: str, part: str, keep: NDArray[np.bool_] | None = None) -> float:
         """Operators and collectives of a piece, or only the operators to `keep`; returns what the host needs to issue them."""
@@ -94,7 +104,7 @@ class Simulation:
         seconds = timed.each + s.gaps(name)
         if keep is not None:
             builder.add(device, Label(name, part, float(seconds[keep].sum())))
-            return s.issue(name) * int(keep.sum())
+            return float(s.issue(name)[keep].sum())
         beside: dict[tuple[int, ...], list[Collective]] = {}
         alone: dict[int, list[Collective]] = {}
         for collective in timed.piece.collectives:
@@ -110,7 +120,7 @@ class Simulation:
                 for collective in alone.pop(place):
                     self._collective(builder, collective, True)
             if at >= len(seconds):
-                return s.issue(name) * len(seconds) + s.framework.issue_collective_s * len(timed.piece.collectives)
+                return float(s.issue(name).sum()) + s.framework.issue_collective_s * len(timed.piece.collectives)
             if at in regions:
                 ops = list(regions[at])
                 sent = [task for collective in beside[regions[at]] for task in self._collective(builder, collective, False)]
@@ -367,10 +377,28 @@ class Simulation:
 
     def prediction(self, errors: Errors | None, trace: bool = False) -> DistributedPrediction:
         """The answer, from the point of view of the stage that waits least."""
-        candidates = [engine.breakdown(self.program, self.found, rank, idle=BUBBLE) for rank in range(self.step.plan.pp)]
-        parts = min(candidates, key=lambda parts: parts.get(BUBBLE, 0.0))
+        parts = self.parts() if trace else self.folded()
         steady = sum(parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", *TITLES.values()))
         return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, errors, self.timeline() if trace else None)
+
+    def parts(self, rank: int | None = None) -> dict[str, float]:
+        """Where the time of a stage goes, by default of the one that waits least."""
+        stages = range(self.step.plan.pp) if rank is None else (rank,)
+        return min((engine.breakdown(self.program, self.found, i, idle=BUBBLE) for i in stages), key=lambda parts: parts.get(BUBBLE, 0.0))
+
+    def folded(self) -> dict[str, float]:
+        """The same where there are many micro-batches: once a pipeline is full, another round of them takes what the one before it took."""
+        p = self.step.plan
+        over = p.micro_batches % p.pp
+        few = max(ROUNDS, over + 1) * p.pp + over
+        if p.micro_batches <= few + 2 * p.pp:
+            return self.parts()
+        less, more = (
+            Simulation(replace(self.step, plan=replace(p, gbs=count * p.dp * p.mbs)), self._labels, self._bodies) for count in (few, few + p.pp))
+        waits = [engine.breakdown(more.program, more.found, rank, idle=BUBBLE).get(BUBBLE, 0.0) for rank in range(p.pp)]
+        rank = waits.index(min(waits))
+        one, other, times = less.parts(rank), more.parts(rank), (p.micro_batches - few) / p.pp
+        return {name: one.get(name, 0.0) + times * (other.get(name, 0.0) - one.get(name, 0.0)) for name in {**one, **other}}
 
     def timeline(self) -> Timeline:
         """What every role does when; passes written out in detail as far as a file can hold it."""
@@ -384,16 +412,14 @@ class Simulation:
         for task, number in enumerate(program.label.tolist()):
             label = program.labels[number]
             begin, stop = origin + scale * float(start[task]), origin + scale * float(end[task])
-            role, stream = program.streams[program.stream[task]]
             if label is _JOIN:
                 continue
             if label.body is not None and depth and stop > begin:
                 found = self._bodies.get(label) or self._bodies.setdefault(label, engine.run(label.body, self.step.framework.contention, self.share))
-                yield from self._spans(label.body, found.start, found.end, rank + role, depth - 1, (stop - begin) / found.seconds, begin)
+                role = rank + program.streams[program.stream[task]][0]
+                yield from self._spans(label.body, found.start, found.end, role, depth - 1, (stop - begin) / found.seconds, begin)
                 continue
-            number = int(program.micro_batch[task])
-            details = {"bytes": label.size, "axis": label.axis} if label.op else {"micro-batch": number} if number >= 0 else {}
-            yield Span(_kernel(label), stream, begin, stop, label.part, details, rank + role)
+            yield task_span(program, task, begin, stop, rank)
 
 
 _JOIN = Label("join", "idle", 0.0)
@@ -403,8 +429,3 @@ def _count(program: Program, depth: int) -> int:
     """Spans of a program written out to a depth."""
     each = np.array([_count(label.body, depth - 1) if label.body is not None and depth else 1 for label in program.labels])
     return int(each[program.label].sum())
-
-
-def _kernel(label: Label) -> str:
-    """Names of collectives as trace analysers know them."""
-    return "ncclDevKernel_" + "".join(word.capitalize() for word in label.op.split("_")) if label.op else label.name

@@ -1,1 +1,5 @@
-"""Queueing models of training throughput: mean value analysis, and a simulation of profiled steps."""
+"""Throughput of a training job against its nodes: queueing models fed by a profile of one or two of them.
+
+Two models of one job: `mva` solves a closed network in closed form, in microseconds, for schedulers and searches; `simulate` replays
+the profiled steps event by event, and serves every answer shown to a person. `synchronous` adds barriers and collectives.
+"""

@@ -147,11 +147,15 @@ def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
     return [Text("rests on:", style="dim"), *lines]
 
 
+#: columns of words
+_LEFT = ("title", "source", "sets", "by", "why", "metric", "architecture")
+
+
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table for `devices`, `models` and `validate`."""
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="dim")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 or column in ("title", "source", "sets", "by", "why", "metric", "architecture") else "right")
+        table.add_column(column, justify="left" if i == 0 or column in _LEFT else "right")
     for row in rows:
         table.add_row(*row)
     return table

@@ -27,6 +27,8 @@ class Transfer:
     seconds: float
     release: int
     needed: int
+    #: the collective that it is
+    op: str = ""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Streams:
     waits: dict[str, float] = field(default_factory=dict)
     #: seconds by which transfers beside them made operators longer
     slowed_s: float = 0.0
+    #: each transfer with its start and end
+    sent: list[tuple[Transfer, float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class Overlapped:
     ends: Array
     waits: dict[str, float]
     slowed_s: float
+    #: each transfer with its start and end
+    sent: list[tuple[Transfer, float, float]]
 
 
 def steady(issue: Array, duration: Array, syncs: NDArray[np.int64], transfers: Sequence[Transfer] = (), contention: float = 0.0) -> Overlapped:
@@ -61,7 +67,8 @@ def steady(issue: Array, duration: Array, syncs: NDArray[np.int64], transfers: S
     starts, ends = play(second, issue, duration, syncs, transfers, contention)
     period = pace((first.host_at, first.device_at), (second.host_at, second.device_at), len(syncs) > 0)
     origin = min(first.host_at, first.device_at)
-    return Overlapped(period_s=period, starts=starts - origin, ends=ends - origin, waits=second.waits, slowed_s=second.slowed_s)
+    sent = [(transfer, start - origin, end - origin) for transfer, start, end in second.sent]
+    return Overlapped(period_s=period, starts=starts - origin, ends=ends - origin, waits=second.waits, slowed_s=second.slowed_s, sent=sent)
 
 
 def play(
@@ -77,7 +84,9 @@ def play(
     for place, stop in zip(places, [*places[1:], size], strict=True):
         while sent < len(queue) and queue[sent].release <= place:
             transfer = queue[sent]
-            at.transfer_at = max(at.transfer_at, at.device_at) + transfer.seconds
+            begin = max(at.transfer_at, at.device_at)
+            at.transfer_at = begin + transfer.seconds
+            at.sent.append((transfer, begin, at.transfer_at))
             finished[transfer.needed] = (at.transfer_at, transfer.name)
             sent += 1
         if place in finished:

@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from paceline.errors import PlanError
+from paceline.spec.plan import V_SHAPED as V_SHAPED
 
-#: schedules whose ranks hold two chunks each, down the ranks and up again
-V_SHAPED = ("zb-v", "dualpipev")
 #: schedules that split the backward pass
 SPLIT = ("zb-h1", *V_SHAPED)
 

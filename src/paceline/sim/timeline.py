@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.sim.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,20 @@ class Span:
     category: str
     details: dict[str, Any]
     rank: int = 0
+
+
+def kernel(op: str) -> str:
+    """The name of a collective as trace analysers know it."""
+    return "ncclDevKernel_" + "".join(word.capitalize() for word in op.split("_"))
+
+
+def task_span(program: Program, task: int, start_s: float, end_s: float, rank: int = 0) -> Span:
+    """A task of a program as it ran, its roles numbered from `rank` on."""
+    label = program.labels[program.label[task]]
+    role, stream = program.streams[program.stream[task]]
+    number = int(program.micro_batch[task])
+    details = {"bytes": label.size, "axis": label.axis} if label.op else {"micro-batch": number} if number >= 0 else {}
+    return Span(kernel(label.op) if label.op else label.name, stream, start_s, end_s, label.part, details, rank + role)
 
 
 #: numbers of the streams that every rank has; those that communicate come after

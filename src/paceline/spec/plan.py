@@ -10,21 +10,26 @@ cannot run: every factor shown, and the nearest plan that would.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 from paceline import units
 from paceline.errors import PlanError, UnitError, nearest
+from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
 from paceline.spec.transformer import Transformer
 
 #: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in turn;
 #: hsdp shards within groups and replicates across them
 SHARDINGS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipev")
+#: schedules whose stages hold two chunks each, down the ranks and up again
+V_SHAPED = ("zb-v", "dualpipev")
+#: schedules in which a stage may hold any number of chunks; the others have one
+CHUNKED = ("interleaved", "looped-bfs")
 RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 OFFLOADS = ("none", "optimizer", "activations")
 CONTEXTS = ("ring", "all-to-all")
 
@@ -70,18 +75,23 @@ class Plan:
     adapters: bool = False
     #: whose kernels and overlap: a name of `spec.framework`
     framework: str = ""
+    #: gradients sent less, later, or not waited for
+    relax: Relaxation = PLAIN
 
     @staticmethod
     def parse(text: str) -> Plan:
         """The plan written as words and `key=value`s."""
         given: dict[str, Any] = {}
+        relaxed: dict[str, Any] = {}
         for word in text.replace(",", " ").split():
             key, equals, value = word.partition("=")
-            for name, found in _read(key, value if equals else None, word):
-                if name in given and given[name] != found:
-                    raise PlanError(f"plan {text!r} gives {name} twice: {given[name]} and {found}")
-                given[name] = found
-        return Plan(**given)
+            found = list(read_relaxation(key, value if equals else None))
+            for into, pairs in ((relaxed, found), (given, () if found else _read(key, value if equals else None, word))):
+                for name, said in pairs:
+                    if name in into and into[name] != said:
+                        raise PlanError(f"plan {text!r} gives {name} twice: {into[name]} and {said}")
+                    into[name] = said
+        return Plan(**given, relax=Relaxation(**relaxed)) if relaxed else Plan(**given)
 
     @property
     def ranks(self) -> int:
@@ -101,7 +111,8 @@ class Plan:
         bucket = [f"bucket={self.bucket_bytes:g}B"] if self.bucket_bytes != Plan.bucket_bytes else []
         framework = [f"framework={self.framework}"] if self.framework else []
         kind = [self.sharding] if self.sharding != "none" else []
-        return " ".join([*kind, *parts, *flags, *words, *filter(None, (self.schedule, self.precision)), *bucket, *framework])
+        relaxed = [str(self.relax)] if not self.relax.plain else []
+        return " ".join([*kind, *relaxed, *parts, *flags, *words, *filter(None, (self.schedule, self.precision)), *bucket, *framework])
 
 
 def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
@@ -115,7 +126,7 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             if plain in words and plain != "none":
                 yield field, plain
                 return
-        raise PlanError(_unknown(word, [*_FLAGS, *(w for words in _WORDS.values() for w in words), *_SIZES]))
+        raise PlanError(_unknown(word, [*_FLAGS, *(w for words in _WORDS.values() for w in words), *RELAXED_WORDS, *_SIZES]))
     value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")
@@ -141,7 +152,7 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
     elif key == "framework":
         yield "framework", value
     else:
-        raise PlanError(_unknown(key, [*_SIZES, *_FLAGS, *_WORDS, "bucket", "framework", "zero"]))
+        raise PlanError(_unknown(key, [*_SIZES, *_FLAGS, *_WORDS, *RELAXED_KEYS, "bucket", "framework", "zero"]))
 
 
 def _unknown(word: str, allowed: list[str]) -> str:
@@ -164,11 +175,11 @@ def _choice(key: str, value: str, allowed: tuple[str, ...]) -> str:
 def resolve(plan: Plan, devices: int, model: Transformer | None = None) -> Plan:
     """The plan with every degree and size filled in for `devices` devices and a model; PlanError where that cannot be."""
     filled = _fill(plan, devices, model)
-    problems = list(_problems(filled, devices, model))
-    if problems:
+    found = list(problems(filled, devices, model))
+    if found:
         suggestion = _nearest_plan(plan, filled, devices, model)
         hint = f"; nearest feasible plan: {suggestion}" if suggestion else ""
-        raise PlanError("plan cannot run: " + "; ".join(problems) + hint)
+        raise PlanError("plan cannot run: " + "; ".join(found) + hint)
     return filled
 
 
@@ -177,29 +188,30 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     dp = plan.dp or max(1, devices // used)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     schedule = plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")
-    shard = (plan.shard or min(dp, 8)) if plan.sharding == "hsdp" else 0
-    sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else plan.sharding
+    shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding == "hsdp" else 0)
+    sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else "ddp" if plan.sharding == "none" and dp * plan.cp > 1 else plan.sharding
+    vpp = 1 if schedule in V_SHAPED and plan.vpp == 2 else plan.vpp  # two chunks are what they have
     seq = plan.seq or (model.seq if model else 1)
-    return replace(plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, shard=shard, sharding=sharding)
+    return replace(plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, vpp=vpp, shard=shard, sharding=sharding)
 
 
-def _problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[str]:
+def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[str]:
     """Everything that keeps a filled plan from running, with its factors."""
     if plan.ranks != devices:
         yield f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.ranks} ranks, but the cluster has {devices} devices"
     if plan.gbs % (plan.dp * plan.mbs):
         yield f"gbs {plan.gbs} is not a multiple of dp {plan.dp} x mbs {plan.mbs} = {plan.dp * plan.mbs}"
     else:
-        count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {plan.micro_batches}"
-        if plan.vpp > 1 and plan.micro_batches < plan.pp:
-            yield f"{plan.schedule} with vpp {plan.vpp} needs at least pp {plan.pp} micro-batches, but {count}"
+        yield from _schedule_problems(plan)
     if plan.vpp > 1 and plan.pp == 1:
         yield f"vpp {plan.vpp} without a pipeline (pp 1)"
-    if plan.vpp > 1 and plan.schedule in ("gpipe", "1f1b", "zb-h1"):
-        yield f"schedule {plan.schedule} has one chunk per stage, but vpp is {plan.vpp}"
+    if plan.vpp > 1 and plan.schedule not in CHUNKED:
+        yield f"schedule {plan.schedule} has {'two chunks' if plan.schedule in V_SHAPED else 'one chunk'} per stage, but vpp is {plan.vpp}"
     if (plan.dp * plan.cp * plan.tp) % plan.ep:
         yield f"ep {plan.ep} does not divide dp {plan.dp} x cp {plan.cp} x tp {plan.tp} = {plan.dp * plan.cp * plan.tp}"
-    if plan.shard and plan.dp % plan.shard:
+    if plan.shard and plan.sharding != "hsdp":
+        yield f"shard {plan.shard} is of hsdp, but the sharding is {plan.sharding}"
+    elif plan.shard and plan.dp % plan.shard:
         yield f"hsdp shard {plan.shard} does not divide dp {plan.dp}"
     if plan.seq % plan.cp:
         yield f"cp {plan.cp} does not divide seq {plan.seq}"
@@ -207,54 +219,84 @@ def _problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[s
         yield f"sp: tp {plan.tp} does not divide the {plan.seq // plan.cp * plan.mbs} tokens of a micro-batch"
     if model is None:
         return
-    if plan.pp * plan.vpp > model.layers + 2:  # embedding and head may have a chunk to themselves
-        yield f"pp {plan.pp} x vpp {plan.vpp} = {plan.pp * plan.vpp} chunks for {model.layers} layers"
+    chunks = 2 if plan.schedule in V_SHAPED else plan.vpp
+    if plan.pp * chunks > model.layers + 2:  # embedding and head may have a chunk to themselves
+        each = f"2 of {plan.schedule}" if plan.schedule in V_SHAPED else f"vpp {plan.vpp}"
+        yield f"pp {plan.pp} x {each} = {plan.pp * chunks} chunks for {model.layers} layers"
     if model.heads % plan.tp:
         yield f"tp {plan.tp} does not divide {model.heads} heads"
+    elif plan.context == "all-to-all" and model.heads // plan.tp % plan.cp:
+        yield f"all-to-all: cp {plan.cp} does not divide the {model.heads} heads / tp {plan.tp} = {model.heads // plan.tp} of a rank"
     if model.ffn % plan.tp:
         yield f"tp {plan.tp} does not divide the feed-forward width {model.ffn}"
     if plan.ep > 1 and (not model.experts or model.experts % plan.ep):
         yield f"ep {plan.ep} does not divide {model.experts} experts" if model.experts else f"ep {plan.ep}, but {model.name} has no experts"
 
 
+def _schedule_problems(plan: Plan) -> Iterator[str]:
+    """Too few micro-batches for a schedule, or too odd a number of them, by the rules of torch's and Megatron's schedules."""
+    if plan.pp == 1:
+        return
+    m, schedule = plan.micro_batches, plan.schedule
+    count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {m}"
+    rounds = max(1, m // plan.pp)
+    if m < fewest_micro_batches(plan):
+        factors = f"2 x pp {plan.pp} = {2 * plan.pp}" if schedule == "dualpipev" else f"pp {plan.pp}"
+        yield f"{schedule} needs at least {factors} micro-batches, but {count}"
+    elif schedule in ("interleaved", "zb-h1") and m % rounds:
+        yield f"{schedule} runs micro-batches in {m} // pp {plan.pp} = {rounds} equal rounds, but {count}"
+
+
+def fewest_micro_batches(plan: Plan) -> int:
+    """Micro-batches that a pipeline's schedule needs at least; Megatron's 1F1B takes any number, torch's one for each stage."""
+    torch = plan.framework.startswith("torch")
+    least = {"dualpipev": 2 * plan.pp, "interleaved": plan.pp if plan.vpp > 1 else 1, "1f1b": plan.pp if torch else 1}
+    return least.get(plan.schedule, 1) if plan.pp > 1 else 1
+
+
 @cache
-def _divisors(n: int) -> tuple[int, ...]:
+def divisors(n: int) -> tuple[int, ...]:
+    """Of a whole number, in order."""
     return tuple(i for i in range(1, n + 1) if n % i == 0)
 
 
 def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:
-    """The feasible plan whose degrees differ least (by their ratios) from the one asked for."""
+    """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words by whether they are the same."""
     best: tuple[float, Plan] | None = None
-
-    def away(value: int, wanted: int, weight: float = 1.0) -> float:
-        return weight * abs(math.log(value / wanted)) if wanted else 0.0
-
-    for tp in _divisors(devices):
-        for pp in _divisors(devices // tp):
-            for cp in _divisors(devices // tp // pp) if filled.cp > 1 else (1,):
-                dp = devices // (tp * pp * cp)
-                distance = away(tp, given.tp) + away(pp, given.pp) + away(cp, given.cp) + away(dp, given.dp)
-                if best is not None and distance >= best[0]:
+    for tp in divisors(devices):
+        for pp in divisors(devices // tp):
+            for cp in divisors(devices // tp // pp) if filled.cp > 1 else (1,):
+                mesh = replace(filled, tp=tp, pp=pp, cp=cp, dp=devices // (tp * pp * cp))
+                if best is not None and _away(mesh, given, ("tp", "pp", "cp", "dp")) >= best[0]:
                     continue
-                kind = given.sharding if dp * cp > 1 else "none"
-                for candidate in _batches(replace(filled, tp=tp, pp=pp, cp=cp, dp=dp, sharding=kind), given):
-                    total = distance + away(candidate.mbs, given.mbs) + away(candidate.gbs, given.gbs, 2.0) + away(candidate.vpp, given.vpp)
-                    if (best is None or total < best[0]) and not any(_problems(candidate, devices, model)):
-                        best = total, candidate
+                for candidate in _variants(mesh, given, model):
+                    distance = _away(candidate, given, _SIZES) + sum(getattr(candidate, word) != getattr(filled, word) for word in ("schedule", "sp"))
+                    if (best is None or distance < best[0]) and not any(problems(candidate, devices, model)):
+                        best = distance, candidate
     return best[1] if best else None
 
 
-def _batches(plan: Plan, given: Plan) -> Iterator[Plan]:
-    """Variants of a plan in micro-batch, batch, chunks and expert degree."""
-    ep = max(d for d in _divisors(plan.dp * plan.cp * plan.tp) if d <= plan.ep)
-    shard = max(d for d in _divisors(plan.dp) if d <= plan.shard) if plan.shard else 0
-    plan = replace(plan, ep=ep, shard=shard)
-    for vpp in {plan.vpp if plan.pp > 1 else 1, 1}:
-        schedule = given.schedule if given.schedule and (vpp > 1) == (given.vpp > 1) else "interleaved" if vpp > 1 else "1f1b"
-        for mbs in {plan.mbs, *(d for d in (1, 2, 4, 8) if d < plan.mbs)}:
-            whole = plan.dp * mbs * (plan.pp if vpp > 1 else 1)
-            for gbs in {plan.gbs, -(-plan.gbs // whole) * whole, max(whole, plan.gbs // whole * whole)} if given.gbs else (whole,):
-                yield replace(plan, vpp=vpp, schedule=schedule, mbs=mbs, gbs=gbs)
+def _away(plan: Plan, given: Plan, names: Iterable[str]) -> float:
+    """Distance in the sizes that were given; the batch of a step is changed last."""
+    pairs = [(name, getattr(plan, name), getattr(given, name)) for name in names]
+    return sum((2.0 if name == "gbs" else 1.0) * abs(math.log(value / wanted)) for name, value, wanted in pairs if value and wanted)
+
+
+def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Plan]:
+    """Plans on a mesh that differ in how experts and state are spread, in chunks and schedule, and in micro-batch and batch."""
+    experts = model.experts if model is not None else plan.ep
+    ep = max(d for d in divisors(plan.dp * plan.cp * plan.tp) if d <= plan.ep and (d == 1 or (experts and experts % d == 0)))
+    shard = max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
+    kind = given.sharding if plan.dp * plan.cp > 1 and given.sharding != "none" else "ddp" if plan.dp * plan.cp > 1 else "none"
+    fewer = range(2, plan.vpp + 1) if plan.pp > 1 else ()
+    chunked = plan.schedule if plan.schedule in CHUNKED else "interleaved"
+    for schedule, vpp in ("1f1b", 1), (plan.schedule, 1), *((chunked, v) for v in fewer):
+        for sp in {plan.sp, False}:
+            for mbs in {plan.mbs, *(d for d in (1, 2, 4, 8) if d < plan.mbs)}:
+                made = replace(plan, ep=ep, shard=shard, sharding=kind, schedule=schedule, vpp=vpp, sp=sp, mbs=mbs)
+                least, each = made.dp * mbs * fewest_micro_batches(made), made.dp * mbs * (plan.pp if schedule in ("interleaved", "zb-h1") else 1)
+                near = {plan.gbs, -(-plan.gbs // each) * each, plan.gbs // each * each} if given.gbs else {each}
+                yield from (replace(made, gbs=gbs) for gbs in sorted({max(gbs, -(-least // each) * each) for gbs in near}))
 
 
 def stage_layers(layers: int, pp: int, vpp: int = 1) -> tuple[int, ...]:

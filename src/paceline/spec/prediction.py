@@ -160,6 +160,8 @@ class DistributedPrediction:
     provenance: tuple[Evidence, ...]
     energy_j: float | None = None
     cost_per_unit: float | None = None
+    #: what sending gradients less, later or without waiting may cost in accuracy, and on what evidence
+    accuracy: Evidence | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -1,14 +1,19 @@
-"""How frameworks bring the gradients of data-parallel ranks together, as far as it changes a step.
+"""How the gradients of data-parallel ranks are brought together, as far as it changes a step.
 
-A plan says what is shared (`ddp`, `zero1`, `fsdp`...); this says in what pieces, when, and through what.
+A plan says what is shared (`ddp`, `zero1`, `fsdp`...); a `Synchronisation` says in what pieces, when, and through what, as
+frameworks do it; a `Relaxation` says what is sent less, or later, or not waited for.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from paceline.errors import UnknownName
+from paceline import units
+from paceline.errors import PlanError, UnitError, UnknownName
+from paceline.spec.compression import SCHEMES, Scheme, from_dict
 from paceline.spec.framework import Framework
 
 
@@ -57,3 +62,97 @@ def get(name: str) -> Synchronisation:
     if name not in SYNCHRONISATIONS:
         raise UnknownName("synchronisation", name, SYNCHRONISATIONS, f"known: {', '.join(SYNCHRONISATIONS)}")
     return SYNCHRONISATIONS[name]
+
+
+# -- sent less, later, or not waited for ------------------------------------------------------------
+
+#: what a gradient becomes before it is sent (`cost.compression` has their bytes)
+COMPRESSIONS = tuple(name for name in SCHEMES if name != "fp32")
+#: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the next forward pass, with
+#: activations and errors in place of the gradients of fully connected layers (Lee et al. 2018); or what the next pass needs first, first
+AVERAGES = ("allreduce", "overlap", "priority")
+#: who keeps the parameters, and who waits for whom
+MODES = ("replicas", "local-sgd", "diloco", "ps-sync", "ps-async", "ps-bounded", "ps-backup", "easgd", "gossip", "hogwild")
+#: steps between two exchanges where a plan does not say: Lin et al. 2020, Douillard et al. 2023, Zhang et al. 2015
+PERIODS = {"local-sgd": 8, "diloco": 500, "easgd": 10}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """What a plan sends less of, later, or without waiting; 0 or empty: the usual."""
+
+    compress: str = ""
+    #: share of the elements that top-k and DGC send, and rank of PowerSGD's factors
+    ratio: float = 0.0
+    rank: int = 0
+    average: str = "allreduce"
+    mode: str = "replicas"
+    #: steps from one exchange to the next
+    period: int = 0
+    #: devices that average every step, where islands of them exchange once in a period
+    island: int = 0
+    #: hosts that keep the parameters, each with the network of a node
+    servers: int = 0
+    #: updates that a worker may be ahead of the slowest (ps-bounded)
+    staleness: int = 0
+    #: workers whose gradients a step does not wait for (ps-backup)
+    backup: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether gradients are averaged in full, every step, by all-reduce."""
+        return self == PLAIN
+
+    @property
+    def every(self) -> int:
+        """Steps from one exchange to the next."""
+        return self.period or PERIODS.get(self.mode, 1)
+
+    @property
+    def scheme(self) -> Scheme:
+        """How gradients are compressed, with the plan's settings; float32 where they are not."""
+        settings = {"ratio": self.ratio, "rank": self.rank}
+        return from_dict({"name": self.compress or "fp32", **{key: value for key, value in settings.items() if value}})
+
+    @property
+    def label(self) -> str:
+        """What it is called in a table."""
+        return self.compress or (self.mode if self.mode != "replicas" else self.average)
+
+    def __str__(self) -> str:
+        """The words of a plan that `read_relaxation` reads."""
+        words = [self.compress if self.compress not in ("fp16", "bf16") else f"compress={self.compress}"] if self.compress else []
+        words += [self.average] * (self.average != "allreduce") + [self.mode] * (self.mode != "replicas")
+        words += [f"ratio={self.ratio:g}"] * (self.ratio > 0)
+        return " ".join([*words, *(f"{name}={value}" for name in RELAXED_SIZES if (value := getattr(self, name)))])
+
+
+#: in full, every step
+PLAIN = Relaxation()
+RELAXED_SIZES = ("rank", "period", "island", "servers", "staleness", "backup")
+_RELAXED_WORDS: dict[str, tuple[str, ...]] = {"compress": COMPRESSIONS, "average": AVERAGES, "mode": MODES}
+#: every word and key of a relaxation, for messages
+RELAXED_KEYS = tuple(field.name for field in fields(Relaxation))
+RELAXED_WORDS = tuple(dict.fromkeys(word for words in _RELAXED_WORDS.values() for word in words if word not in ("fp16", "bf16", "replicas")))
+
+
+def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:
+    """(field of a Relaxation, what it becomes) for one word of a plan; nothing where the word is not of its kind."""
+    if value is None:
+        yield from ((name, key) for name, words in _RELAXED_WORDS.items() if key in words and key in RELAXED_WORDS)
+    elif key in _RELAXED_WORDS:
+        if value not in (*_RELAXED_WORDS[key], "none"):
+            raise PlanError(f"plan: {key}={value}: expected one of {', '.join(_RELAXED_WORDS[key])}")
+        yield key, value if value != "none" else getattr(PLAIN, key)
+    elif key in RELAXED_SIZES:
+        if not value.isdigit() or int(value) < 1:
+            raise PlanError(f"plan: {key} must be a whole number of 1 or more, got {value!r}")
+        yield key, int(value)
+    elif key == "ratio":
+        try:
+            share = units.parse(value, "fraction")
+        except UnitError as error:
+            raise PlanError(f"plan: ratio: {error}") from None
+        if not 0 < share <= 1:
+            raise PlanError(f"plan: ratio is a share above 0 and up to 1, got {value!r}")
+        yield key, share

@@ -45,6 +45,10 @@ class Transformer:
     experts: int = 0
     top_k: int = 0
     shared_ffn: int = 0
+    #: experts are in every so many-th layer; the others have one feed-forward as wide as what a token meets in those
+    moe_every: int = 1
+    #: groups of experts that a token's are chosen from at most, so that it goes to few nodes (0: all)
+    top_groups: int = 0
     #: latent attention (DeepSeek): queries, and keys with values, pass through these narrower widths; `rotary_dim` of a head's keys are
     #: shared by all heads and carry the positions
     q_rank: int = 0
@@ -91,14 +95,21 @@ class Transformer:
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of all routed experts of a layer; these are what expert parallelism divides."""
-        return self.experts * self._feed(self.ffn)
+        """Of all routed experts of a layer, on average over layers; these are what expert parallelism divides."""
+        return self.experts * self._feed(self.ffn) // self.moe_every
 
     @cached_property
     def dense_parameters(self) -> int:
         """Of a layer, experts left out."""
         feed = self.hidden * self.experts + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
+        if self.moe_every > 1:  # the layers between
+            feed = (feed + (self.moe_every - 1) * self._feed(self.dense_ffn)) // self.moe_every
         return self.attention_parameters + feed + 2 * self._norm_parameters
+
+    @property
+    def dense_ffn(self) -> int:
+        """Width of the feed-forward of layers without experts."""
+        return self.top_k * self.ffn + self.shared_ffn if self.experts else self.ffn
 
     @cached_property
     def layer_parameters(self) -> int:
@@ -125,7 +136,8 @@ class Transformer:
     @cached_property
     def active_parameters(self) -> int:
         """Those that one token meets."""
-        return self.parameters - self.layers * (self.expert_parameters - self.top_k * self._feed(self.ffn)) if self.experts else self.parameters
+        idle = self.expert_parameters - self.top_k * self._feed(self.ffn) // self.moe_every
+        return self.parameters - self.layers * idle if self.experts else self.parameters
 
     def padded_vocab(self, tp: int, unit: int = VOCABULARY_UNIT) -> int:
         """The vocabulary made divisible by the tensor-parallel degree, as Megatron does."""

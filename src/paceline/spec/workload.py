@@ -25,7 +25,7 @@ MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "temporar
 
 #: bytes per element
 ITEMSIZE = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1,
+    "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 1,  # two values of fp4 share a byte, their scales another part of it
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
 }
 

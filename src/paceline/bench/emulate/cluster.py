@@ -7,10 +7,9 @@ import itertools
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import IO, Any
 from paceline.bench.emulate import system
 from paceline.bench.emulate.sweep import sweep
 from paceline.errors import MissingExtra, RunError, SpecError
+from paceline.train.launch import supervise
 from paceline.units import show
 
 #: the interface of every host, and its network
@@ -89,7 +89,7 @@ class EmulatedCluster:
             self.shape(self.link_Bps)
         except BaseException as error:
             self.close()
-            if isinstance(error, (OSError, _netlink_error())):
+            if isinstance(error, (OSError, _pyroute2().netlink.exceptions.NetlinkError)):
                 raise RunError(f"this system does not allow an emulated cluster: {error}") from error
             raise
         return self
@@ -116,21 +116,20 @@ class EmulatedCluster:
             self._janitor = None
 
     def _create(self) -> None:
-        from pyroute2 import NetNS, netns
-
+        pyroute2 = _pyroute2()
         switch_name = f"{self.name}-switch"
-        netns.create(switch_name)
-        switch = NetNS(switch_name)
+        pyroute2.netns.create(switch_name)
+        switch = pyroute2.NetNS(switch_name)
         self._handles.append(switch)
         switch.link("add", ifname="bridge", kind="bridge")
         bridge = switch.link_lookup(ifname="bridge")[0]
         switch.link("set", index=bridge, state="up")
         for host in range(self.hosts):
-            netns.create(self.namespace(host))
+            pyroute2.netns.create(self.namespace(host))
             switch.link("add", ifname=f"port{host}", kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": self.namespace(host)})
             port = switch.link_lookup(ifname=f"port{host}")[0]
             switch.link("set", index=port, state="up", master=bridge)
-            inner = NetNS(self.namespace(host))
+            inner = pyroute2.NetNS(self.namespace(host))
             self._handles.append(inner)
             for name in ("lo", INTERFACE):
                 index = inner.link_lookup(ifname=name)[0]
@@ -200,47 +199,15 @@ class EmulatedCluster:
         self, command: Sequence[str], *, ranks_per_host: int = 1, environment: Mapping[str, str] | None = None, timeout_s: float = 600.0,
     ) -> list[str]:
         """Runs one process per rank to its end; what each printed. A rank that fails or is late ends the others."""
-        with contextlib.ExitStack() as files:
-            outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(self.hosts * ranks_per_host)]
-            ranks = [
-                self.start(rank // ranks_per_host, command, {**self.variables(rank, ranks_per_host), **(environment or {})}, output)
-                for rank, output in enumerate(outputs)
-            ]
-            failed = _first_failure(ranks, time.monotonic() + timeout_s)
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-                self._processes.remove(rank)
-            texts = []
-            for output in outputs:
-                output.seek(0)
-                texts.append(output.read().decode(errors="replace"))
-        if failed is not None:
-            number, why = failed
-            last = (texts[number].strip().splitlines() or ["it printed nothing"])[-1]
-            raise RunError(f"rank {number} {why or f'did not end within {timeout_s:g} s'}; its last line: {last}")
-        return texts
+        def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+            return self.start(rank // ranks_per_host, command, {**self.variables(rank, ranks_per_host), **(environment or {})}, output)
+
+        try:
+            return supervise(start, self.hosts * ranks_per_host, timeout_s)
+        finally:
+            self._processes = [process for process in self._processes if process.poll() is None]
 
 
-def _first_failure(ranks: Sequence[subprocess.Popen[bytes]], deadline: float) -> tuple[int, str] | None:
-    """Waits for all; the first rank that failed and how, or one that is late (no reason), or None."""
-    waiting = dict(enumerate(ranks))
-    while waiting:
-        for number, process in _ended(waiting):
-            if process.returncode:
-                return number, f"ended with {process.returncode}"
-            del waiting[number]
-        if waiting and time.monotonic() > deadline:
-            return min(waiting), ""
-        time.sleep(0.01)
-    return None
-
-
-def _ended(ranks: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    return iter([(number, process) for number, process in ranks.items() if process.poll() is not None])
-
-
-def _netlink_error() -> type[BaseException]:
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    return NetlinkError
+def _pyroute2() -> Any:
+    """The package that speaks to the kernel; an extra, without types."""
+    return import_module("pyroute2")

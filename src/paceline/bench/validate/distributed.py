@@ -11,7 +11,6 @@ from pathlib import Path
 from paceline.bench import frameworks
 from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
 from paceline.catalog import clusters, devices, models, transformers
-from paceline.cost.memory import CONTEXT_BYTES
 from paceline.errors import PacelineError, PlanError, SpecError
 from paceline.predict.distributed import predict
 from paceline.predict.interval import around
@@ -24,6 +23,8 @@ MEMORY_SIGMA = 0.06
 #: Gbit/s of a node's network where a row does not say: one 400 Gbit/s port per device since Hopper, 200 on Ampere nodes
 DEFAULT_GBPS = {"ampere": 1600.0, "volta": 800.0, "hopper": 3200.0, "blackwell": 3200.0}
 GBIT = 1e9 / 8
+#: stages
+LONG_PIPELINE = 8
 
 
 @cache
@@ -45,18 +46,26 @@ def cluster_of(device: str, count: int, per_node: int, gbps: float, domain: int,
 Made = tuple[Transformer, Cluster, Plan, frameworks.Surroundings]
 
 
-def _case(name: str, device: str, measured: dict[str, float], make: Callable[[], Made], meter: str = "allocated", sweep: str = "") -> Case:
-    """A case; `meter` says whose figure of memory was published: torch's allocated or reserved bytes, or the whole device's."""
+def _case(
+    name: str, device: str, measured: dict[str, float], make: Callable[[], Made], meter: str = "allocated", sweep: str = "", ran: bool = True,
+) -> Case:
+    """A case; `meter` says whose figure of memory was published: torch's allocated or reserved bytes, or the whole device's.
+
+    `oom` is 1 where it was foreseen whether the step `ran` or ended without memory: its mean error is the share of wrong calls.
+    """
 
     def answers() -> dict[str, Answer]:
         model, cluster, plan, around_it = make()
         p = predict(model, cluster, plan, errors=around_it.errors, framework=around_it.framework)
-        held = p.peak_bytes if meter == "allocated" else p.memory.reserved_bytes + (CONTEXT_BYTES if meter == "device" else 0)
-        return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "peak_bytes": Answer(held, *around(held, MEMORY_SIGMA))}
+        outside = cluster.device.memory_bytes - p.memory.available_bytes if meter == "device" else 0
+        held = p.peak_bytes if meter == "allocated" else p.memory.reserved_bytes + outside
+        right = float(p.fit.fits == ran)
+        return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "peak_bytes": Answer(held, *around(held, MEMORY_SIGMA)),
+                "oom": Answer(right, right, right)}
 
     def naive() -> dict[str, float]:
         model, cluster, plan, _ = make()
-        peak = cluster.device.peak("bf16" if plan.precision == "fp8" else plan.precision)
+        peak = cluster.device.peak("bf16" if plan.precision in ("fp8", "fp4") else plan.precision)
         return {"step_s": model.flops(plan.gbs * plan.seq, plan.seq) / peak / cluster.device_count, "peak_bytes": 16.0 * model.parameters}
 
     return Case(name=name, device=device, measured=measured, predict=answers, naive=naive, sweep=sweep)
@@ -64,8 +73,8 @@ def _case(name: str, device: str, measured: dict[str, float], make: Callable[[],
 
 # -- vtrain ----------------------------------------------------------------------------------------
 
-#: of GPT-2's tokenizer, which the source's scripts train with
-VTRAIN_VOCABULARY = 50257
+#: of GPT-2's tokenizer, which vTrain's scripts train with, and most others
+GPT_VOCABULARY = 50257
 #: four HDR InfiniBand ports per node (VIA-Research/vTrain)
 VTRAIN_GBPS = 800.0
 _VTRAIN = ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length", "tensor parallelism",
@@ -93,7 +102,7 @@ def _vtrain(folder: Path, file: str, recompute: str, surroundings: frameworks.Su
 
         def make(sizes: tuple[int, ...] = (gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp)) -> Made:
             gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp = sizes
-            model = Transformer(name="gpt", layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, vocab=VTRAIN_VOCABULARY, seq=seq)
+            model = Transformer(name="gpt", layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, vocab=GPT_VOCABULARY, seq=seq)
             plan = Plan(dp=dp, tp=tp, pp=pp, mbs=micro, gbs=batch, seq=seq, recompute=recompute, precision="fp16")
             return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, surroundings
 
@@ -119,19 +128,31 @@ def common(file: str) -> Callable[[Path, bool], Iterable[Case] | None]:
 
 def _row_case(row: Row) -> Case:
     name = f"{row['case_id']} {row['model']} {row['gpu']} x{row['n_gpus']} {row['precision']}"
-    measured = {}
-    if row["step_time_s"]:
+    measured, ran = {}, not _out_of_memory(row)
+    if ran and row["step_time_s"]:
         measured["step_s"] = float(row["step_time_s"])
-    if row.get("peak_mem_gib"):
+    if ran and row.get("peak_mem_gib"):
         measured["peak_bytes"] = float(row["peak_mem_gib"]) * 2**30
     try:
-        if not measured:
-            raise SpecError("no step time given")
         made = _read(row)
+        if ran and not measured:
+            measured["step_s"] = _from_flops(row, made)
     except PacelineError as error:
         return Case(name=name, device=row["gpu"], skip=str(error).splitlines()[0][:100])
     meter = "device" if "nvidia-smi" in (row.get("inferred_fields") or "") else "reserved" if "torchtitan" in row["framework"] else "allocated"
-    return _case(name, made[1].device.name, measured, lambda: made, meter, _sweep(row))
+    if not ran or row.get("recompute"):  # a row that leaves open what is recomputed says nothing of memory
+        measured["oom"] = 1.0
+    return _case(name, made[1].device.name, measured, lambda: made, meter, _sweep(row), ran)
+
+
+def _out_of_memory(row: Row) -> bool:
+    """Whether a row says that its step ended for lack of memory; one that has a time and speaks of another's is none."""
+    try:
+        ran = float(row.get("step_time_s") or 0) > 0
+    except ValueError:
+        ran = False
+    columns = ("step_time_s", "peak_mem_gib", "throughput", "tflops_per_gpu", "options", "notes")
+    return not ran and any(re.search(r"\bOOM\b|out of memory", row.get(column) or "", re.IGNORECASE) for column in columns)
 
 
 #: days of 2022 from which on the rows of bigscience's sweeps compare with one another: its cluster was repaired, its precision changed
@@ -145,6 +166,19 @@ def _sweep(row: Row) -> str:
     era = sum((row.get("notes") or "")[:5] >= day for day in _ERAS)
     sizes = " ".join(f"{column} {row[column]}" for column in ("n_layers", "hidden", "heads", "seq_len", "n_gpus", "global_batch"))
     return f"{sizes} era {era}"
+
+
+def _from_flops(row: Row, made: Made) -> float:
+    """Seconds of a step of which only the model's FLOP/s per device were published, recomputation not counted."""
+    model, _, plan, _ = made
+    if not row.get("tflops_per_gpu"):
+        raise SpecError("no step time given")
+    return model.flops(plan.gbs * plan.seq, plan.seq) / (float(row["tflops_per_gpu"]) * 1e12 * plan.ranks)
+
+
+def _usual_micro_batch(row: Row, pp: int) -> int:
+    """One sequence, where a long pipeline's row says nothing: more would lengthen the bubble."""
+    return 1 if pp >= LONG_PIPELINE and not row.get("step_time_s") else 0
 
 
 #: the column `gpu` -> catalog name, where its own aliases do not do
@@ -174,27 +208,41 @@ def _experts(row: Row) -> Transformer:
     return replace(model, layers=_number(row, "n_layers", model.layers))
 
 
+def _complete(row: Row) -> Row:
+    """The row with sizes that it leaves out, where the catalog has its model; models called GPT have GPT-2's vocabulary."""
+    name = re.sub(r" *[(\[].*$", "", row["model"])
+    if row.get("hidden") and row.get("vocab"):
+        return row
+    if models.fold(name) in {models.fold(known) for known in transformers.names()}:
+        found = transformers.get(name)
+        known = {"n_layers": found.layers, "hidden": found.hidden, "heads": found.heads, "kv_heads": found.kv_heads, "ffn_hidden": found.ffn,
+                 "vocab": found.vocab}
+        return {**row, **{column: str(value) for column, value in known.items() if not row.get(column)}}
+    return {**row, "vocab": str(GPT_VOCABULARY)} if name.startswith("GPT") and row.get("hidden") else row
+
+
 def _read(row: Row) -> Made:
     """Model, cluster, plan and framework of a row, or SpecError with what is missing."""
     if row.get("family", "transformer-lm") not in ("transformer-lm", "moe-lm"):
         raise SpecError(f"family {row['family']} is not a language model")
-    model = _experts(row) if row["family"] == "moe-lm" else from_columns(row)
+    model = _experts(row) if row["family"] == "moe-lm" else from_columns(_complete(row))
     count = _number(row, "n_gpus")
     surroundings = frameworks.distributed(row)
     device = devices.get(_device(row))
     tp, pp, cp = (_number(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    if not row.get("tp") or not row.get("pp"):
+    if count > 1 and (not row.get("tp") or not row.get("pp")):
         raise SpecError("no tensor- or pipeline-parallel degree given")
     dp = count // (tp * pp * cp)
     if _number(row, "dp", dp) != dp or dp * tp * pp * cp != count:
         raise PlanError(f"dp {row.get('dp')} x tp {tp} x pp {pp} x cp {cp} is not {count} devices")
     batch = _number(row, "global_batch")
-    if not batch or not row.get("micro_batch"):
+    micro = _number(row, "micro_batch") or (batch // dp if pp == 1 and surroundings.framework.whole_batch else _usual_micro_batch(row, pp))
+    if not batch or not micro:
         raise SpecError("no global batch or micro-batch given")
     chunk = surroundings.framework.chunk_layers
     vpp = _number(row, "vpp") or (max(1, model.layers // (pp * chunk)) if chunk and pp > 1 else 1)
     plan = Plan(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=_number(row, "ep", 1), vpp=vpp if pp > 1 else 1, mbs=_number(row, "micro_batch"), gbs=batch,
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=_number(row, "ep", 1), vpp=vpp if pp > 1 else 1, mbs=micro, gbs=batch,
         seq=_number(row, "seq_len"), sharding=frameworks.sharding(row), sp=frameworks.sequence_parallel(row), recompute=frameworks.recompute(row),
         precision=frameworks.precision(row), adapters=frameworks.adapters(row), reshard=frameworks.reshard(row),
     )
@@ -202,4 +250,13 @@ def _read(row: Row) -> Made:
     gbps = float(row.get("inter_node_gbps_per_node") or DEFAULT_GBPS.get(device.architecture, 800.0))
     domain = 72 if device.name.startswith("gb") else per_node
     kind = "omnipath" if "Omni-Path" in (row.get("inter_node") or "") else "infiniband"
-    return model, cluster_of(device.name, count, per_node, gbps, domain, kind), plan, surroundings
+    cluster = cluster_of(device.name, count, per_node, gbps, domain, kind)
+    if surroundings.framework.whole_batch and not row.get("recompute"):
+        plan = _least_recomputed(model, cluster, plan, surroundings)
+    return model, cluster, plan, surroundings
+
+
+def _least_recomputed(model: Transformer, cluster: Cluster, plan: Plan, surroundings: frameworks.Surroundings) -> Plan:
+    """The plan with as little computed again as its memory allows, for frameworks whose micro-batch cannot be smaller."""
+    kinds = (replace(plan, recompute=kind) for kind in ("none", "selective"))
+    return next((p for p in kinds if predict(model, cluster, p, framework=surroundings.framework).fit.fits), replace(plan, recompute="full"))

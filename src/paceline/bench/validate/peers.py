@@ -37,6 +37,6 @@ PEERS: Mapping[str, tuple[Peer, ...]] = {
         Peer(name="naive", mean_abs_pct=45.6, rows=1440, how=_NAIVE),
     ),
     "megatron_gpt": (
-        Peer(name="Calculon", mean_abs_pct=3.65, rows=8, how=f"{_CALCULON}, its own validation: Korthikanti et al. 2022, table 5, which it is tuned to"),
+        Peer(name="Calculon", mean_abs_pct=3.65, rows=8, how=f"{_CALCULON}; its own validation, which it is tuned to: Korthikanti et al. 2022"),
     ),
 }

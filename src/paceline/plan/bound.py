@@ -1,0 +1,167 @@
+"""A lower bound on the simulated time of every plan of a block, as one array.
+
+A rank of a pipeline cannot start before the passes ahead of it, runs everything it holds for every micro-batch, and is followed by the
+backward passes of the ranks before it. Passes take what their operators take, what gathering their parameters takes, or what the host
+takes to issue them, whichever is longest. After that the last bucket of gradients is reduced and parameters are updated. Each term is
+one that the simulation cannot avoid, so the bound holds for it; where communication hides and stages are even it is close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.plan.space import Block, Choice
+from paceline.plan.table import Row, State, Table
+from paceline.sim.schedules import SPLIT, V_SHAPED
+
+Array = NDArray[np.float64]
+#: seconds of a pass: layers, embedding and head, forward and backward, and of the layers' weight gradients; and what a pass
+#: adds: the wait for its first gather unless the embedding (forward) or the head (backward) runs meanwhile, and for its last scatter
+#: unless the embedding does
+_LF, _LB, _EF, _EB, _HF, _HB, _LW, _FORWARD, _BACKWARD, _SCATTER = range(10)
+_COLUMNS = 10
+#: of these, what operators take
+_WORK = slice(0, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often each of a pass' seconds is spent, one line per kind of rank, those of an order one after another."""
+
+    #: from the first pass of the step to the last that has to follow a rank's own
+    span: Array
+    #: of the rank alone, after those ahead of it
+    own: Array
+    #: the same up to where the first of its gradients is complete; lines of which nothing is known are zero
+    ready: Array
+    #: of all micro-batches on the rank
+    work: Array
+    #: transfers between stages on the way of `span`
+    hops: Array
+    #: whether a line is the first rank's
+    first: NDArray[np.bool_]
+    #: where each order's lines start
+    starts: NDArray[np.int64]
+    #: of each order, one micro-batch through all stages and back; and its transfers
+    path: Array
+    path_hops: Array
+
+
+def counts(orders: Sequence[tuple[Choice, Sequence[Row]]], layers: int, pp: int, micro_batches: int, beside: bool) -> Counts:
+    """Counts of some orders of a model's `layers`; `beside` says whether transfers run beside passes."""
+    lines: list[tuple[Any, ...]] = []
+    starts, paths, hops = [], [], []
+    for order, rows in orders:
+        starts.append(len(lines))
+        lines += [_line(order, row, rows[0].layers, pp, micro_batches, beside) for row in rows]
+        chunks, path = pp * rows[0].chunks, np.ones(_COLUMNS)
+        path[[_LF, _LB]] = layers
+        path[_LW] = -layers if order["schedule"] in SPLIT else 0
+        path[[_FORWARD, _BACKWARD, _SCATTER]] = chunks - 1
+        paths.append(path)
+        hops.append(2 * (chunks - 1) - (2 if order["schedule"] in V_SHAPED else 0))
+    span, own, ready, work, far, first = (np.array(column) for column in zip(*lines, strict=True))
+    return Counts(span, own, ready, work, far, first, np.array(starts), np.array(paths), np.array(hops))
+
+
+def _line(order: Choice, row: Row, top: int, pp: int, m: int, beside: bool) -> tuple[Array, Array, Array, Array, int, bool]:
+    """One line of `Counts`; `top` layers are the first rank's."""
+    schedule = order["schedule"]
+    one, ahead, tail, left = (np.zeros(_COLUMNS) for _ in range(4))
+    one[[_LF, _LB]] = row.layers
+    one[[_EF, _EB]], one[[_HF, _HB]] = row.first, row.last
+    one[[_FORWARD, _BACKWARD, _SCATTER]] = row.chunks - row.first, row.chunks - row.last, row.chunks - row.first
+    if row.ahead:
+        ahead[[_LF, _EF, _FORWARD]] = row.before, 1, row.ahead - 1
+        tail[[_LB, _EB, _BACKWARD, _SCATTER]] = row.before, 1, row.ahead, row.ahead - 1
+    if schedule == "zb-h1" and row.ahead:  # a rank puts as many weight gradients off as there are ranks ahead of it
+        tail[_LW] = top - row.before - min(m, row.ahead + 1) * row.layers
+    elif schedule in V_SHAPED:
+        tail[:] = 0.0
+    many = _late(order, pp)
+    left[_LB] = many * -(-row.layers // row.chunks)
+    left[[_EB, _HB]], left[[_BACKWARD, _SCATTER]] = one[[_EB, _HB]], many
+    own = ahead + m * one
+    ready = np.maximum(0.0, own - left) if many else np.zeros(_COLUMNS)
+    waits = 0 if beside or schedule in V_SHAPED else m * (2 * row.chunks - row.first - row.last)
+    hops = max(waits, row.ahead * (1 if schedule in V_SHAPED else 2)) if pp > 1 else 0
+    return own + tail, own, ready, m * one, hops, row.ahead == 0
+
+
+def _late(order: Choice, pp: int) -> int:
+    """Passes that a rank may still have to run when the first of its gradients is complete; 0: not known."""
+    if order["schedule"] in V_SHAPED:
+        return 0
+    return 1 + (int(order["vpp"]) - 1) * pp
+
+
+def passes(pieces: Array, copies: Array, states: Sequence[State], kinds: Sequence[Choice], contention: float) -> Array:
+    """Seconds of `Counts`' columns when passes are bound by device, network, host or copies to it: (4, shapes, states, columns)."""
+    out = np.zeros((4, len(pieces), len(states), _COLUMNS))
+    device, host = pieces[:, 0], pieces[:, 1]
+    out[0, :, :, : _LW + 1], out[2, :, :, : _LW + 1] = device[:, None], host[:, None]
+    out[2, :, :, _LW] = out[2, :, :, _LB]  # who issues weight gradients late is not known
+    for u, (state, kind) in enumerate(zip(states, kinds, strict=True)):
+        if kind["offload"] == "activations":
+            out[3, :, u, _LF] = out[3, :, u, _LB] = out[3, :, u, _LW] = copies
+        back = state.gather_s if kind.get("reshard", True) else 0.0
+        sent = np.array([state.gather_s, back + state.scatter_s, *np.ravel([*zip(state.ends_gather_s, state.ends_scatter_s, strict=True)])])
+        out[1, :, u, _WORK], out[1, :, u, _LW] = sent, sent[_LB]
+        # what is beside operators slows them; the ends', the first gather and the last scatter of a pass are beside nothing
+        slowed = sent * np.array([contention, contention, 1, 1, 1, 1])
+        out[0, :, u, _WORK] += slowed
+        out[0, :, u, _FORWARD:] = (1 - contention) * np.array([state.gather_s, back, state.scatter_s])
+    return out
+
+
+def bounds(block: Block, table: Table) -> Array:
+    """Seconds that each plan of a block takes at least: (shapes, orders, states)."""
+    pieces = np.stack([table.pieces(block, shape) for shape in block.shapes])
+    where, kinds = _distinct(block.states)
+    step = table.step(block, block.shapes[0])
+    f, mesh, m = step.framework, block.mesh, block.micro_batches
+    rows = [table.rows(block, order) for order in block.orders]
+    known = table.once(
+        ("counts", mesh.pp, m, f.p2p_overlap, tuple((order["schedule"], order["vpp"]) for order in block.orders)),
+        lambda: counts([*zip(block.orders, rows, strict=True)], table.model.layers, mesh.pp, m, f.p2p_overlap))
+    states = [[table.state(block, order, kind) for order in block.orders] for kind in kinds]
+    copies = np.array([table.copying(block, shape) for shape in block.shapes])
+    spent = passes(pieces, copies, [of[0] for of in states], kinds, f.contention)
+    hop = np.array([table.hop(block, shape) for shape in block.shapes])[:, None, None]
+    per_line = np.repeat(np.arange(len(rows)), [len(found) for found in rows])
+    reduces, regathers = (np.array([np.concatenate([getattr(state, name) for state in of]) for of in states]) for name in ("reduce_s", "regather_s"))
+    once, last, early, update = (
+        np.array([[getattr(state, name) for state in of] for of in states]) for name in ("tied_s", "last_reduce_s", "first_gather_s", "update_s"))
+    span = (spent @ known.span.T).max(axis=0) + hop * known.hops
+    own = (spent @ known.own.T).max(axis=0)
+    # reduced beside the last passes, or after them; the first rank is the last to be done
+    begin = (spent @ known.ready.T).max(axis=0) if f.dp_overlap else own
+    tail = np.where(known.first, (last + once)[:, per_line], 0.0)
+    ends = np.maximum(np.maximum(span, own + tail), begin + reduces)
+    path = (spent @ known.path.T).max(axis=0) + hop * known.path_hops + last + once
+    longest = np.maximum(np.maximum.reduceat(ends, known.starts, axis=-1), path)
+    after = update + (0.0 if f.dp_overlap else np.maximum.reduceat(regathers, known.starts, axis=-1))
+    # every rank waits for the slowest node, as long as the rank that computes least at least
+    steady = np.minimum.reduceat(pieces[:, 0, _WORK] @ known.work[:, _WORK].T, known.starts, axis=-1)[:, None]
+    found = longest + after + early + f.step_s + max(0, m - 1) * f.micro_batch_s + step.straggling * steady
+    return np.asarray(found[:, where].transpose(0, 2, 1))
+
+
+def _distinct(states: Sequence[Choice]) -> tuple[NDArray[np.int64], list[Choice]]:
+    """States that differ in what the bound sees (not in buckets or prefetching), and which of them each state is."""
+    seen: dict[tuple[object, ...], int] = {}
+    kinds: list[Choice] = []
+    where = []
+    for state in states:
+        key = tuple(state.get(name) for name in ("sharding", "shard", "reshard", "offload"))
+        if key not in seen:
+            seen[key] = len(kinds)
+            kinds.append(state)
+        where.append(seen[key])
+    return np.array(where), kinds
+

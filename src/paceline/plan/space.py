@@ -1,0 +1,231 @@
+"""The space of plans: every combination of degrees, batch, schedule, sharding and options that a model can run in on a cluster.
+
+The space is a list of blocks. A block fixes the mesh, the micro-batch and whose kernels run; its plans are the product of three short
+lists: how a layer computes (`shapes`), how passes are ordered (`orders`), how state is shared (`states`). What a plan costs factors the
+same way, so that a block of hundreds of plans is a few small arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from paceline.errors import PlanError, nearest
+from paceline.predict.distributed import default_framework
+from paceline.sim.schedules import chunks_per_rank
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import OFFLOADS, RECOMPUTE, SCHEDULES, Plan, divisors, problems, resolve
+from paceline.spec.transformer import Transformer
+
+#: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange behind
+FEWEST_TOKENS = 1024
+#: bytes of gradients that are reduced at once: the framework's own rule, and two larger sizes
+BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
+#: layers whose parameters are gathered ahead
+PREFETCH = (1, 2)
+#: what may change the result of training; left out unless it is allowed
+LOSSY = {"fp8": {"precision": "fp8"}}
+#: field -> its value when a word such as "offload" or "pp" is forbidden altogether
+_PLAIN = {
+    "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "sp": False, "recompute": "none", "offload": "none", "context": "ring",
+}
+Choice = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Degrees of a plan."""
+
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Plans that differ in a shape, an order and a state only."""
+
+    cluster: Cluster
+    mesh: Mesh
+    common: Choice
+    shapes: tuple[Choice, ...]
+    orders: tuple[Choice, ...]
+    states: tuple[Choice, ...]
+
+    def __len__(self) -> int:
+        return len(self.shapes) * len(self.orders) * len(self.states)
+
+    def plan(self, index: int) -> Plan:
+        """The plan at a place of the block's array (shapes x orders x states, the last one fastest)."""
+        rest, state = divmod(index, len(self.states))
+        shape, order = divmod(rest, len(self.orders))
+        return self.of(self.shapes[shape], self.orders[order], self.states[state])
+
+    def of(self, *choices: Choice) -> Plan:
+        m = self.mesh
+        merged: dict[str, Any] = {"tp": m.tp, "cp": m.cp, "ep": m.ep, "pp": m.pp, "dp": m.dp, **self.common}
+        for choice in choices:
+            merged |= choice
+        return Plan(**merged)
+
+    @property
+    def micro_batches(self) -> int:
+        return int(self.common["gbs"] // (self.mesh.dp * self.common["mbs"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user fixes, forbids and allows."""
+
+    #: field of a plan -> its only value
+    fixed: Choice = field(default_factory=dict)
+    #: (field, value) that no plan may have
+    forbidden: frozenset[tuple[str, Any]] = frozenset()
+    #: field -> its only value because everything else was forbidden
+    plain: Choice = field(default_factory=dict)
+    allowed: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = ()) -> Limits:
+        """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"), allow ("fp8")."""
+        fixed = _said(" ".join(fix))
+        plain, forbidden = {}, set()
+        for word in forbid:
+            if word in _PLAIN:
+                plain[word] = _PLAIN[word]
+            else:
+                forbidden |= {*_said(word).items()}
+        for word in allow:
+            if word not in LOSSY:
+                near = nearest(word, list(LOSSY))
+                raise PlanError(f"--allow {word}: " + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(LOSSY)}"))
+        both = {name for name in fixed if (name, fixed[name]) in forbidden or plain.get(name, fixed[name]) != fixed[name]}
+        if both:
+            raise PlanError(f"{both.pop()} is both fixed and forbidden")
+        return Limits(fixed=fixed, forbidden=frozenset(forbidden), plain=plain, allowed=frozenset(allow))
+
+    def keep(self, choice: Choice) -> bool:
+        """Whether the fields of a choice are what the user wants."""
+        for limits in (self.fixed, self.plain):
+            if any(limits.get(name, value) != value for name, value in choice.items()):
+                return False
+        return not any(item in self.forbidden for item in choice.items())
+
+    def among(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """The values of one field that remain."""
+        return [value for value in values if self.keep({name: value})]
+
+
+def _said(text: str) -> dict[str, Any]:
+    """The fields that a plan's words set."""
+    given = Plan.parse(text)
+    mentioned = {word.partition("=")[0] for word in text.replace(",", " ").split()}
+    return {
+        f.name: getattr(given, f.name) for f in fields(Plan)
+        if getattr(given, f.name) != f.default or f.name in mentioned or getattr(given, f.name) in mentioned
+    }
+
+
+@dataclass(frozen=True)
+class Space:
+    """All plans for a model and a batch on one or several clusters."""
+
+    model: Transformer
+    clusters: tuple[Cluster, ...]
+    gbs: int
+    seq: int
+    limits: Limits
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self.blocks)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(block for cluster in self.clusters for block in self._of(cluster))
+
+    def why_empty(self) -> str:
+        """What keeps every plan out, in one line."""
+        cluster = self.clusters[0]
+        try:
+            resolve(Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}), cluster.device_count, self.model)
+        except PlanError as error:
+            return str(error)
+        return f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed and forbidden"
+
+    def _of(self, cluster: Cluster) -> Iterator[Block]:
+        precisions = self.limits.among("precision", [*self._precision(cluster), *(["fp8"] if "fp8" in self.limits.allowed else [])])
+        for mesh in self._meshes(cluster.device_count):
+            states = self._states(mesh, cluster)
+            for mbs in self.limits.among("mbs", divisors(self.gbs // mesh.dp)):
+                for precision in precisions:
+                    common = {"gbs": self.gbs, "seq": self.seq, "mbs": mbs, "precision": precision}
+                    for framework in {self._framework(state) for state in states}:
+                        block = Block(
+                            cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)), tuple(self._orders(mesh, mbs)),
+                            tuple(state for state in states if self._framework(state) == framework))
+                        if len(block):
+                            yield block
+
+    def _framework(self, state: Choice) -> str:
+        return str(self.limits.fixed.get("framework") or default_framework(Plan(sharding=state["sharding"])))
+
+    def _precision(self, cluster: Cluster) -> list[str]:
+        """The usual one of a device: half the bits where its matrix units take them."""
+        if "precision" in self.limits.fixed:
+            return [self.limits.fixed["precision"]]
+        return [next((p for p in ("bf16", "fp16") if p in cluster.device.peak_flops), "fp32")]
+
+    def _meshes(self, devices: int) -> Iterator[Mesh]:
+        m, among = self.model, self.limits.among
+        for tp in among("tp", [d for d in divisors(devices) if m.heads % d == 0 and m.ffn % d == 0]):
+            for cp in among("cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and (d == 1 or self.seq // d >= FEWEST_TOKENS)]):
+                for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
+                    dp = devices // (tp * cp * pp)
+                    if self.gbs % dp or not among("dp", [dp]):
+                        continue
+                    for ep in among("ep", [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0] or [1]):
+                        yield Mesh(tp, cp, ep, pp, dp)
+
+    def _shapes(self, mesh: Mesh, mbs: int) -> Iterator[Choice]:
+        """Sequence parallel or not, what is recomputed, and how context is exchanged."""
+        even = (self.seq // mesh.cp * mbs) % mesh.tp == 0
+        for sp in (False, True) if mesh.tp > 1 and even else (False,):
+            for recompute in RECOMPUTE:
+                for context in ("ring", "all-to-all") if mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0 else ("ring",):
+                    choice = {"sp": sp, "recompute": recompute, "context": context}
+                    if self.limits.keep(choice):
+                        yield choice
+
+    def _orders(self, mesh: Mesh, mbs: int) -> Iterator[Choice]:
+        """Pipeline schedules with their chunks."""
+        plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq)
+        for schedule in SCHEDULES if mesh.pp > 1 else ("1f1b",):
+            per_stage = self.model.layers // mesh.pp
+            chunks = [v for v in divisors(per_stage) if v > 1] if schedule in ("interleaved", "looped-bfs") else [1]
+            for vpp in chunks:
+                choice = {"schedule": schedule, "vpp": vpp}
+                whole = mesh.pp * chunks_per_rank(schedule, vpp) <= self.model.layers
+                if whole and self.limits.keep(choice) and not any(problems(_with(plan, choice), plan.ranks, self.model)):
+                    yield choice
+
+    def _states(self, mesh: Mesh, cluster: Cluster) -> list[Choice]:
+        """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
+        ranks = mesh.dp * mesh.cp
+        found: list[dict[str, Any]] = [{"sharding": "none"}] if ranks == 1 else [
+            {"sharding": kind, "bucket_bytes": bucket} for kind in ("ddp", "zero1", "zero2") for bucket in BUCKETS]
+        if ranks > 1:
+            ways = [{"reshard": reshard, "prefetch": prefetch} for reshard in (True, False) for prefetch in PREFETCH]
+            found += [{"sharding": "fsdp", **way} for way in ways]
+            inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
+            shards = {d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in (inside, 2 * inside, 4 * inside)}
+            found += [{"sharding": "hsdp", "shard": shard, **way} for shard in sorted(shards) for way in ways]
+        choices = [{**state, "offload": offload} for state in found for offload in OFFLOADS]
+        return [choice for choice in choices if self.limits.keep(choice)]
+
+
+def _with(plan: Plan, choice: Choice) -> Plan:
+    return Plan(**{**{f.name: getattr(plan, f.name) for f in fields(Plan)}, **choice})

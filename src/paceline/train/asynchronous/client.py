@@ -1,0 +1,166 @@
+"""A worker's side: all servers at once, tried again until they are back, nothing sent twice in effect."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import RunError
+from paceline.train.asynchronous import wire
+from paceline.train.asynchronous.codecs import codec
+from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One round trip to all servers: seconds, bytes, and how stale the update was (the worst shard)."""
+
+    staleness: int
+    version: int
+    outcome: int
+    up_bytes: int
+    down_bytes: int
+    round_s: float
+    #: of the slowest server: receiving the update, applying it, sending parameters, waiting for turns and others
+    up_s: float
+    update_s: float
+    down_s: float
+    waited_s: float
+
+
+class Joined(Protocol):
+    """What an optimizer needs of the run it is part of."""
+
+    worker: int
+
+    def join(self) -> Tensor: ...
+
+    def leave(self) -> None: ...
+
+
+class Client:
+    """Connections of one worker to the servers that share the model; `sizes` are the elements on each."""
+
+    def __init__(self, rendezvous: Rendezvous, sizes: Sequence[int], *, up: str = "none", down: str = "none", retry_s: float = 60.0) -> None:
+        self.rendezvous, self.sizes, self.retry_s = rendezvous, list(sizes), retry_s
+        store = rendezvous.store()
+        self.worker = int(store.add("workers", 1)) - 1
+        self._links = [_Link(rendezvous, server, self.worker, up, down, retry_s) for server in range(len(self.sizes))]
+        self._pool = ThreadPoolExecutor(max_workers=len(self.sizes), thread_name_prefix="server")
+        self._sequence = 0
+        self._closed = False
+
+    def join(self) -> Tensor:
+        """Parameters as they are now."""
+        return torch.cat(list(self._pool.map(lambda link: link.join(), self._links)))
+
+    def exchange(self, update: Tensor, *, fetch: bool = True, rate: float = 1.0) -> tuple[Tensor | None, Exchange]:
+        """Pushes an update; new parameters (or moves) where wanted."""
+        self._sequence += 1
+        start = time.perf_counter()
+        pieces = update.split(self.sizes)
+        answers = list(self._pool.map(lambda pair: pair[0].push(pair[1], self._sequence, fetch, rate), zip(self._links, pieces, strict=True)))
+        round_s = time.perf_counter() - start
+        slowest = max(answers, key=lambda answer: answer[1].receive_s + answer[1].update_s + answer[2])
+        values = torch.cat([answer[0] for answer in answers]) if fetch else None
+        heads = [answer[1] for answer in answers]
+        return values, Exchange(
+            staleness=max(head.staleness for head in heads), version=min(head.version for head in heads), outcome=max(head.outcome for head in heads),
+            up_bytes=sum(link.sent for link in self._links), down_bytes=sum(head.payload_bytes for head in heads), round_s=round_s,
+            up_s=slowest[1].receive_s, update_s=slowest[1].update_s, down_s=slowest[2], waited_s=slowest[1].waited_s,
+        )
+
+    def leave(self) -> None:
+        """Says good-bye; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            for link in self._links:
+                link.leave()
+            self._pool.shutdown()
+            self.rendezvous.store().add("left", 1)
+
+
+class _Link:
+    """One worker to one server."""
+
+    def __init__(self, rendezvous: Rendezvous, server: int, worker: int, up: str, down: str, retry_s: float) -> None:
+        self._where, self._server, self._worker, self._retry_s = rendezvous, server, worker, retry_s
+        self._up, self._down = codec(up), codec(down)
+        if not self._down.down:
+            raise RunError(f"codec {down!r} leaves elements out; parameters can be sent with none, fp16, bf16 or int8")
+        self._store: Store | None = None
+        self._pair: Pair | None = None
+        self._life, self._version, self._count = 0, 0, 0
+        self._buffer: Tensor | None = None
+        self.sent = 0
+
+    def join(self) -> Tensor:
+        values, _, _ = self._until_done(None)
+        return values
+
+    def push(self, update: Tensor, sequence: int, fetch: bool, rate: float) -> tuple[Tensor, Answer, float]:
+        payload = self._up.encode(update)
+        self.sent = payload.numel()
+        ask = Ask(kind=wire.PUSH, worker=self._worker, sequence=sequence, base=self._version, payload_bytes=payload.numel(), fetch=fetch, rate=rate)
+        values, answer, down_s = self._until_done((ask, payload))
+        if fetch:
+            self._version = answer.version
+        return values, answer, down_s
+
+    def leave(self) -> None:
+        if self._pair is not None:
+            with contextlib.suppress(Lost):  # the server went first
+                self._pair.send(Ask(kind=wire.LEAVE, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
+            self._pair = None
+
+    def _until_done(self, push: tuple[Ask, Tensor] | None) -> tuple[Tensor, Answer, float]:
+        """The answer, across lost connections and new lives of the server."""
+        deadline = time.monotonic() + self._retry_s
+        while True:
+            try:
+                if self._pair is None:
+                    joined = self._connect()
+                    if push is None:
+                        return joined
+                assert push is not None and self._pair is not None
+                self._pair.send(push[0].pack())
+                self._pair.send(push[1])
+                return self._receive(self._pair)
+            except Lost as error:
+                self._pair = None
+                if time.monotonic() > deadline:
+                    raise RunError(f"server {self._server} is gone and did not come back within {self._retry_s:g} s: {str(error)[:120]}") from None
+                time.sleep(0.05)
+
+    def _connect(self) -> tuple[Tensor, Answer, float]:
+        store = self._store = self._store or self._where.store()
+        patience = time.monotonic() + (3.0 if self._life else self._where.timeout_s)
+        while (life := int(store.get(f"life/{self._server}"))) == self._life and time.monotonic() < patience:
+            time.sleep(0.02)  # the life that we lost is most likely over: wait for the next before trying it again
+        self._life = life
+        self._pair = wire.knock(store, self._server, life, self._where.timeout_s)
+        self._pair.send(Ask(kind=wire.JOIN, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
+        joined = self._receive(self._pair)
+        self._version = joined[1].version
+        return joined
+
+    def _receive(self, pair: Pair) -> tuple[Tensor, Answer, float]:
+        answer = Answer.unpack(pair.receive_header())
+        start = time.perf_counter()
+        raw = pair.receive_bytes(answer.payload_bytes, self._buffer)
+        taken = time.perf_counter() - start
+        if not answer.payload_bytes:
+            return torch.empty(0), answer, taken
+        self._buffer = raw
+        self._count = self._count or self._elements(raw)
+        return self._down.decode(raw, self._count), answer, taken
+
+    def _elements(self, raw: Tensor) -> int:
+        return self._down.decode(raw, raw.numel()).numel()

@@ -1,0 +1,67 @@
+"""A model's parameters as one vector, in the order of the optimizer's groups, cut into even shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SpecError
+from paceline.train.asynchronous.shard import Part
+
+
+class Flat:
+    """Moves values between parameters and one fp32 vector."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+        self.parameters: list[Tensor] = [p for group in self._groups for p in group]
+        if not self.parameters:
+            raise SpecError("an optimizer without parameters cannot be distributed")
+        self._options: list[dict[str, Any]] = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        self.count = sum(p.numel() for p in self.parameters)
+
+    def values(self) -> Tensor:
+        """Parameters now."""
+        return torch.cat([p.detach().reshape(-1).float() for p in self.parameters])
+
+    def gradients(self) -> Tensor:
+        """Gradients now; zero where there is none, dense where they are sparse."""
+        return torch.cat([_dense(p).reshape(-1).float() for p in self.parameters])
+
+    @torch.no_grad()
+    def load(self, values: Tensor) -> None:
+        """Sets the parameters."""
+        for p, piece in zip(self.parameters, values.split([p.numel() for p in self.parameters]), strict=True):
+            p.copy_(piece.view_as(p))
+
+    @torch.no_grad()
+    def move(self, by: Tensor) -> None:
+        """Subtracts a vector from the parameters."""
+        for p, piece in zip(self.parameters, by.split([p.numel() for p in self.parameters]), strict=True):
+            p.sub_(piece.view_as(p))
+
+    def shards(self, servers: int) -> list[tuple[int, tuple[Part, ...]]]:
+        """For each server the elements it keeps and how they fall into parameter groups; sizes differ by one at most."""
+        if not 1 <= servers <= self.count:
+            raise SpecError(f"{self.count} parameters can be split over 1 to {self.count} servers, got {servers}")
+        sizes = [self.count // servers + (i < self.count % servers) for i in range(servers)]
+        groups = [sum(p.numel() for p in group) for group in self._groups]
+        return [(size, self._parts(groups, sum(sizes[:i]), size)) for i, size in enumerate(sizes)]
+
+    def _parts(self, groups: Sequence[int], start: int, size: int) -> tuple[Part, ...]:
+        parts, offset = [], 0
+        for count, options in zip(groups, self._options, strict=True):
+            inside = min(offset + count, start + size) - max(offset, start)
+            if inside > 0:
+                parts.append(Part(count=inside, options=options))
+            offset += count
+        return tuple(parts)
+
+
+def _dense(p: Tensor) -> Tensor:
+    if p.grad is None:
+        return torch.zeros_like(p)
+    return p.grad.to_dense() if p.grad.is_sparse else p.grad

@@ -1,0 +1,60 @@
+"""Gossip: no server; every worker steps on its own and averages with a neighbour at random (AD-PSGD, Lian et al. 2018).
+
+Each worker serves its own live parameters as a shard whose rule is to meet half way: both sides end at the mean. Whoever asks waits for
+an answer; whoever is asked does not notice but for the lock, so that nobody can wait in a circle.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import SpecError
+from paceline.train.asynchronous.client import Exchange
+from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.peer import Peers
+from paceline.train.asynchronous.remote import Distributed
+
+
+class GossipOptimizer(Distributed):
+    """The user's optimizer, and a meeting with one neighbour every `period` steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, peers: Peers, *, period: int, seed: int) -> None:
+        self._lock = peers.lock
+        super().__init__(optimizer, peers)
+        self._peers, self._period, self._steps, self._random = peers, period, 0, random.Random(f"{seed}/{peers.worker}")
+        peers.attach(self.flat.values, self._halve)
+
+    def _halve(self, theirs: Tensor) -> None:
+        """Meets a neighbour half way."""
+        self.flat.move(0.5 * (self.flat.values() - theirs))
+
+    def _step(self) -> Exchange | None:
+        with self._lock:
+            self.inner.step()
+        self._steps += 1
+        neighbours = self._peers.others()
+        if self._steps % self._period or not neighbours:
+            return None
+        with self._lock:
+            mine = self.flat.values()
+        theirs, exchange = self._peers.meet(self._random.choice(neighbours), mine)
+        if theirs is not None:
+            with self._lock:
+                # the neighbour moved by half the difference from `mine`; do the same from here, so that the sum of both is kept
+                self.flat.move(0.5 * (mine - theirs))
+        return exchange
+
+
+def gossip(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, period: int = 1, workers: int | None = None, seed: int = 0,
+) -> tuple[nn.Module, GossipOptimizer]:
+    """Every worker is a neighbour of every other; all start from the parameters of the first."""
+    from paceline.train.asynchronous.wrap import rendezvous, world
+
+    if period < 1:
+        raise SpecError(f"a period counts from 1, got {period}")
+    peers = Peers(rendezvous(), Flat(optimizer).values(), expected=world(workers))
+    return model, GossipOptimizer(optimizer, peers, period=period, seed=seed)

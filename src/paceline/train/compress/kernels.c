@@ -1,0 +1,279 @@
+/* Fused encoders and decoders for CPUs: one pass over memory each. `reference.py` says the same in torch, and tests hold the two
+ * together bit for bit (sums excepted, whose order differs).
+ *
+ * Codes lie in streams: with w codes to a byte and m bytes, code j of byte i belongs to element j m + i, so that loops over i read and
+ * write whole vectors. Ranges [lo, hi) are of bytes where codes are packed, of elements elsewhere: threads share the work by them.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+#define BLOCK 512
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* murmur3's finaliser: a counter in, 32 well mixed bits out */
+static inline uint32_t mix(uint32_t h) {
+    h ^= h >> 16; h *= 0x85ebca6bu;
+    h ^= h >> 13; h *= 0xc2b2ae35u;
+    return h ^ (h >> 16);
+}
+
+/* 23 bits as a float in [0, 1) */
+static inline float uniform(uint32_t counter) {
+    uint32_t bits = 0x3f800000u | (mix(counter) >> 9);
+    float f;
+    memcpy(&f, &bits, 4);
+    return f - 1.0f;
+}
+
+/* sum of squares and largest magnitude; a NaN makes both NaN */
+API void moments(const float *restrict x, int64_t lo, int64_t hi, double *restrict out) {
+    double squares = 0;
+    float largest = 0;
+    int bad = 0;
+    for (int64_t start = lo; start < hi; start += 4096) {
+        int64_t end = MIN(start + 4096, hi);
+        float q = 0;
+        #pragma omp simd reduction(+ : q) reduction(max : largest) reduction(| : bad) simdlen(32)
+        for (int64_t i = start; i < end; i++) {
+            float a = fabsf(x[i]);
+            q += a * a;
+            largest = a > largest ? a : largest;
+            bad |= !(a <= FLT_MAX);
+        }
+        squares += q;
+    }
+    out[0] = bad ? NAN : squares;
+    out[1] = bad ? NAN : largest;
+}
+
+/* ---- TernGrad: trits, five to a byte */
+
+static inline int32_t trit(float x, float scale, uint32_t counter) {
+    int32_t hit = uniform(counter) * scale < fabsf(x);
+    return (x < 0 ? -hit : hit) + 1;
+}
+
+API void ternary_encode(const float *restrict x, int64_t n, int64_t lo, int64_t hi, float scale, uint32_t seed, uint8_t *restrict out) {
+    int64_t m = (n + 4) / 5, full = MAX(lo, MIN(hi, n - 4 * m));
+    uint32_t step = (uint32_t)m;
+    const float *b = x + m, *c = b + m, *d = c + m, *e = d + m;
+    for (int64_t i = lo; i < full; i++) {
+        uint32_t k = (uint32_t)i + seed;
+        out[i] = trit(x[i], scale, k) + 3 * trit(b[i], scale, k + step) + 9 * trit(c[i], scale, k + 2 * step)
+                 + 27 * trit(d[i], scale, k + 3 * step) + 81 * trit(e[i], scale, k + 4 * step);
+    }
+    for (int64_t i = full; i < hi; i++) {
+        int32_t code = 0, weight = 1;
+        for (int64_t p = i; p < 5 * m; p += m, weight *= 3)
+            code += weight * (p < n ? trit(x[p], scale, (uint32_t)p + seed) : 1);
+        out[i] = code;
+    }
+}
+
+/* the sum over ranks of factor times trit */
+API void ternary_decode(const uint8_t *const *restrict in, int64_t world, const float *restrict factors, int64_t n, int64_t lo, int64_t hi,
+                        float *restrict out) {
+    int64_t m = (n + 4) / 5;
+    float sums[5][BLOCK];
+    for (int64_t start = lo; start < hi; start += BLOCK) {
+        int64_t count = MIN(BLOCK, hi - start);
+        memset(sums, 0, sizeof sums);
+        for (int64_t r = 0; r < world; r++) {
+            const uint8_t *restrict codes = in[r] + start;
+            float f = factors[r];
+            for (int64_t i = 0; i < count; i++) {
+                /* 171 / 512 divides a byte by 3 */
+                int32_t v = codes[i], v1 = (v * 171) >> 9, v2 = (v1 * 171) >> 9, v3 = (v2 * 171) >> 9, v4 = (v3 * 171) >> 9;
+                sums[0][i] += f * (float)(v - 3 * v1 - 1);
+                sums[1][i] += f * (float)(v1 - 3 * v2 - 1);
+                sums[2][i] += f * (float)(v2 - 3 * v3 - 1);
+                sums[3][i] += f * (float)(v3 - 3 * v4 - 1);
+                sums[4][i] += f * (float)(v4 - 1);
+            }
+        }
+        for (int j = 0; j < 5; j++) {
+            int64_t at = j * m + start, room = MIN(count, n - at);
+            if (room > 0) memcpy(out + at, sums[j], room * sizeof(float));
+        }
+    }
+}
+
+/* ---- signs, eight to a byte; a set bit is a negative element */
+
+/* with `error`, error += gain * x first, and signs are the error's. Sums of the magnitudes of either side, and how many are negative */
+API void sign_encode(const float *restrict x, float *restrict error, float gain, int64_t n, int64_t lo, int64_t hi, uint8_t *restrict out,
+                     double *restrict sums) {
+    int64_t m = (n + 7) / 8;
+    double positive = 0, negative = 0, count = 0;
+    for (int64_t start = lo; start < hi; start += BLOCK) {
+        int64_t end = MIN(start + BLOCK, hi);
+        uint8_t packed[BLOCK] = {0};
+        for (int j = 0; j < 8; j++) {
+            int64_t at = j * m + start, room = MIN(end - start, n - at);
+            float p = 0, q = 0;
+            int32_t c = 0;
+            #define PACK(value) \
+                _Pragma("omp simd reduction(+ : p, q, c) simdlen(16)") \
+                for (int64_t i = 0; i < room; i++) { \
+                    float v = (value); \
+                    int32_t bit = v < 0; \
+                    p += bit ? 0.0f : v; \
+                    q += bit ? v : 0.0f; \
+                    c += bit; \
+                    packed[i] |= (uint8_t)(bit << j); \
+                }
+            if (error) {
+                float *restrict e = error + at;
+                const float *restrict g = x + at;
+                PACK(e[i] = e[i] + gain * g[i])
+            } else {
+                const float *restrict g = x + at;
+                PACK(g[i])
+            }
+            #undef PACK
+            positive += p; negative += q; count += c;
+        }
+        memcpy(out + start, packed, end - start);
+    }
+    sums[0] = positive; sums[1] = negative; sums[2] = count;
+}
+
+/* error -= what its sign decodes to */
+API void sign_feedback(float *restrict error, int64_t lo, int64_t hi, float positive, float negative) {
+    for (int64_t i = lo; i < hi; i++) error[i] -= error[i] < 0 ? negative : positive;
+}
+
+/* the sum over ranks of positive[r] or negative[r]; with `vote`, the sign of that sum times `magnitude` */
+API void sign_decode(const uint8_t *const *restrict in, int64_t world, const float *restrict positive, const float *restrict negative,
+                     int vote, float magnitude, int64_t n, int64_t lo, int64_t hi, float *restrict out) {
+    int64_t m = (n + 7) / 8;
+    for (int64_t start = lo; start < hi; start += BLOCK)
+        for (int j = 0; j < 8; j++) {
+            float sums[BLOCK] = {0};
+            int64_t at = j * m + start, room = MIN(MIN(BLOCK, hi - start), n - at);
+            for (int64_t r = 0; r < world; r++) {
+                const uint8_t *restrict codes = in[r] + start;
+                float p = positive[r], q = negative[r];
+                for (int64_t i = 0; i < room; i++) sums[i] += (codes[i] >> j) & 1 ? q : p;
+            }
+            if (vote)
+                for (int64_t i = 0; i < room; i++) sums[i] = magnitude * (float)((sums[i] > 0) - (sums[i] < 0));
+            if (room > 0) memcpy(out + at, sums, room * sizeof(float));
+        }
+}
+
+/* ---- QSGD: a norm per bucket, codes of 2, 4 or 8 bits; lo and hi are buckets */
+
+API void qsgd_encode(const float *restrict x, int64_t n, int64_t bucket, int bits, int l2, int64_t lo, int64_t hi, uint32_t seed,
+                     float *restrict norms, uint8_t *restrict out) {
+    int32_t levels = (1 << (bits - 1)) - 1, per = 8 / bits;
+    for (int64_t b = lo; b < hi; b++) {
+        int64_t first = b * bucket, size = MIN(bucket, n - first), m = (size + per - 1) / per;
+        const float *restrict v = x + first;
+        uint8_t *restrict codes = out + b * (bucket / per);
+        double sums[2];
+        moments(v, 0, size, sums);
+        float norm = norms[b] = l2 ? sqrtf((float)sums[0]) : (float)sums[1];
+        float rate = norm > 0 ? (float)levels / norm : 0.0f;
+        memset(codes, 0, m);
+        for (int32_t j = 0; j < per; j++) {
+            int64_t at = j * m, room = MIN(m, size - at);
+            uint32_t counter = (uint32_t)(first + at) + seed;
+            for (int64_t i = 0; i < room; i++) {
+                float value = v[at + i];
+                int32_t level = (int32_t)(fabsf(value) * rate + uniform(counter + (uint32_t)i));
+                level = MIN(level, levels) | (value < 0 ? levels + 1 : 0);
+                codes[i] |= (uint8_t)(level << (j * bits));
+            }
+        }
+    }
+}
+
+/* the sum over ranks of what was encoded, each divided by `ranks` */
+API void qsgd_decode(const uint8_t *const *restrict in, const float *const *restrict norms, int64_t world, float ranks, int64_t n,
+                     int64_t bucket, int bits, int64_t lo, int64_t hi, float *restrict out) {
+    int32_t levels = (1 << (bits - 1)) - 1, per = 8 / bits, mask = (1 << bits) - 1;
+    for (int64_t b = lo; b < hi; b++) {
+        int64_t first = b * bucket, size = MIN(bucket, n - first), m = (size + per - 1) / per;
+        memset(out + first, 0, size * sizeof(float));
+        for (int64_t r = 0; r < world; r++) {
+            const uint8_t *restrict codes = in[r] + b * (bucket / per);
+            float unit = norms[r][b] / ((float)levels * ranks);
+            for (int32_t j = 0; j < per; j++) {
+                int64_t at = j * m, room = MIN(m, size - at);
+                float *restrict o = out + first + at;
+                for (int64_t i = 0; i < room; i++) {
+                    int32_t code = (codes[i] >> (j * bits)) & mask, level = code & levels;
+                    o[i] += unit * (float)(code > levels ? -level : level);
+                }
+            }
+        }
+    }
+}
+
+/* ---- sparse: accumulate, select, and indices in Elias-Fano code */
+
+/* total += gain * x, or, with `velocity`, momentum first. Indices whose total is not below the threshold in magnitude (NaN included) go to
+ * `found`, ascending, up to `room` of them; returns how many there are */
+API int64_t accumulate(const float *restrict x, float gain, float *restrict velocity, float momentum, int nesterov, float *restrict total,
+                       int64_t n, float threshold, int32_t *restrict found, int64_t room) {
+    int64_t count = 0;
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        int64_t size = MIN(BLOCK, n - start);
+        float *restrict t = total + start;
+        const float *restrict g = x ? x + start : 0;
+        if (g && velocity) {
+            float *restrict u = velocity + start;
+            if (nesterov)
+                for (int64_t i = 0; i < size; i++) { float v = gain * g[i]; u[i] = momentum * (u[i] + v); t[i] += u[i] + v; }
+            else
+                for (int64_t i = 0; i < size; i++) { u[i] = momentum * u[i] + gain * g[i]; t[i] += u[i]; }
+        } else if (g) {
+            for (int64_t i = 0; i < size; i++) t[i] += gain * g[i];
+        }
+        int any = 0;
+        #pragma omp simd reduction(| : any)
+        for (int64_t i = 0; i < size; i++) any |= !(fabsf(t[i]) < threshold);
+        if (any)
+            for (int64_t i = 0; i < size; i++)
+                if (!(fabsf(t[i]) < threshold)) {
+                    if (count < room) found[count] = (int32_t)(start + i);
+                    count++;
+                }
+    }
+    return count;
+}
+
+API void indices_encode(const int64_t *restrict index, int64_t k, int low, int64_t low_bytes, uint8_t *restrict lows, int64_t high_bytes,
+                        uint8_t *restrict highs) {
+    memset(lows, 0, low_bytes);
+    memset(highs, 0, high_bytes);
+    for (int64_t j = 0; j < k; j++) {
+        int64_t bit = j * low, unary = (index[j] >> low) + j;
+        for (int b = 0; b < low; b++, bit++) lows[bit >> 3] |= (uint8_t)(((index[j] >> b) & 1) << (bit & 7));
+        highs[unary >> 3] |= (uint8_t)(1 << (unary & 7));
+    }
+}
+
+/* returns how many of the k were found */
+API int64_t indices_decode(const uint8_t *restrict lows, const uint8_t *restrict highs, int64_t high_bytes, int64_t k, int low,
+                        int64_t *restrict index) {
+    int64_t j = 0;
+    for (int64_t byte = 0; byte < high_bytes && j < k; byte++)
+        for (int bit = 0; bit < 8 && j < k; bit++)
+            if (highs[byte] >> bit & 1) {
+                int64_t value = 0, at = j * low;
+                for (int b = 0; b < low; b++, at++) value |= (int64_t)(lows[at >> 3] >> (at & 7) & 1) << b;
+                index[j] = ((byte * 8 + bit - j) << low) | value;
+                j++;
+            }
+    return j;
+}
+
+API void scatter_add(const int64_t *restrict index, const float *restrict values, int64_t k, float factor, float *restrict out) {
+    for (int64_t j = 0; j < k; j++) out[index[j]] += factor * values[j];
+}

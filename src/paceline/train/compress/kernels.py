@@ -1,0 +1,237 @@
+"""The fastest way to run each encoder and decoder where a tensor lies: C on the host, torch.compile on a GPU, else plain torch.
+
+All take flat, contiguous float32 tensors; `fused=False` asks for the plain reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_uint32
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from paceline.cost import compression as cost
+from paceline.errors import DataError
+from paceline.spec.compression import QSGD
+
+from . import native, reference
+from .native import address, addresses
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def backend(tensor: Tensor, fused: bool = True) -> str:
+    """What runs for a tensor: "c", "compile" or "eager"."""
+    if fused and native.serves(tensor):
+        return "c"
+    return "compile" if fused and tensor.device.type == "cuda" else "eager"
+
+
+@cache
+def _compiled(function: Function) -> Function:
+    return cast(Function, torch.compile(function, dynamic=True))
+
+
+def _torch(function: Function, tensor: Tensor, fused: bool) -> Function:
+    """The function as it is, or compiled for a GPU."""
+    return _compiled(function) if backend(tensor, fused) == "compile" else function
+
+
+def moments(x: Tensor, fused: bool = True) -> Tensor:
+    """Sum of squares and largest magnitude, float64, both NaN if anything is not finite."""
+    if backend(x, fused) != "c":
+        return _torch(reference.moments, x, fused)(x)
+    parts: list[tuple[float, float]] = []
+
+    def part(lo: int, hi: int) -> None:
+        found = (c_double * 2)()
+        _c("moments", address(x), c_int64(lo), c_int64(hi), found)
+        parts.append((found[0], found[1]))
+
+    native.share(x.numel(), x.numel(), part)
+    largest = float("nan") if any(m != m for _, m in parts) else max(m for _, m in parts)
+    return torch.tensor([sum(sorted(q for q, _ in parts)), largest], dtype=torch.float64)
+
+
+def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> Tensor:
+    """Trits of x / scale, five to a byte."""
+    if backend(x, fused) != "c":
+        return _torch(reference.ternary_encode, x, fused)(x, scale, reference.seed_tensor(seed, x.device))
+    n = x.numel()
+    out = torch.empty(-(-n // cost.TRITS), dtype=torch.uint8)
+    factor = c_float(scale.item())
+    native.share(out.numel(), n, lambda lo, hi: _c(
+        "ternary_encode", address(x), c_int64(n), c_int64(lo), c_int64(hi), factor, c_uint32(seed), address(out)))
+    return out
+
+
+def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fused: bool = True) -> None:
+    """The sum over ranks of factor times trit, into `out`."""
+    n = out.numel()
+    if backend(out, fused) != "c":
+        out.copy_(_torch(reference.ternary_decode, out, fused)(payloads, factors, n))
+        return
+    payloads = _checked(payloads, -(-n // cost.TRITS))
+    places, factors = addresses(payloads), factors.contiguous()
+    native.share(payloads[0].numel(), n, lambda lo, hi: _c(
+        "ternary_decode", places, c_int64(len(payloads)), address(factors), c_int64(n), c_int64(lo), c_int64(hi), address(out)))
+
+
+def sign_encode(x: Tensor, error: Tensor | None, gain: float, fused: bool = True) -> tuple[Tensor, Tensor]:
+    """Signs, and sums of either side and the count of negative ones: of x, or of `error` after `gain` times x was added to it."""
+    if backend(x, fused) != "c":
+        return _torch(reference.sign_encode, x, fused)(x, error, gain)
+    n = x.numel()
+    out = torch.empty(-(-n // 8), dtype=torch.uint8)
+    parts: list[tuple[int, Any]] = []
+
+    def part(lo: int, hi: int) -> None:
+        found = (c_double * 3)()
+        _c("sign_encode", address(x), address(error), c_float(gain), c_int64(n), c_int64(lo), c_int64(hi), address(out), found)
+        parts.append((lo, found))
+
+    native.share(out.numel(), n, part)
+    # in the order of the parts, not of the threads: sums must not depend on who was first
+    return out, torch.tensor([list(found) for _, found in sorted(parts, key=lambda p: p[0])], dtype=torch.float64).sum(dim=0)
+
+
+def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor, fused: bool = True) -> None:
+    """Takes from `error` what its signs decode to."""
+    if backend(error, fused) != "c":
+        _torch(reference.sign_feedback, error, fused)(error, positive, negative)
+        return
+    p, q = c_float(positive.item()), c_float(negative.item())
+    native.share(error.numel(), error.numel(), lambda lo, hi: _c("sign_feedback", address(error), c_int64(lo), c_int64(hi), p, q))
+
+
+def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, out: Tensor, vote: Tensor | None = None,
+                fused: bool = True) -> None:
+    """The sum over ranks of positive[r] or negative[r] as the bit says; with `vote`, the sign of that sum times it."""
+    n = out.numel()
+    if backend(out, fused) != "c":
+        total = _torch(reference.sign_decode, out, fused)(payloads, positive, negative, n)
+        out.copy_(total if vote is None else total.sign() * vote)
+        return
+    payloads = _checked(payloads, -(-n // 8))
+    places, positive, negative = addresses(payloads), positive.contiguous(), negative.contiguous()
+    magnitude = c_float(0.0 if vote is None else vote.item())
+    native.share(payloads[0].numel(), n, lambda lo, hi: _c(
+        "sign_decode", places, c_int64(len(payloads)), address(positive), address(negative), c_int(vote is not None), magnitude,
+        c_int64(n), c_int64(lo), c_int64(hi), address(out)))
+
+
+def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple[Tensor, Tensor]:
+    """Norms of buckets, and codes."""
+    n, l2 = x.numel(), scheme.norm == "l2"
+    full, rest = cost.buckets(scheme, n)
+    if backend(x, fused) != "c":
+        encode = _torch(reference.qsgd_encode, x, fused)
+        start, parts = full * scheme.bucket, []
+        if full:
+            parts.append(encode(x[:start], reference.seed_tensor(seed, x.device), scheme.bits, scheme.bucket, l2))
+        if rest:
+            parts.append(reference.qsgd_encode(x[start:], reference.seed_tensor(seed + start, x.device), scheme.bits, rest, l2))
+        return torch.cat([norms for norms, _ in parts]), torch.cat([codes for _, codes in parts])
+    norms = torch.empty(full + bool(rest), dtype=torch.float32)
+    codes = torch.empty(cost.wire_bytes(scheme, n) - 4 * norms.numel(), dtype=torch.uint8)
+    native.share(norms.numel(), n, lambda lo, hi: _c(
+        "qsgd_encode", address(x), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits), c_int(l2), c_int64(lo), c_int64(hi),
+        c_uint32(seed), address(norms), address(codes)))
+    return norms, codes
+
+
+def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, out: Tensor, fused: bool = True) -> None:
+    """The mean over ranks, into `out`."""
+    n, ranks = out.numel(), len(codes)
+    full, rest = cost.buckets(scheme, n)
+    if backend(out, fused) != "c":
+        start, held = full * scheme.bucket, full * scheme.bucket * scheme.bits // 8
+        if full:
+            decode = _torch(reference.qsgd_decode, out, fused)
+            out[:start] = decode([c[:held] for c in codes], [v[:full] for v in norms], scheme.bits, scheme.bucket, ranks)
+        if rest:
+            out[start:] = reference.qsgd_decode([c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, ranks)
+        return
+    count = full + bool(rest)
+    norms, codes = _checked(norms, count), _checked(codes, cost.wire_bytes(scheme, n) - 4 * count)
+    places, scales = addresses(codes), addresses(norms)
+    native.share(count, n, lambda lo, hi: _c(
+        "qsgd_decode", places, scales, c_int64(ranks), c_float(ranks), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits),
+        c_int64(lo), c_int64(hi), address(out)))
+
+
+def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor,
+               threshold: Tensor | None = None, room: int = 0, fused: bool = True) -> Tensor | None:
+    """Adds a gradient to what is held back; with a threshold, finds what is then not below it in magnitude.
+
+    Ascending int64 places; None: more than `room`, or no threshold.
+    """
+    if backend(x, fused) != "c":
+        _torch(reference.accumulate, x, fused)(x, gain, velocity, momentum, nesterov, total)
+        return None if threshold is None else above(total, threshold, room, fused)
+    return _scan(x, gain.item(), velocity, momentum, nesterov, total, threshold, room)
+
+
+def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Tensor | None:
+    """Places not below the threshold in magnitude (NaN included), ascending; None: more than `room`."""
+    if backend(total, fused) == "c":
+        return _scan(None, 0.0, None, 0.0, False, total, threshold, room)
+    found = (~(total.abs() < threshold)).nonzero().reshape(-1)
+    return found if found.numel() <= room else None
+
+
+def _scan(x: Tensor | None, gain: float, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor,
+          threshold: Tensor | None, room: int) -> Tensor | None:
+    limit = math.inf if threshold is None else threshold.item()
+    found = torch.empty(room, dtype=torch.int32)
+    count = _c("accumulate", address(x), c_float(gain), address(velocity), c_float(momentum), c_int(nesterov), address(total),
+               c_int64(total.numel()), c_float(limit), address(found), c_int64(room))
+    return found[:count].to(torch.int64) if threshold is not None and count <= room else None
+
+
+def indices_encode(index: Tensor, n: int, fused: bool = True) -> tuple[Tensor, Tensor]:
+    """Ascending int64 places below n in Elias-Fano code: low bits, and unary high bits."""
+    if backend(index, fused) != "c":
+        return reference.indices_encode(index, n)
+    k = index.numel()
+    sizes = cost.index_bytes(n, k)
+    lows, highs = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+    _c("indices_encode", address(index), c_int64(k), c_int(cost.low_bits(n, k)), c_int64(sizes[0]), address(lows), c_int64(sizes[1]), address(highs))
+    return lows, highs
+
+
+def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int, fused: bool = True) -> Tensor:
+    """Int64 places that `indices_encode` encoded."""
+    if backend(highs, fused) != "c":
+        return reference.indices_decode(lows, highs, n, k)
+    sizes = cost.index_bytes(n, k)
+    lows, highs = _checked([lows], sizes[0])[0], _checked([highs], sizes[1])[0]
+    index = torch.empty(k, dtype=torch.int64)
+    found = _c("indices_decode", address(lows), address(highs), c_int64(sizes[1]), c_int64(k), c_int(cost.low_bits(n, k)), address(index))
+    if found != k or int(index[-1]) >= n:
+        raise DataError(f"indices of {k} of {n} elements arrived damaged: {found} found, the last one {int(index[found - 1])}")
+    return index
+
+
+def scatter_add(index: Tensor, values: Tensor, factor: float, out: Tensor, fused: bool = True) -> None:
+    """out[index] += factor * values, for different places."""
+    if backend(out, fused) != "c":
+        out.index_add_(0, index, values, alpha=factor)
+        return
+    _c("scatter_add", address(index), address(values), c_int64(index.numel()), c_float(factor), address(out))
+
+
+def _c(name: str, *arguments: Any) -> int:
+    return cast(int, getattr(native.library(), name)(*arguments))
+
+
+def _checked(payloads: Sequence[Tensor], size: int) -> list[Tensor]:
+    """Contiguous, and as long as the C code will read."""
+    for payload in payloads:
+        if payload.numel() != size:
+            raise DataError(f"a payload of {size} elements was expected; got {payload.numel()} (ranks must use the same compressor)")
+    return [payload.contiguous() for payload in payloads]

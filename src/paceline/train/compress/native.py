@@ -1,0 +1,110 @@
+"""`kernels.c`, built once per machine with the C compiler that is there, and called through ctypes (which lets other threads run).
+
+Without a compiler `library()` is None, and what encodes falls back on torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.c")
+#: sums may be regrouped where the source says so; nothing else may round differently from torch
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden",
+         "-shared", "-fPIC")
+#: elements below which another thread costs more than it gains
+SHARE = 1 << 19
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None if this machine cannot build them."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    loaded.accumulate.restype = loaded.indices_decode.restype = ctypes.c_int64
+    return loaded
+
+
+def _built(compiler: str) -> Path:
+    """Where the library lies; named after what it was built from, so that another source or another processor gets its own."""
+    source = SOURCE.read_bytes()
+    name = hashlib.sha256(b"\0".join([source, compiler.encode(), " ".join(FLAGS).encode(), _processor()])).hexdigest()[:20]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+    target = folder / f"kernels-{name}.so"
+    if not target.exists():
+        # ranks of one host may build at the same time: each its own file, the last one stays
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
+            made = Path(file.name)
+        try:
+            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"], check=True, capture_output=True, timeout=120)
+            made.replace(target)
+        finally:
+            made.unlink(missing_ok=True)
+    return target
+
+
+def _processor() -> bytes:
+    """What tells processors apart: a home folder may be shared by hosts that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor().encode()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})).encode()
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the C kernels can take these tensors: in the host's memory, contiguous, fewer than 2^31 elements."""
+    return library() is not None and all(t.device.type == "cpu" and t.is_contiguous() and t.numel() < 1 << 31 for t in tensors)
+
+
+def address(tensor: Tensor | None) -> ctypes.c_void_p:
+    """Of a tensor's memory; null for None."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """An array of them."""
+    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+
+
+def floats(values: Sequence[float]) -> ctypes.Array[ctypes.c_float]:
+    """An array of single-precision numbers."""
+    return (ctypes.c_float * len(values))(*values)
+
+
+def share(count: int, elements: int, call: Callable[[int, int], object]) -> None:
+    """Runs `call(lo, hi)` over [0, count), in as many threads as torch may use if there are enough elements."""
+    threads = min(torch.get_num_threads(), max(1, elements // SHARE))
+    if threads == 1:
+        call(0, count)
+        return
+    edges = [count * i // threads for i in range(threads + 1)]
+    for done in [_pool().submit(call, lo, hi) for lo, hi in pairwise(edges)]:
+        done.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="paceline-kernel")

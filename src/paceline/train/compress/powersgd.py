@@ -1,0 +1,74 @@
+"""PowerSGD: each matrix by two thin factors, from one step of power iteration that starts where the last one ended.
+
+Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019.
+
+    M = gradient + error;  P = orthogonal(sum over ranks of M Q);  Q = mean over ranks of M' P;  result P Q';  error = M - P Q'
+
+Two all-reduces, the second of what the first brought: `exchange` asks for them one after the other, in the order of the caller. Vectors,
+and matrices whose factors would not be smaller, are averaged in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.cost import compression as cost
+from paceline.spec import compression as spec
+
+from .base import Arrived, Compressor, Round, flat, writing
+
+
+class PowerSGD(Compressor):
+    """Low-rank gradients with error feedback."""
+
+    scheme: spec.PowerSGD
+    #: the second factor is the same on all ranks
+    local_state: ClassVar[tuple[str, ...]] = ("residual",)
+
+    def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
+        """The first factor; `continued` makes the second from the sum of the first."""
+        found = cost.factors(self.scheme, grad.shape)
+        x = flat(grad)
+        if found is None:
+            return [x.clone()]
+        rows, columns, rank = found
+        residual = self._tensor(key, "residual", x)
+        residual.add_(x, alpha=1.0 / self.loss_scale)
+        entry = self._entry(key)
+        if "factor" not in entry:
+            draw = torch.Generator().manual_seed(self._seed(key, shared=True))
+            entry["factor"] = torch.randn(columns, rank, generator=draw).to(x.device)
+        return [(residual.view(rows, columns) @ entry["factor"]).contiguous()]
+
+    def continued(self, key: str, arrived: Arrived, grad: Tensor) -> list[Tensor] | None:
+        """The second factor, from the sum over ranks of the first; None: the gradient went whole, and there is no second."""
+        found = cost.factors(self.scheme, grad.shape)
+        if found is None:
+            return None
+        rows, columns, rank = found
+        basis = torch.linalg.qr(arrived[0][0].view(rows, rank)).Q
+        self._pending[key] = basis
+        return [(self.state[key]["residual"].view(rows, columns).T @ basis).contiguous()]
+
+    def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
+        with writing(out) as target:
+            if cost.factors(self.scheme, out.shape) is None:
+                torch.mul(gathered[0][0], 1.0 / self.world, out=target)
+                return
+            basis, entry = self._pending.pop(key), self._entry(key)
+            factor = gathered[0][0].view(-1, basis.shape[1]) / self.world
+            product = target.view(basis.shape[0], -1)
+            torch.mm(basis, factor.T, out=product)
+            entry["factor"] = factor
+            entry["residual"] -= target
+            if self.loss_scale != 1.0:
+                target *= self.loss_scale
+
+    def exchange(self, key: str, grad: Tensor, out: Tensor) -> Generator[Round, Arrived, None]:
+        arrived = yield Round("sum", self.encode(key, grad))
+        second = self.continued(key, arrived, grad)
+        self.decode(key, arrived if second is None else (yield Round("sum", second)), out)

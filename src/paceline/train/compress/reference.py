@@ -1,0 +1,217 @@
+"""Encoders and decoders in plain torch, for any device: what the fused ones must equal, and what torch.compile fuses on GPUs.
+
+Codes lie in streams: with w codes to a byte and m bytes, code j of byte i belongs to element j m + i. Random numbers are a hash of
+a seed plus the element's place, so that every implementation draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.cost import compression as cost
+
+
+def _signed(value: int) -> int:
+    """A 32-bit pattern as torch's int32 holds it."""
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+#: constants of murmur3's finaliser
+_FIRST, _SECOND = _signed(0x85EBCA6B), _signed(0xC2B2AE35)
+
+
+def mix(h: Tensor) -> Tensor:
+    """32 well mixed bits of an int32 counter; shifts are of unsigned numbers."""
+    h = (h ^ ((h >> 16) & 0xFFFF)) * _FIRST
+    h = (h ^ ((h >> 13) & 0x7FFFF)) * _SECOND
+    return h ^ ((h >> 16) & 0xFFFF)
+
+
+def uniform(counter: Tensor) -> Tensor:
+    """Float32 in [0, 1) with 23 bits, of an int32 counter."""
+    return (((mix(counter) >> 9) & 0x7FFFFF) | 0x3F800000).view(torch.float32) - 1.0
+
+
+def seed_tensor(seed: int, device: torch.device) -> Tensor:
+    """A 32-bit seed where the data is, without a transfer."""
+    return torch.full((), _signed(seed & 0xFFFFFFFF), dtype=torch.int32, device=device)
+
+
+def counters(start: int, count: int, seed: Tensor) -> Tensor:
+    """Seed plus place of `count` elements."""
+    return torch.arange(start, start + count, dtype=torch.int32, device=seed.device) + seed
+
+
+def moments(x: Tensor) -> Tensor:
+    """Sum of squares and largest magnitude, float64; anything that is not finite makes both NaN."""
+    largest = x.abs().amax().double()
+    squares = x.double().square().sum() if x.device.type == "cpu" else x.square().sum().double()
+    return torch.stack([squares, largest]) + (largest - largest)
+
+
+# ---- TernGrad
+
+
+def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
+    """Trits of x / scale, rounded at random, five to a byte."""
+    m = -(-x.numel() // cost.TRITS)
+    codes = torch.zeros((), dtype=torch.int32, device=x.device)
+    for j in range(cost.TRITS):
+        part = x[j * m : (j + 1) * m]
+        hit = (uniform(counters(j * m, part.numel(), seed)) * scale < part.abs()).to(torch.int32)
+        codes = codes + F.pad(torch.where(part < 0, -hit, hit) + 1, (0, m - part.numel()), value=1) * 3**j
+    return codes.to(torch.uint8)
+
+
+def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, n: int) -> Tensor:
+    """The sum over ranks of factor times trit."""
+    powers = torch.tensor([3**j for j in range(cost.TRITS)], dtype=torch.int32, device=factors.device)[:, None]
+    total = torch.zeros((), dtype=torch.float32, device=factors.device)
+    for payload, factor in zip(payloads, factors.unbind(), strict=True):
+        total = total + factor * (payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32)
+    return total.reshape(-1)[:n]
+
+
+# ---- signs
+
+
+def sign_pack(x: Tensor) -> Tensor:
+    """One bit per element, set where it is negative."""
+    m = -(-x.numel() // 8)
+    codes = torch.zeros((), dtype=torch.int32, device=x.device)
+    for j in range(8):
+        part = x[j * m : (j + 1) * m]
+        codes = codes + F.pad((part < 0).to(torch.int32), (0, m - part.numel())) * 2**j
+    return codes.to(torch.uint8)
+
+
+def sign_sums(x: Tensor) -> Tensor:
+    """Sums of the elements from zero up and of those below, and how many are below, float64."""
+    below = x < 0
+    wide = x.double()
+    return torch.stack([wide.masked_fill(below, 0).sum(), wide.masked_fill(~below, 0).sum(), below.sum().double()])
+
+
+def sign_encode(x: Tensor, error: Tensor | None, gain: float) -> tuple[Tensor, Tensor]:
+    """Signs and sums of x, or of `error` after `gain` times x was added to it."""
+    value = x if error is None else error.add_(x * gain)
+    return sign_pack(value), sign_sums(value)
+
+
+def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor) -> None:
+    """Takes from `error` what its signs decode to."""
+    error.sub_(torch.where(error < 0, negative, positive))
+
+
+def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, n: int) -> Tensor:
+    """The sum over ranks of positive[r] or negative[r], as the bit says."""
+    shifts = torch.arange(8, dtype=torch.int32, device=positive.device)[:, None]
+    total = torch.zeros((), dtype=torch.float32, device=positive.device)
+    for payload, p, q in zip(payloads, positive.unbind(), negative.unbind(), strict=True):
+        total = total + torch.where(((payload.to(torch.int32)[None, :] >> shifts) & 1) != 0, q, p)
+    return total.reshape(-1)[:n]
+
+
+# ---- QSGD
+
+
+def qsgd_encode(x: Tensor, seed: Tensor, bits: int, bucket: int, l2: bool) -> tuple[Tensor, Tensor]:
+    """Norms and codes of a tensor of whole buckets, or of one shorter bucket (`bucket` is then its size)."""
+    levels, per = 2 ** (bits - 1) - 1, 8 // bits
+    rows = x.reshape(-1, bucket)
+    largest = rows.abs().amax(dim=1)
+    norms = torch.linalg.vector_norm(rows, dim=1) if l2 else largest
+    norms = norms + (largest - largest)  # NaN where anything is not finite
+    rate = torch.where(norms > 0, levels / norms, torch.zeros_like(norms))
+    drawn = uniform(counters(0, x.numel(), seed)).reshape(rows.shape)
+    level = (rows.abs() * rate[:, None] + drawn).to(torch.int32).clamp(max=levels)
+    codes = level + (rows < 0).to(torch.int32) * (levels + 1)
+    m = -(-bucket // per)
+    codes = F.pad(codes, (0, m * per - bucket)).reshape(-1, per, m)
+    packed = torch.zeros((), dtype=torch.int32, device=x.device)
+    for j in range(per):
+        packed = packed + codes[:, j] * 2 ** (bits * j)
+    return norms, packed.to(torch.uint8).reshape(-1)
+
+
+def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, bucket: int, ranks: int) -> Tensor:
+    """The mean over ranks of whole buckets, or of one shorter bucket."""
+    levels = 2 ** (bits - 1) - 1
+    shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=norms[0].device)[None, :, None]
+    total = torch.zeros((), dtype=torch.float32, device=norms[0].device)
+    for packed, norm in zip(codes, norms, strict=True):
+        code = (packed.to(torch.int32).reshape(norm.numel(), 1, -1) >> shifts) & (2**bits - 1)
+        level = code & levels
+        signed = torch.where(code > levels, -level, level).to(torch.float32).reshape(norm.numel(), -1)[:, :bucket]
+        total = total + (norm / (levels * ranks))[:, None] * signed
+    return total.reshape(-1)
+
+
+# ---- sparse
+
+
+def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor) -> None:
+    """total += gain * x; with `velocity`, momentum first."""
+    step = x * gain
+    if velocity is None:
+        total.add_(step)
+    elif nesterov:
+        velocity.copy_(momentum * (velocity + step))
+        total.add_(velocity + step)
+    else:
+        velocity.copy_(momentum * velocity + step)
+        total.add_(velocity)
+
+
+def bits_pack(bits: Tensor) -> Tensor:
+    """Zeros and ones, eight to a byte, the first in the lowest bit."""
+    padded = F.pad(bits.to(torch.int32), (0, -bits.numel() % 8)).reshape(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.int32, device=bits.device)).sum(dim=1).to(torch.uint8)
+
+
+def bits_unpack(packed: Tensor, count: int) -> Tensor:
+    """What `bits_pack` packed."""
+    return ((packed.to(torch.int32)[:, None] >> torch.arange(8, dtype=torch.int32, device=packed.device)) & 1).reshape(-1)[:count]
+
+
+def indices_encode(index: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Low bits and unary high bits of ascending int64 indices below n (Elias-Fano)."""
+    k = index.numel()
+    low = cost.low_bits(n, k)
+    shifts = torch.arange(low, device=index.device)
+    lows = bits_pack(((index[:, None] >> shifts) & 1).reshape(-1))
+    high = torch.zeros(k + ((n - 1) >> low) + 1, dtype=torch.int32, device=index.device)
+    high[(index >> low) + torch.arange(k, device=index.device)] = 1
+    return lows, bits_pack(high)
+
+
+def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int) -> Tensor:
+    """Int64 indices that `indices_encode` encoded."""
+    low = cost.low_bits(n, k)
+    shifts = torch.arange(low, device=lows.device)
+    rest = (bits_unpack(lows, k * low).reshape(k, low).to(torch.int64) << shifts).sum(dim=1)
+    ones = bits_unpack(highs, highs.numel() * 8).nonzero().reshape(-1)[:k]
+    return ((ones - torch.arange(k, device=lows.device)) << low) | rest
+
+
+def shuffled(n: int, k: int, seed: int, device: torch.device) -> Tensor:
+    """k different int64 places below n, the first of a pseudo-random order: a Feistel network on the next power of four, walked until
+    below n."""
+    half = max(1, -(-(n - 1).bit_length() // 2))
+    mask = (1 << half) - 1
+
+    def permute(place: Tensor) -> Tensor:
+        left, right = place >> half, place & mask
+        for turn in range(4):
+            key = _signed((seed + 0x9E3779B9 * (turn + 1)) & 0xFFFFFFFF)
+            left, right = right, left ^ (mix(right.to(torch.int32) + key).to(torch.int64) & mask)
+        return (left << half) | right
+
+    place = permute(torch.arange(k, dtype=torch.int64, device=device))
+    while bool((outside := place >= n).any()):
+        place = torch.where(outside, permute(place), place)
+    return place

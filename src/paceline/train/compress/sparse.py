@@ -1,0 +1,143 @@
+"""A few elements of each tensor: top-k, random-k and Deep Gradient Compression.
+
+Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
+Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, ICLR 2018.
+
+The number of elements is fixed by the tensor's size, so that bytes are known beforehand and ranks need not agree on sizes. The largest
+are found by a threshold from a sample, aimed low, and an exact choice among what passes it: the same elements as sorting all would give.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.cost import compression as cost
+from paceline.spec import compression as spec
+
+from . import kernels, reference
+from .base import Arrived, Compressor, flat, writing
+
+#: elements up to which sorting all is as fast as sampling
+SMALL = 1 << 14
+_VALUES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+class _Largest(Compressor):
+    """What top-k and DGC share: selection, payload, decoding."""
+
+    scheme: spec.TopK | spec.DGC
+
+    def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float) -> Tensor:
+        """Adds the gradient to `total`; places of the k largest sums, ascending."""
+        n = x.numel()
+        k = cost.kept(n, self.scheme.ratio_at(self.step))
+        momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
+        nesterov = isinstance(self.scheme, spec.DGC) and self.scheme.nesterov
+        stride = max(1, int(1 / share)) | 1  # odd: rows of matrices have even lengths, as a rule
+        sampled = -(-n // stride)
+        hits = k * sampled / n
+        # three standard deviations more than k would need, so that k are found nearly always
+        wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)
+        if n <= SMALL or wanted >= sampled or x.is_meta:
+            kernels.accumulate(x, gain, velocity, momentum, nesterov, total, fused=self.fused)
+            return _exact(total, None, k)
+        sample = total[::stride].clone()
+        part = None if velocity is None else velocity[::stride].clone()
+        reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
+        threshold = sample.abs_().topk(wanted, sorted=False).values.min()
+        room = min(n, 3 * wanted * stride)
+        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, room, self.fused)
+        return _exact(total, found if found is not None and found.numel() >= k else None, k)
+
+    def _payload(self, key: str, total: Tensor, index: Tensor) -> list[Tensor]:
+        values = total[index].to(_VALUES[self.scheme.values])
+        total[index] -= values.to(torch.float32)
+        return [values, *kernels.indices_encode(index, total.numel(), self.fused)]
+
+    def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
+        n = out.numel()
+        with writing(out) as target:
+            target.zero_()
+            for values, lows, highs in gathered:
+                index = kernels.indices_decode(lows, highs, n, values.numel(), self.fused)
+                kernels.scatter_add(index, values.to(torch.float32), self.loss_scale / len(gathered), target, self.fused)
+
+
+def _exact(total: Tensor, found: Tensor | None, k: int) -> Tensor:
+    """Places of the k largest of all, or of those found, ascending."""
+    values = (total if found is None else total[found]).abs()
+    chosen = values.topk(k, sorted=False).indices.sort().values
+    return chosen if found is None else found[chosen]
+
+
+class TopK(_Largest):
+    """The k elements largest in magnitude of each rank's gradient, and of what it held back before."""
+
+    scheme: spec.TopK
+    local_state: ClassVar[tuple[str, ...]] = ("residual",)
+
+    def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
+        x = flat(grad)
+        total = self._tensor(key, "residual", x) if self.scheme.feedback else torch.zeros_like(x)
+        gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
+        return self._payload(key, total, self._largest(x, gain, None, total, 0.01))
+
+
+class DGC(_Largest):
+    """Top-k of accumulated momentum, with local clipping, factor masking and a warm-up of the share that is sent.
+
+        u = m u + g,  v += u,  send the largest of v,  clear u and v there
+
+    Momentum is applied here: give the optimizer none. Clipping is of each tensor by itself, since gradients are sent as they become ready.
+    """
+
+    scheme: spec.DGC
+    local_state: ClassVar[tuple[str, ...]] = ("velocity", "residual")
+
+    def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
+        x = flat(grad)
+        total = self._tensor(key, "residual", x)
+        velocity = self._tensor(key, "velocity", x) if self.scheme.momentum else None
+        index = self._largest(x, self._gain(x), velocity, total, self.scheme.sample)
+        if velocity is not None and self.scheme.masking:
+            velocity[index] = 0.0
+        return self._payload(key, total, index)
+
+    def _gain(self, x: Tensor) -> Tensor:
+        """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the limit."""
+        gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
+        if not self.scheme.clip_norm:
+            return gain
+        norm = kernels.moments(x, self.fused)[0].sqrt().to(torch.float32) * gain
+        limit = self.scheme.clip_norm / math.sqrt(self.world)
+        return gain * torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+
+
+class RandomK(Compressor):
+    """k elements at places that all ranks draw alike: values alone are sent, and summed by an all-reduce."""
+
+    scheme: spec.RandomK
+    local_state: ClassVar[tuple[str, ...]] = ("residual",)
+
+    def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
+        x = flat(grad)
+        n = x.numel()
+        index = reference.shuffled(n, cost.kept(n, self.scheme.ratio), self._seed(key, shared=True), x.device)
+        self._pending[key] = index
+        if not self.scheme.feedback:
+            return [x[index] * (n / index.numel() / self.loss_scale)]
+        residual = self._tensor(key, "residual", x)
+        residual.add_(x, alpha=1.0 / self.loss_scale)
+        values = residual[index]
+        residual[index] = 0.0
+        return [values]
+
+    def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
+        index = self._pending.pop(key)
+        with writing(out) as target:
+            target.zero_()
+            target[index] = gathered[0][0] * (self.loss_scale / self.world)

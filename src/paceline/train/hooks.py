@@ -1,0 +1,168 @@
+"""Where strategies take hold of a model: gradients as they become ready, parameters as they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.train._torch import after_backward
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Sequencer(Generic[Key]):
+    """Lets things go in one fixed order, however they become ready: the same order on all ranks."""
+
+    def __init__(self, order: Sequence[Key]) -> None:
+        self.order = tuple(order)
+        self._ready: set[Key] = set()
+        self._next = 0
+        #: the order in which they became ready here, since the last `flush`
+        self.seen: list[Key] = []
+
+    def ready(self, key: Key) -> Iterator[Key]:
+        """Marks one as ready; yields those that may go now."""
+        self._ready.add(key)
+        self.seen.append(key)
+        while self._next < len(self.order) and self.order[self._next] in self._ready:
+            self._next += 1
+            yield self.order[self._next - 1]
+
+    def flush(self) -> Iterator[Key]:
+        """Yields those that have not gone, ready or not, and starts over."""
+        rest = self.order[self._next :]
+        self._next = 0
+        self._ready.clear()
+        self.seen = []
+        yield from rest
+
+
+class Gradients:
+    """Calls `ready(parameter)` as back-propagation completes each gradient, and `done()` when it is through."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[nn.Parameter], None], done: Callable[[], None]) -> None:
+        self.enabled = True
+        self._running = False
+        self._ready, self._done = ready, done
+        self._handles = [p.register_post_accumulate_grad_hook(self._hook) for p in parameters]
+
+    def begin(self) -> None:
+        """Says that a backward pass runs; for those who see one without a gradient of a parameter."""
+        if not self._running:
+            self._running = True
+            after_backward(self._end)
+
+    def _hook(self, parameter: Tensor) -> None:
+        if self.enabled:
+            self.begin()
+            self._ready(parameter)  # type: ignore[arg-type]
+
+    def _end(self) -> None:
+        self._running = False
+        self._done()
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes within only add up, as in `no_sync` of DDP."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+
+class Uses:
+    """Which module first uses which parameter, as a forward pass shows it; then, `needed(parameters)` before that module runs.
+
+    A module's own parameters are awaited before it runs, and so are those that it was seen to use of others (tied weights, attention
+    that reads its projection's weight).
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], needed: Callable[[Iterable[nn.Parameter]], None]) -> None:
+        self._known = {id(p): p for p in parameters}
+        self._needed = needed
+        self._stack: list[nn.Module] = []
+        self._by_module: dict[nn.Module, dict[int, nn.Parameter]] = {
+            module: {id(p): p for p in module.parameters(recurse=False) if id(p) in self._known} for module in model.modules()
+        }
+        #: parameters in the order of their first use, as far as seen
+        self.order: list[nn.Parameter] = []
+        self._mode: _Watch | None = None
+        self._model = model
+        self._handles = [h for module in model.modules() for h in (
+            module.register_forward_pre_hook(self._enter), module.register_forward_hook(self._leave, always_call=True))]
+
+    def watch(self) -> None:
+        """Look at the next forward pass closely."""
+        self._mode = _Watch(self._used)
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if self._mode is not None:
+            if not self._stack:
+                self.order.clear()
+                self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._stack.append(module)
+        wanted = self._by_module[module]
+        if wanted:
+            self._needed(wanted.values())
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        if self._mode is not None and self._stack:
+            self._stack.pop()
+            if not self._stack:
+                self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._mode = None
+
+    def _used(self, tensor: Tensor) -> None:
+        parameter = self._known.get(id(tensor))
+        if parameter is not None and self._stack:
+            if all(parameter is not p for p in self.order):
+                self.order.append(parameter)
+            self._by_module[self._stack[-1]][id(parameter)] = parameter
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every tensor that a function of torch is given."""
+
+    def __init__(self, used: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._used = used
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument in (*args, *(kwargs or {}).values()):
+            if isinstance(argument, Tensor):
+                self._used(argument)
+            elif isinstance(argument, (list, tuple)):
+                for inner in argument:
+                    if isinstance(inner, Tensor):
+                        self._used(inner)
+        return func(*args, **(kwargs or {}))
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that get gradients, by name, each once, in the order in which the model lists them."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes `optimizer.step()` call `step(optimizer, ...)`; the same object, so that schedulers and scalers keep working. The old method."""
+    from types import MethodType
+
+    old = optimizer.step
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    return old

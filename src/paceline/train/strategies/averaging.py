@@ -1,0 +1,284 @@
+"""Averaging during the backward pass, plain or compressed: gradients are the mean over ranks when `backward()` returns, as with DDP.
+
+Gradients travel in buckets, in the order in which they become ready (rank 0's, seen in the first step). Within a bucket every parameter
+has its own compressor and state; their messages are put together, so that a bucket costs as few collectives as one gradient.
+
+Cost of a step: F + max(B, encode + wire + decode of what is ready) with the bytes of `paceline.cost.compression`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import SpecError
+from paceline.sim.program import buckets
+from paceline.spec import compression as spec
+from paceline.train.comm import Collective, Job, Ticket
+from paceline.train.compress import Compressor, Round, for_model, make
+from paceline.train.hooks import Gradients, Sequencer, replace_step
+from paceline.train.strategies.base import Strategy, agree
+
+#: of float32 gradients put into one bucket, and of the first, which starts communication early
+BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    names: list[str]
+    parameters: list[nn.Parameter]
+    #: of parameters that go as they are
+    plain: Tensor | None = None
+    waiting: int = 0
+
+
+class Averaging(Strategy):
+    """`scheme` for every parameter (float32 for small ones, and for the last layer where the scheme says so), or by name."""
+
+    name = "averaging"
+    paper = "per scheme: paceline.spec.compression"
+
+    def __init__(
+        self, scheme: spec.Scheme | str = "fp32", *, by_name: Mapping[str, spec.Scheme] | None = None, bucket_bytes: float = BUCKET_BYTES,
+        first_bytes: float | None = None, seed: int = 0, fused: bool = True, scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        super().__init__()
+        if bucket_bytes <= 0:
+            raise SpecError(f"bucket_bytes must be positive, got {bucket_bytes:g}")
+        self.scheme = spec.parse(scheme) if isinstance(scheme, str) else scheme
+        self.by_name, self.bucket_bytes, self.seed, self.fused, self.scaler = by_name, bucket_bytes, seed, fused, scaler
+        self.first_bytes = min(FIRST_BYTES, bucket_bytes) if first_bytes is None else first_bytes
+
+    def _begin(self) -> None:
+        self.scheme = _with_momentum(self.scheme, self.optimizer)
+        if self.by_name is None:
+            self.compressors = for_model(self.scheme, self.parameters, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused)
+        else:
+            made = {s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused) for s in set(self.by_name.values())}
+            self.compressors = {name: made[self.by_name[name]] for name, _ in self.parameters}
+        self._distinct: list[Compressor] = list({id(c): c for c in self.compressors.values()}.values())
+        self._names = {id(p): name for name, p in self.parameters}
+        self._index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
+        self._tickets: list[Ticket] = []
+        self._in_step, self._agreed = False, False
+        self._arrange(range(len(self.parameters) - 1, -1, -1))
+        self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
+        self._plain_step = replace_step(self.optimizer, lambda _, *args, **kwargs: self._step(*args, **kwargs))
+
+    def _arrange(self, order: Sequence[int]) -> None:
+        """Buckets in the order given (places in `self.parameters`)."""
+        listed = [self.parameters[i] for i in order]
+        self._buckets: list[Bucket] = []
+        for members in buckets([p.numel() * p.element_size() for _, p in listed], self.bucket_bytes, self.first_bytes):
+            chosen = [listed[i] for i in members]
+            bucket = Bucket([name for name, _ in chosen], [p for _, p in chosen], waiting=len(chosen))
+            plain = sum(p.numel() for name, p in chosen if self._plain(name))
+            if plain:
+                bucket.plain = chosen[0][1].new_empty(plain)
+            self._buckets.append(bucket)
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._sequencer = Sequencer(self._buckets)
+        self._seen: list[int] = []
+
+    def _plain(self, name: str) -> bool:
+        return isinstance(self.compressors[name].scheme, spec.Float32)
+
+    # -- every step ------------------------------------------------------------------------------------
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if not self._in_step:
+            self._open()
+        self._seen.append(self._index[id(parameter)])
+        bucket = self._bucket_of[id(parameter)]
+        bucket.waiting -= 1
+        if not bucket.waiting:
+            for free in self._sequencer.ready(bucket):
+                self._send(free)
+
+    def _open(self) -> None:
+        self._in_step = True
+        scale = float(self.scaler.get_scale()) if self.scaler is not None else None
+        for compressor in self._distinct:
+            compressor.begin_step(loss_scale=scale)
+
+    def _close(self, applied: bool) -> None:
+        if self._in_step:
+            self._in_step = False
+            for compressor in self._distinct:
+                compressor.end_step(applied=applied or self.scaler is None)
+
+    def _send(self, bucket: Bucket) -> None:
+        for parameter in bucket.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        name = bucket.names[0] if len(bucket.names) == 1 else f"{bucket.names[0]}..{bucket.names[-1]}"
+        self._tickets.append(self.engine.submit(name, self._job(bucket)))
+
+    def _done(self) -> None:
+        for bucket in self._sequencer.flush():
+            self._send(bucket)
+        for bucket in self._buckets:
+            bucket.waiting = len(bucket.parameters)
+        self._average_buffers()
+        for ticket in self._tickets:
+            ticket.wait()
+        self._tickets.clear()
+        if not self._agreed:  # the order in which gradients became ready, from the first step on
+            self._agreed = True
+            seen = agree(list(dict.fromkeys(self._seen)))
+            self._arrange([*seen, *(i for i in range(len(self.parameters)) if i not in set(seen))])
+        self._seen = []
+
+    def _job(self, bucket: Bucket) -> Job:
+        """The mean over ranks of every gradient of a bucket, in place."""
+        rounds: list[Generator[Round, Any, None]] = []
+        views: list[tuple[nn.Parameter, Tensor]] = []
+        at = 0
+        for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
+            gradient = parameter.grad
+            assert gradient is not None
+            if self._plain(name) and bucket.plain is not None:
+                view = bucket.plain[at : at + gradient.numel()].view(gradient.shape)
+                if view.data_ptr() != gradient.data_ptr():
+                    view.copy_(gradient)
+                views.append((parameter, view))
+                at += gradient.numel()
+            else:
+                rounds.append(self.compressors[name].exchange(name, gradient, gradient))
+        if self.world > 1 or rounds:
+            yield from _together(rounds, bucket.plain)
+        if bucket.plain is not None:
+            bucket.plain.div_(self.world)
+        for parameter, view in views:
+            parameter.grad = view
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._plain_step(*args, **kwargs)
+        self._close(applied=True)
+        return result
+
+    def synchronize(self) -> None:
+        """Nothing is ever on its way after a backward pass."""
+
+    def _before_forward(self, *_: Any) -> None:
+        super()._before_forward()
+        if torch.is_grad_enabled() and not self._tickets:
+            self._close(applied=False)  # a backward pass that no step followed: skipped
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with self._gradients.paused():
+            yield
+
+    def detach(self) -> None:
+        self._gradients.remove()
+
+    def wire_bytes(self) -> int:
+        """What this rank contributes in a step, by the schemes' own count, without what is agreed on first."""
+        return sum(self.compressors[name].wire_bytes(tuple(p.shape)) for name, p in self.parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(compressor.scheme): compressor.state_dict() for compressor in self._distinct}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for compressor in self._distinct:
+            if str(compressor.scheme) in state:
+                compressor.load_state_dict(state[str(compressor.scheme)])
+
+
+def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -> Job:
+    """Drives exchanges in step with each other; what they send at the same stage goes in one message per kind."""
+    asked: list[Round | None] = [next(one) for one in rounds]
+    while plain is not None or any(request is not None for request in asked):
+        by_op: dict[str, list[int]] = {}
+        for i, request in enumerate(asked):
+            if request is not None:
+                by_op.setdefault(request.op, []).append(i)
+        messages = [_merge(op, [asked[i] for i in members]) for op, members in sorted(by_op.items())]
+        reduction = [Collective("sum", [plain])] if plain is not None else []
+        plain = None
+        came = yield [*reduction, *(message.collective for message in messages)]
+        for (_, members), message, result in zip(sorted(by_op.items()), messages, came[len(reduction) :], strict=True):
+            for i, arrived in zip(members, message.split(result), strict=True):
+                try:
+                    asked[i] = rounds[i].send(arrived)
+                except StopIteration:
+                    asked[i] = None
+
+
+@dataclass(slots=True)
+class _Message:
+    """Payloads of several exchanges in one tensor per dtype (reductions) or one of bytes (gathers), and the way back."""
+
+    collective: Collective
+    payloads: list[list[Tensor]]
+
+    def split(self, result: Any) -> list[list[list[Tensor]]]:
+        """What each exchange is sent: a list of tensors per rank, or one list after a reduction."""
+        if self.collective.op != "gather":
+            return [[payload] for payload in self._reduced()]
+        ranks = [self._apart(rows[0]) for rows in result]
+        return [[rank[i] for rank in ranks] for i in range(len(self.payloads))]
+
+    def _reduced(self) -> list[list[Tensor]]:
+        flat = {tensor.dtype: tensor for tensor in self.collective.tensors}
+        at = dict.fromkeys(flat, 0)
+        out = []
+        for payload in self.payloads:
+            part = []
+            for tensor in payload:
+                start = at[tensor.dtype]
+                part.append(flat[tensor.dtype][start : start + tensor.numel()].view(tensor.shape))
+                at[tensor.dtype] = start + tensor.numel()
+            out.append(part)
+        return out
+
+    def _apart(self, row: Tensor) -> list[list[Tensor]]:
+        if row.data_ptr() % 8:
+            row = row.clone()
+        at = 0
+        found: dict[tuple[int, int], Tensor] = {}
+        for i, j in _by_size(self.payloads):
+            tensor = self.payloads[i][j]
+            count = tensor.numel() * tensor.element_size()
+            found[i, j] = row[at : at + count].view(tensor.dtype).view(tensor.shape)
+            at += count
+        return [[found[i, j] for j in range(len(payload))] for i, payload in enumerate(self.payloads)]
+
+
+def _by_size(payloads: list[list[Tensor]]) -> list[tuple[int, int]]:
+    """Tensors with long elements first: each begins at a multiple of its element then, without padding."""
+    return sorted(((i, j) for i, payload in enumerate(payloads) for j in range(len(payload))), key=lambda ij: -payloads[ij[0]][ij[1]].element_size())
+
+
+def _merge(op: str, requests: Sequence[Round | None]) -> _Message:
+    payloads = [list(request.payload) for request in requests if request is not None]
+    if op == "gather":
+        parts = [payloads[i][j].contiguous().view(-1).view(torch.uint8) for i, j in _by_size(payloads)]
+        return _Message(Collective("gather", [torch.cat(parts)]), payloads)
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for payload in payloads:
+        for tensor in payload:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+    return _Message(Collective(op, [torch.cat(parts) for parts in by_dtype.values()]), payloads)
+
+
+def _with_momentum(scheme: spec.Scheme, optimizer: torch.optim.Optimizer) -> spec.Scheme:
+    """Deep Gradient Compression applies the optimizer's momentum before it selects: it takes it over."""
+    if not isinstance(scheme, spec.DGC) or not scheme.momentum:
+        return scheme
+    used = {(group.get("momentum", 0.0), bool(group.get("nesterov"))) for group in optimizer.param_groups}
+    if len(used) > 1:
+        raise SpecError(f"dgc takes over the optimizer's momentum, which must be the same in all groups; got {sorted(used)}")
+    momentum, nesterov = used.pop()
+    for group in optimizer.param_groups:
+        if "momentum" in group:
+            group.update(momentum=0.0, nesterov=False)
+    return replace(scheme, momentum=momentum, nesterov=nesterov)

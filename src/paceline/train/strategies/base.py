@@ -1,0 +1,124 @@
+"""What a strategy is: how the ranks of a data-parallel group keep one model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import RunError
+from paceline.train.comm import Collective, Engine, Job, Ticket
+from paceline.train.hooks import trained
+
+T = TypeVar("T")
+
+
+class Strategy(ABC):
+    """Attached to one model and its optimizer; the user's loop stays as it is.
+
+    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used. Whoever reads
+    them otherwise calls `synchronize` first (`state_dict` does).
+    """
+
+    name: ClassVar[str]
+    #: where it comes from
+    paper: ClassVar[str]
+    #: whether the result is that of one process with the whole batch, up to the order of sums
+    exact: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._attached = False
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine) -> None:
+        """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0."""
+        if self._attached:
+            raise RunError(f"this {self.name} strategy already serves a model; make another one")
+        self._attached = True
+        self.model, self.optimizer, self.engine = model, optimizer, engine
+        self.rank, self.world = engine.rank, engine.world
+        self.parameters = trained(model)
+        share_from_first(model)
+        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self._buffers_ticket: Ticket | None = None
+        model.register_forward_pre_hook(self._before_forward)
+        model.register_state_dict_pre_hook(self._before_state_dict)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Registers what the strategy needs."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Returns when all parameters are what the last step made them, on all ranks."""
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes within add up locally; the next one outside brings them together."""
+        yield
+
+    def detach(self) -> None:
+        """Lets go of the model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy itself remembers between steps (not the optimizer's state)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where `state_dict` stopped."""
+
+    # -- buffers (running statistics of batch normalisation) -----------------------------------------
+
+    def _average_buffers(self) -> None:
+        """Sends running statistics on their way; each rank saw other samples."""
+        if self._buffers and self.world > 1:
+            self._buffers_ticket = self.engine.submit("buffers", average(self._buffers, self.world))
+
+    def _before_forward(self, *_: Any) -> None:
+        if self._buffers_ticket is not None:
+            self._buffers_ticket.wait()
+            self._buffers_ticket = None
+
+    def _before_state_dict(self, *_: Any) -> None:
+        self.synchronize()
+        self._before_forward()
+
+
+def average(tensors: list[Tensor], world: int) -> Job:
+    """A job: each tensor becomes its mean over ranks; one message per dtype."""
+    for dtype in sorted({t.dtype for t in tensors}, key=str):
+        members = [t for t in tensors if t.dtype == dtype]
+        joined = torch.cat([t.detach().reshape(-1) for t in members])
+        yield Collective("sum", [joined])
+        joined /= world
+        for tensor, mean in zip(members, joined.split([t.numel() for t in members]), strict=True):
+            tensor.detach().copy_(mean.view(tensor.shape))
+
+
+def nothing() -> Job:
+    """A job without a collective."""
+    return
+    yield
+
+
+def share_from_first(model: nn.Module) -> None:
+    """All ranks take the parameters and buffers of rank 0."""
+    if dist.get_world_size() > 1:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+
+
+def agree(value: T) -> T:
+    """What rank 0 says, on all ranks; plain data."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,34 @@
+"""`python -m paceline.train.worker MODULE:FUNCTION JSON`: one rank of `launch.run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import PacelineError
+from paceline.train.launch import RESULTS
+
+
+def main(target: str, arguments: str) -> None:
+    """Joins the group, calls the function, leaves its result for the launcher."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    dist.init_process_group("gloo")
+    module, _, name = target.partition(":")
+    try:
+        result = getattr(import_module(module), name)(**json.loads(arguments))
+    except PacelineError as error:
+        print(error, flush=True)
+        os._exit(1)  # peers may hang: leave without waiting for their sockets
+    Path(os.environ[RESULTS], f"{dist.get_rank()}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,164 @@
+"""What a step is made of, whatever its time: FLOPs, bytes through memory, and every collective; three readings of it.
+
+    roofline     FLOPs per byte through each resource, against the FLOP/s that this resource then allows
+    alpha-beta   each collective as alpha + beta * size, by the algorithm that the library takes
+    BSP          w + h g + s l: work, bytes sent times the gap per byte, and supersteps times their latency, nothing overlapped
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from paceline.cost.collectives import bus_factor, choice
+from paceline.predict import parallel, relaxed
+from paceline.predict.distributed import Step
+from paceline.predict.parallel import Ranks
+from paceline.predict.relaxed.captured import Relaxed
+from paceline.predict.relaxed.transformer import averaged
+from paceline.predict.simulated import Simulation
+from paceline.predict.step import Conditions, Timed
+from paceline.spec import synchronisation as synchronisations
+from paceline.spec.cluster import Cluster, Group
+from paceline.spec.plan import resolve
+from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.whatif import Anatomy, Layer, Roof, Sent
+from paceline.spec.workload import Op, Workload
+from paceline.whatif.subject import Subject
+
+
+def anatomy(subject: Subject, found: DistributedPrediction) -> Anatomy:
+    """The anatomy of a predicted step."""
+    if isinstance(subject.model, Workload):
+        return _captured(subject, subject.model, found)
+    return _transformer(subject, found)
+
+
+def _captured(subject: Subject, workload: Workload, found: DistributedPrediction) -> Anatomy:
+    plan = parallel.resolve(subject.plan, workload, subject.cluster)
+    timed = Timed.of(workload, subject.cluster.device, Conditions())
+    sends: list[tuple[str, float, str]] = []
+
+    class Listening(Relaxed if not plan.relax.plain and plan.relax.mode in relaxed.EVERY_STEP else Ranks):  # type: ignore[misc]
+        """Notes what is sent."""
+
+        def send(self, op: str, size: float, axis: str = "dp") -> float:
+            if size > 0 and self.group(axis).size > 1:
+                sends.append((op, float(size), axis))
+            return float(super().send(op, size, axis))
+
+    style = synchronisations.get(plan.framework or "ddp")
+    ranks = Listening(workload, subject.cluster, plan, style, timed)
+    if plan.pp == 1 and (plan.relax.plain or plan.relax.mode in relaxed.EVERY_STEP):
+        ranks.transfers()
+    sent = _sent(sends, ranks.group, subject.cluster, ranks.library)
+    runs = np.bincount(timed.step.index, minlength=timed.packed.size) * plan.micro_batches / plan.pp
+    flops, moved = float((runs * timed.packed.flops).sum()), float((runs * timed.packed.moved).sum())
+    layers = _layers((op, segment.path or op.module.partition(".")[0], count) for segment, count in _counted(workload) for op in segment.ops)
+    return _put(subject, found, flops, moved, timed.peak_flops, sent, layers, ranks.group)
+
+
+def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
+    counts = Counter(workload.order)
+    yield from ((workload.segments[index], count) for index, count in sorted(counts.items()))
+
+
+def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
+    assert not isinstance(subject.model, Workload)
+    cluster = subject.cluster
+    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), subject.framework, None))
+    program = Simulation(step).program
+    widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
+    sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")
+    chunks = max(sum(layers for _, layers in mine) for mine in step.chunks())
+    times = {"layer": chunks, "embedding": 1, "head": 1}
+    totals = [0.0, 0.0]
+    for name in step.pieces:
+        count = times[name.partition(".")[0]] * step.plan.micro_batches
+        for i, column in enumerate((step.found.packed.flops, step.found.packed.moved)):
+            totals[i] += count * float(column[step.place(name)].sum())
+    again = step.recomputed().flops * chunks * step.plan.micro_batches
+    layers = _layers((op, name, times[name.partition(".")[0]]) for name, piece in step.pieces.items() for op in piece.piece.ops)
+    return _put(subject, found, totals[0] + again, totals[1], step.chip.peaks[step.plan.precision], sent, layers, step.group)
+
+
+def _sent(sends: Sequence[tuple[str, float, str]], group_of: Callable[[str], Group], cluster: Cluster, library: str) -> list[Sent]:
+    """Collectives of the same kind and size together, those that take longest first."""
+    out = []
+    for (op, size, axis), count in Counter((op, round(size), axis) for op, size, axis in sends).items():
+        group = group_of(axis)
+        if group.size == 1 or not size:
+            continue
+        line = choice(op, size, group, cluster, library)
+        out.append(Sent(
+            op=op, axis=axis, ranks=group.size, size=float(size), count=count, algorithm=f"{line.algorithm} {line.protocol}",
+            alpha_s=count * line.alpha_s, beta_s=count * line.beta * size, bytes=count * size * bus_factor(op, group.size),
+        ))
+    return sorted(out, key=lambda s: -s.seconds)
+
+
+def _put(
+    subject: Subject, found: DistributedPrediction, flops: float, moved: float, peak: float, sent: list[Sent], layers: tuple[Layer, ...],
+    group_of: Callable[[str], Group],
+) -> Anatomy:
+    cluster, bandwidth = subject.cluster, subject.cluster.device.memory_bandwidth_Bps
+    roofs = [
+        Roof(name="arithmetic", intensity=None, ceiling=peak, seconds=flops / peak),
+        Roof(name="device memory", intensity=flops / max(1.0, moved), ceiling=flops / max(1.0, moved) * bandwidth, seconds=moved / bandwidth),
+    ]
+    for i, tier in enumerate(cluster.tiers):
+        seconds = carried = 0.0
+        for s in sent:
+            group = group_of(s.axis)
+            if group.fan(i) > 1:
+                inner = group.members[i - 1] if i else 1
+                carried += s.bytes / inner
+                seconds += s.bytes / cluster.uplink(group, i)
+        if seconds:
+            roofs.append(Roof(name=tier.name, intensity=flops / carried, ceiling=flops / seconds, seconds=seconds))
+    busy = sum(part.seconds for part in found.breakdown if part.bound_by in ("compute", "memory", "latency"))
+    return Anatomy(
+        flops=flops, moved_bytes=moved, achieved=flops / found.step_s, roofs=tuple(roofs), sent=tuple(sent), layers=layers, compute_s=busy,
+        step_s=found.step_s,
+    )
+
+
+# -- work and depth --------------------------------------------------------------------------------
+
+
+def _layers(ops: Iterator[tuple[Op, str, int]]) -> tuple[Layer, ...]:
+    """Work and depth by layer: the operators of one run after another (branches are not seen), each as deep as its longest reduction."""
+    found: dict[str, Layer] = {}
+    for op, name, count in ops:
+        layer = found.get(name, Layer(name=name, count=count, work=0.0, depth=0.0))
+        found[name] = replace(layer, count=max(layer.count, count), work=layer.work + work(op), depth=layer.depth + depth(op))
+    return tuple(sorted(found.values(), key=lambda layer: -layer.work * layer.count))
+
+
+def work(op: Op) -> float:
+    """Operations: FLOPs where these are counted, else one per element written."""
+    return op.flops or op.bytes_written / 4
+
+
+def depth(op: Op) -> float:
+    """The longest chain of dependent operations: a reduction of n values is log2(n) deep, anything pointwise 1."""
+    def tree(n: float) -> float:
+        return float(np.log2(max(1.0, n)))
+
+    d = op.dims
+    if op.kind == "gemm" and len(d) == 4:
+        return 1 + tree(d[3])
+    if op.kind == "conv" and len(d) == 8:
+        n, c, k, groups, _, outputs, taps, _ = d
+        return 1 + tree(n * outputs if "wgrad" in op.tags else (k if "dgrad" in op.tags else c) / groups * taps)
+    if op.kind == "attention" and len(d) == 7:
+        return 4 + tree(d[5]) + 3 * tree(d[4])
+    if op.kind == "rnn" and len(d) == 5:
+        return d[0] * d[1] * (4 + tree(d[4]))
+    if op.kind in ("norm", "softmax", "batchnorm", "reduce") and len(d) >= 2:
+        return 2 + (1 if op.kind == "reduce" else 2) * tree(d[1])
+    return 1.0

@@ -1,0 +1,102 @@
+"""What is asked about: a model, a cluster and a plan together, which can be edited and predicted again."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import api
+from paceline.capture import capture
+from paceline.catalog import clusters
+from paceline.errors import SpecError
+from paceline.predict import distributed, parallel, simulated
+from paceline.predict.distributed import default_framework
+from paceline.predict.step import Conditions
+from paceline.spec import framework as frameworks
+from paceline.spec.cluster import Cluster
+from paceline.spec.facts import read_text
+from paceline.spec.framework import Framework
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.transformer import Transformer
+from paceline.spec.workload import Workload
+
+#: captured once per model and settings in a process: sweeps and comparisons ask again and again
+_CAPTURED: dict[tuple[Any, ...], Workload] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model on a cluster under a plan."""
+
+    model: Transformer | Workload
+    cluster: Cluster
+    plan: Plan
+    #: how fast the host issues work, over the usual one
+    host_speed: float = 1.0
+    #: the name a module was captured by, and the settings; empty where it cannot be captured again
+    source: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: Any, cluster: Cluster | str, plan: Plan | str = "", **options: Any) -> Subject:
+        """The subject that a user names; `options` are those of `paceline.capture`, for models that are captured."""
+        chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+        where = clusters.get(cluster) if isinstance(cluster, str) else cluster
+        sized = api.sizes(model)
+        if sized is not None:
+            if options:
+                raise SpecError(f"{next(iter(options))} does not go with {sized.name}; batch, sequence and precision are words of the plan")
+            return Subject(model=sized, cluster=where, plan=chosen)
+        if isinstance(model, str) and not model.endswith(".json"):
+            settings = api.settings(chosen, str(plan), options)
+            return Subject(model=_captured(model, settings), cluster=where, plan=chosen, source=model, settings=settings)
+        workload = model if isinstance(model, Workload) else Workload.load(Path(model)) if isinstance(model, str) else capture(model, **options)
+        return Subject(model=workload, cluster=where, plan=chosen)
+
+    def predict(self, *, closed: bool = False) -> DistributedPrediction:
+        """One step: simulated, or in closed form where there is one and it will do."""
+        if isinstance(self.model, Workload):
+            return parallel.predict(self.model, self.cluster, self.plan, conditions=Conditions(host_scale=1 / self.host_speed))
+        run = distributed.predict if closed else simulated.predict
+        return run(self.model, self.cluster, self.plan, framework=self.framework)
+
+    @property
+    def framework(self) -> Framework | None:
+        """The plan's, with a host of another speed where that is asked for."""
+        if self.host_speed == 1.0:
+            return None
+        style = frameworks.get(self.plan.framework or default_framework(self.plan))
+        names = ("issue_s", "issue_backward_s", "issue_collective_s", "step_s", "micro_batch_s")
+        return replace(style, **{name: getattr(style, name) / self.host_speed for name in names})
+
+    def captured(self, **changes: Any) -> Subject:
+        """The same with the module captured in other settings."""
+        if not self.source:
+            raise SpecError(f"{self.model.name} is a captured workload, whose {next(iter(changes))} is fixed; name the model instead of the file")
+        settings = {**self.settings, **changes}
+        return replace(self, model=_captured(self.source, settings), settings=settings)
+
+
+def read_plan(text: str) -> Plan:
+    """The plan written as words, or in a TOML file: `plan = "words"`, or a key for each of them."""
+    if not text.strip().endswith(".toml"):
+        return Plan.parse(text)
+    path = Path(text.strip())
+    try:
+        data = tomllib.loads(read_text(path, "plan"))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    words = data["plan"] if isinstance(data.get("plan"), str) else None
+    table = data["plan"] if isinstance(data.get("plan"), dict) else data
+    return Plan.parse(words or " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in table.items()))
+
+
+def _captured(name: str, settings: Mapping[str, Any]) -> Workload:
+    key = (name, *sorted(settings.items()))
+    if key not in _CAPTURED:
+        _CAPTURED[key] = capture(name, **settings)
+    return _CAPTURED[key]

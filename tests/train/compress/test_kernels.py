@@ -1,0 +1,189 @@
+"""Fused encoders and decoders equal the plain reference bit for bit; sums, whose order differs, closely."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.cost import compression as cost
+from paceline.errors import DataError
+from paceline.spec.compression import QSGD
+from paceline.train.compress import kernels, native, reference
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+
+SIZES = st.integers(1, 3000)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def gradient(n, seed=0):
+    """Of mixed magnitudes, with exact zeros."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=draw) * torch.rand(n, generator=draw) ** 4
+    return x.masked_fill(torch.rand(n, generator=draw) < 0.1, 0.0)
+
+
+def test_backends():
+    x = torch.zeros(10)
+    assert [kernels.backend(x), kernels.backend(x, False), kernels.backend(x.to("meta"))] == ["c", "eager", "eager"]
+    assert kernels.backend(torch.zeros(4, 4).T) == "eager"
+
+
+def test_uniform_is_uniform():
+    drawn = reference.uniform(reference.counters(0, 1 << 20, reference.seed_tensor(3, torch.device("cpu"))))
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    counts = torch.histc(drawn, 256, 0, 1)
+    chi = float(((counts - 4096).square() / 4096).sum())
+    assert 160 < chi < 360  # 255 degrees of freedom
+    other = reference.uniform(reference.counters(0, 1 << 20, reference.seed_tensor(4, torch.device("cpu"))))
+    assert abs(float(torch.corrcoef(torch.stack([drawn, other]))[0, 1])) < 0.005
+    assert abs(float(torch.corrcoef(torch.stack([drawn[1:], drawn[:-1]]))[0, 1])) < 0.005
+
+
+@given(n=SIZES, seed=SEEDS)
+def test_moments(n, seed):
+    x = gradient(n, seed)
+    assert kernels.moments(x)[1] == x.abs().max()
+    torch.testing.assert_close(kernels.moments(x), kernels.moments(x, False), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_of_what_is_not_finite(bad, fused):
+    x = gradient(5000)
+    x[1234] = bad
+    assert kernels.moments(x, fused).isnan().all()
+
+
+@given(n=SIZES, seed=SEEDS, scale=st.floats(0.001, 10))
+def test_ternary(n, seed, scale):
+    x, s = gradient(n, seed), torch.tensor(scale)
+    packed = kernels.ternary_encode(x, s, seed)
+    assert torch.equal(packed, kernels.ternary_encode(x, s, seed, False))
+    payloads = [packed, kernels.ternary_encode(-x, s, seed + 1 & 0xFFFFFFFF)]
+    factors = torch.tensor([0.3, 0.7])
+    fused, plain = torch.empty(n), torch.empty(n)
+    kernels.ternary_decode(payloads, factors, fused)
+    kernels.ternary_decode(payloads, factors, plain, False)
+    assert torch.equal(fused, plain)
+    kernels.ternary_decode(payloads[:1], torch.ones(1), fused)
+    assert set(fused.tolist()) <= {-1.0, 0.0, 1.0}
+    assert bool((fused * x >= 0).all())
+    assert bool((fused[x.abs() >= s] != 0).all())
+
+
+@given(n=SIZES, seed=SEEDS)
+def test_signs(n, seed):
+    x, error = gradient(n, seed), gradient(n, seed + 1)
+    mine, other = error.clone(), error.clone()
+    packed, sums = kernels.sign_encode(x, mine, 0.5)
+    plain, expected = kernels.sign_encode(x, other, 0.5, False)
+    assert torch.equal(packed, plain)
+    assert torch.equal(mine, other)
+    torch.testing.assert_close(sums, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(kernels.sign_encode(x, None, 1.0)[0], reference.sign_pack(x))
+    kernels.sign_feedback(mine, torch.tensor(0.3), torch.tensor(-0.2))
+    kernels.sign_feedback(other, torch.tensor(0.3), torch.tensor(-0.2), False)
+    assert torch.equal(mine, other)
+    payloads = [packed, reference.sign_pack(x), reference.sign_pack(-x)]
+    p, q = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([-0.3, -0.1, -0.7])
+    for vote in (None, torch.tensor(2.0)):
+        fused, plain = torch.empty(n), torch.empty(n)
+        kernels.sign_decode(payloads, p, q, fused, vote)
+        kernels.sign_decode(payloads, p, q, plain, vote, False)
+        assert torch.equal(fused, plain)
+
+
+@given(n=SIZES, seed=SEEDS, bits=st.sampled_from([2, 4, 8]), bucket=st.sampled_from([8, 64, 512]))
+def test_qsgd(n, seed, bits, bucket):
+    scheme, x = QSGD(bits=bits, bucket=bucket), gradient(n, seed)
+    norms, codes = kernels.qsgd_encode(x, scheme, seed)
+    plain_norms, plain = kernels.qsgd_encode(x, scheme, seed, False)
+    assert torch.equal(norms, plain_norms)
+    assert torch.equal(codes, plain)
+    fused, eager = torch.empty(n), torch.empty(n)
+    kernels.qsgd_decode([norms, norms], [codes, codes], scheme, fused)
+    kernels.qsgd_decode([norms, norms], [codes, codes], scheme, eager, False)
+    assert torch.equal(fused, eager)
+    step = norms.repeat_interleave(bucket)[:n] / scheme.levels
+    assert bool(((fused - x).abs() <= step * 1.0001 + 1e-9).all())
+
+
+def test_qsgd_two_norm():
+    scheme, x = QSGD(norm="l2", bucket=64), gradient(1000)
+    torch.testing.assert_close(kernels.qsgd_encode(x, scheme, 1)[0], kernels.qsgd_encode(x, scheme, 1, False)[0], rtol=1e-6, atol=0)
+
+
+@given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans())
+def test_accumulate(n, seed, momentum, nesterov):
+    x, gain, threshold = gradient(n, seed), torch.tensor(0.25), torch.tensor(0.2)
+    held = [(gradient(n, seed + 1), None if momentum is None else gradient(n, seed + 2)) for _ in range(2)]
+    found = [kernels.accumulate(x, gain, u, momentum or 0.0, nesterov, v, threshold, n, fused)
+             for fused, (v, u) in zip((True, False), held, strict=True)]
+    assert torch.equal(*found)
+    assert torch.equal(held[0][0], held[1][0])
+    assert momentum is None or torch.equal(held[0][1], held[1][1])
+    if len(found[0]):
+        assert kernels.above(held[0][0], threshold, len(found[0]) - 1) is None
+    assert torch.equal(kernels.above(held[0][0], threshold, n), found[0])
+
+
+def test_accumulate_finds_what_is_not_finite():
+    total = torch.zeros(2000)
+    x = torch.zeros(2000)
+    x[7], x[1999] = float("nan"), float("-inf")
+    assert kernels.accumulate(x, torch.tensor(1.0), None, 0.0, False, total, torch.tensor(1.0), 5).tolist() == [7, 1999]
+
+
+@given(n=st.integers(1, 100_000), share=st.floats(0.0001, 1), seed=st.integers(0, 1000))
+def test_indices(n, share, seed):
+    k = cost.kept(n, share)
+    index = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].sort().values
+    fused, plain = kernels.indices_encode(index, n), kernels.indices_encode(index, n, False)
+    assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
+    assert (fused[0].numel(), fused[1].numel()) == cost.index_bytes(n, k)
+    for way in (True, False):
+        assert torch.equal(kernels.indices_decode(*fused, n, k, way), index)
+
+
+def test_damaged_indices_are_refused():
+    lows, highs = kernels.indices_encode(torch.arange(0, 1000, 10), 1000)
+    with pytest.raises(DataError, match="damaged"):
+        kernels.indices_decode(lows, torch.zeros_like(highs), 1000, 100)
+    with pytest.raises(DataError, match="same compressor"):
+        kernels.indices_decode(lows, highs[:-1], 1000, 100)
+
+
+@given(n=st.integers(1, 5000), seed=SEEDS)
+def test_shuffled_is_a_permutation(n, seed):
+    assert torch.equal(reference.shuffled(n, n, seed, torch.device("cpu")).sort().values, torch.arange(n))
+
+
+def test_threads_change_nothing(monkeypatch):
+    monkeypatch.setattr(native, "SHARE", 100)
+    before = torch.get_num_threads()
+    x, scheme = gradient(100_003), QSGD()
+    results = []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            residual, out = torch.zeros_like(x), torch.empty_like(x)
+            packed, sums = kernels.sign_encode(x, residual, 1.0)
+            trits = kernels.ternary_encode(x, torch.tensor(0.5), 9)
+            kernels.ternary_decode([trits], torch.ones(1), out)
+            results.append((kernels.moments(x), packed, sums, residual, trits, out, *kernels.qsgd_encode(x, scheme, 9)))
+    finally:
+        torch.set_num_threads(before)
+    for one, four in zip(*results, strict=True):
+        torch.testing.assert_close(one, four, rtol=1e-6 if one.dtype == torch.float64 else 0, atol=0)
+
+
+@pytest.mark.timeout(300)
+def test_torch_compile_makes_the_same():
+    """What runs on GPUs, compiled for the host."""
+    encode = torch.compile(reference.ternary_encode, dynamic=True)
+    seed = reference.seed_tensor(77, torch.device("cpu"))
+    for n in (4099, 10_000):
+        x, s = gradient(n), torch.tensor(0.4)
+        assert torch.equal(encode(x, s, seed), reference.ternary_encode(x, s, seed))

@@ -1,0 +1,143 @@
+"""What the ranks of tests run; reached as `workers:NAME` with this folder on the path."""
+
+import random
+import time
+
+import torch
+import torch.distributed as dist
+
+from paceline.train.comm import Collective, Engine
+
+
+def ordered(jobs=60, seed=0):
+    """Jobs of one to three collectives with random delays between, on two channels; the digest of what was issued and the results."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chance = random.Random(seed * 100 + rank)
+
+    def job(i):
+        time.sleep(chance.random() * 3e-3)
+        total = (yield Collective("sum", [torch.full((i + 1,), float(rank + i))]))[0][0]
+        if i % 3:
+            time.sleep(chance.random() * 3e-3)
+            parts = yield Collective("gather", [torch.tensor([rank, i], dtype=torch.int16), torch.full((3,), float(rank))])
+            assert [p[0].tolist() for p in parts] == [[r, i] for r in range(world)]
+        if i % 3 == 2:
+            (rows,) = yield Collective("exchange", [torch.arange(world * 2.0).view(world, 2) + 100 * rank])
+            assert rows.tolist() == [[2 * rank + 100 * r, 2 * rank + 1 + 100 * r] for r in range(world)]
+        return total[0].item()
+
+    with Engine(timeout_s=30) as engine:
+        tickets = []
+        for i in range(jobs):
+            channel = "gradients" if i % 4 or i % 3 else "parameters"
+            tickets.append(engine.submit(f"job {i}", job(i), channel=channel, after=tickets[-1:] if i % 7 == 0 else ()))
+            time.sleep(chance.random() * 1e-3)
+        results = [t.wait() for t in tickets]
+        assert results == [sum(r + i for r in range(world)) for i in range(jobs)]
+        return engine.order()
+
+
+def stalls(how):
+    """Rank 1 never comes to the second all-reduce."""
+    engine = Engine(timeout_s=2)
+
+    def job():
+        yield Collective("sum", [torch.ones(1000)])
+
+    engine.submit("first", job()).wait()
+    if dist.get_rank() == 1:
+        if how == "dies":
+            raise SystemExit(3)
+        time.sleep(8)
+        return ""
+    try:
+        engine.submit("conv1.weight", job()).wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def model(seed=0, kind="mlp"):
+    """A small network of one of several kinds."""
+    from torch import nn
+
+    torch.manual_seed(seed)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 70), nn.ReLU(), nn.Linear(70, 10))
+    if kind == "cnn":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(320, 128), nn.ReLU(), nn.Linear(128, 10))
+    return Tied()
+
+
+class Tied(torch.nn.Module):
+    """Weights used twice, an attention that reads its projection's weight, a layer that is not always used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(20, 32, bias=False)
+        self.attention = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        self.spare = torch.nn.Linear(20, 20)
+        self.head = torch.nn.Linear(20, 10)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls % 3 == 0:
+            x = x + self.spare(x)
+        h = self.embed(x).unsqueeze(1)
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        return self.head(torch.nn.functional.linear(h.squeeze(1), self.embed.weight.t()))
+
+
+def optimizer_of(name, parameters):
+    parameters = list(parameters)
+    if name == "adam":
+        return torch.optim.AdamW(parameters, lr=3e-3)
+    half = len(parameters) // 2
+    return torch.optim.SGD([{"params": parameters[:half]}, {"params": parameters[half:], "weight_decay": 1e-3}], lr=0.05, momentum=0.9)
+
+
+def batch(step, rank, size=8):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(size, 20, generator=generator)
+    return x, (x[:, :10].argmax(1))
+
+
+def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accumulate=1, options=None, checksum=True):
+    """Trains; the parameters at the end (rank 0) with a checksum of every rank, and the losses."""
+    import paceline.train as pt
+
+    rank = dist.get_rank()
+    net = model(kind=kind)
+    opt = optimizer_of(optimizer, net.parameters())
+    scheduler = None
+    if strategy is None:
+        total = sum(p.numel() for p in net.parameters()) * 4
+        net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=total / buckets / 1e6, find_unused_parameters=kind == "tied")
+    else:
+        net, opt = pt.parallelize(net, opt, plan=strategy, **(options or {}))
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 10, 0.5)
+    losses = []
+    for step in range(steps):
+        opt.zero_grad()
+        for part in range(accumulate):
+            x, y = batch(step * accumulate + part, rank)
+            if part < accumulate - 1:
+                with net.no_sync() if strategy is None else pt.of(net).no_sync():
+                    torch.nn.functional.cross_entropy(net(x), y).backward()
+            else:
+                loss = torch.nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+        opt.step()
+        scheduler.step()
+        losses.append(loss.item())
+    state = (net.module if strategy is None else net).state_dict()
+    values = torch.cat([v.double().reshape(-1) for k, v in state.items() if v.is_floating_point()])
+    sums = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(sums, values)
+    same = all(torch.equal(sums[0], s) for s in sums)
+    order = "" if strategy is None else pt.of(net).engine.order()
+    if strategy is not None:
+        pt.close(net)
+    return {"same": same, "values": values.tolist() if rank == 0 else [], "losses": losses, "order": order}
