@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import capture, predict
+    from paceline.api import capture, plan, predict
     from paceline.catalog import clusters, devices, models
     from paceline.spec.cluster import Cluster
     from paceline.spec.device import Device
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "models", "predict",
+    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "models", "plan",
+    "predict",
 ]
 
 #: name -> where it is: a module, or a module and an attribute of it
@@ -41,7 +42,7 @@ _EXPORTS = {
     "DistributedPrediction": "paceline.spec.prediction:DistributedPrediction", "Plan": "paceline.spec.plan:Plan",
     "Prediction": "paceline.spec.prediction:Prediction", "Workload": "paceline.spec.workload:Workload",
     "capture": "paceline.capture", "clusters": "paceline.catalog.clusters", "devices": "paceline.catalog.devices",
-    "models": "paceline.catalog.models", "predict": "paceline.predict",
+    "models": "paceline.catalog.models", "plan": "paceline.plan", "predict": "paceline.predict",
 }
 
 
@@ -69,10 +70,10 @@ class _Function(ModuleType):
 
 
 class _Package(ModuleType):
-    """Makes `capture` and `predict` callable as the import system attaches them, whoever imports them first."""
+    """Makes `capture`, `plan` and `predict` callable as the import system attaches them, whoever imports them first."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("capture", "predict"):
+        if name in ("capture", "plan", "predict"):
             value.__class__ = _Function
         super().__setattr__(name, value)
 

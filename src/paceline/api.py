@@ -1,9 +1,10 @@
-"""The functions behind `paceline.capture` and `paceline.predict`."""
+"""The functions behind `paceline.capture`, `paceline.predict` and `paceline.plan`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, transformers
@@ -17,7 +18,10 @@ from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import Workload
 
-__all__ = ["capture", "predict"]
+if TYPE_CHECKING:
+    from paceline.plan.answer import Planned
+
+__all__ = ["capture", "plan", "predict"]
 
 
 @overload
@@ -60,6 +64,51 @@ def predict(
     if options:
         raise SpecError(f"{next(iter(options))} does not go with a cluster; batch, sequence, precision and recomputation are words of the plan")
     return simulated.predict(sized, where, chosen, trace=trace)
+
+
+def plan(
+    model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
+    seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
+    tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int = 256,
+    progress: Any = None, **options: Any,
+) -> Planned:
+    """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
+
+    `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans; anything else is
+    captured with `options` and shares its work by data.
+    """
+    from paceline.plan.general import plan_module
+    from paceline.plan.run import check_axes, plan_transformer
+
+    where = _clusters(cluster, gpus, device)
+    check_axes(pareto)
+    sized = sizes(model)
+    if sized is not None:
+        if options:
+            raise SpecError(f"{next(iter(options))} is for captured models; for {sized.name} it is a word of --fix")
+        return plan_transformer(
+            sized, where, gbs=gbs, seq=seq, objective=objective, fix=fix, forbid=forbid, allow=allow, tokens=tokens, deadline_s=deadline_s, top=top,
+            pareto=pareto, most=most, progress=progress)
+    if tokens or deadline_s:
+        raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
+    saved = Workload.load(Path(model)) if _saved(model) else model
+    return plan_module(
+        saved, where, gbs=gbs, objective=objective, fix=fix, forbid=forbid, allow=allow, top=top, pareto=pareto,
+        options=options if seq is None else {**options, "seq": seq}, progress=progress)
+
+
+def _clusters(cluster: Cluster | str | None, gpus: str | None, device: str | None) -> tuple[Cluster, ...]:
+    """The clusters to choose from."""
+    from paceline.plan.run import sizes as of_sizes
+
+    if (cluster is None) == (gpus is None) or (gpus is None) != (device is None):
+        raise SpecError("give a cluster, or a number of GPUs and their device (--gpus 64..4096 --device h100-sxm)")
+    if cluster is not None:
+        return (clusters.get(cluster) if isinstance(cluster, str) else cluster,)
+    low, _, high = str(gpus).partition("..")
+    if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1 or int(high or low) < int(low):
+        raise SpecError(f"--gpus takes a number or a range such as 64..4096, got {gpus!r}")
+    return of_sizes(devices.get(str(device)).name, int(low), int(high or low))
 
 
 def sizes(model: Any) -> Transformer | None:

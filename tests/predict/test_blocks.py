@@ -1,6 +1,7 @@
 """Captured modules as pipelines: nothing is lost between chunks, and limits that are known."""
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -36,8 +37,8 @@ def pipeline(case, words):
 @pytest.mark.parametrize("words", ["pp=2", "pp=8", "pp=4 vpp=2"])
 def test_chunks_are_the_whole_model(case, words):
     """One micro-batch: no sums of accumulated gradients yet."""
-    made, workload = pipeline(case, f"{words} dp={16 // int(words[3])}"), captured(case)
-    made = Pipeline(workload, CLUSTER, made.plan.__class__(**{**vars(made.plan), "gbs": made.plan.dp * workload.batch}), DDP, made.timed)
+    made, workload = pipeline(case, words), captured(case)
+    made = replace(made, plan=replace(made.plan, gbs=made.plan.dp * workload.batch))
     step = made.timed.step
     update = made.layout.update
     spent = sum(chunk.forward_s + chunk.backward_s + chunk.recompute_s for chunk in made.chunks)

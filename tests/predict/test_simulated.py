@@ -9,6 +9,7 @@ import pytest
 
 from paceline.bench.agreement import compare
 from paceline.catalog import clusters, transformers
+from paceline.predict.rounds import folded
 from paceline.predict.simulated import Simulation, Step, predict
 from paceline.spec.plan import SCHEDULES, Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -84,8 +85,7 @@ def test_rounds_of_micro_batches_are_alike(words):
     plan = resolve(Plan.parse(f"pp=4 tp=2 gbs={160 if 'vpp' in words or 'zb-h1' in words else 168} mbs=1 {words}"), CLUSTER.device_count, MODEL)
     assert plan.micro_batches >= 40
     simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))
-    whole, folded = simulation.parts(), Simulation(simulation.step).folded()
-    assert folded == pytest.approx(whole, rel=1e-6, abs=1e-9)
+    assert folded(plan, simulation.at) == pytest.approx(simulation.spent(simulation.freest()), rel=1e-6, abs=1e-9)
 
 
 def test_sixty_four_devices_cost_less():

@@ -93,3 +93,11 @@ def test_html_escapes_names():
     workload = pl.capture((torch.nn.Linear(2, 2), torch.randn(1, 2)))
     object.__setattr__(workload, "name", "<b>&'")
     assert "<b>&'" in read(pl.predict(workload, "h200")._repr_html_())
+
+
+def test_html_of_many_devices():
+    p = pl.predict("llama3-8b", "tp=2 pp=4 gbs=32 mbs=1", "2xdgx-h100")
+    text = read(p._repr_html_())
+    for expected in ("llama3-8b on 2xdgx-h100, 16 devices: ", "per step (90 %:", "pipeline bubble", "exposed communication", "stage", "backward"):
+        assert expected in text
+    assert p._repr_html_().count("<tr>") >= 4 + len([part for part in p.breakdown if part.share >= 0.001])

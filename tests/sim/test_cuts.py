@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import paceline as pl
+from paceline.predict.parallel import Layout
 from paceline.sim.cuts import backward_places, balanced, places, written_out
 
 torch = pytest.importorskip("torch", reason="capture needs torch")
-
-import paceline as pl
-from paceline.predict.parallel import Layout
 
 
 class Skip(torch.nn.Module):

@@ -57,7 +57,10 @@ def recorded(run):
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    names = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce", "all_reduce": "all_reduce"}
+    names = {
+        "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce", "all_reduce": "all_reduce",
+        "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+    }
     out = []
 
     class Log(TorchDispatchMode):
@@ -65,7 +68,8 @@ def recorded(run):
             name = function.name().rpartition("::")[2]
             if function.namespace in ("c10d", "_c10d_functional") and name in names:
                 tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-                out.append((names[name], max(t.numel() * t.element_size() for t in tensors)))
+                parts = RANKS if name == "all_gather_into_tensor" else 1  # it is given one rank's part only
+                out.append((names[name], parts * max(t.numel() * t.element_size() for t in tensors)))
             return function(*args, **(kwargs or {}))
 
     with Log():
@@ -139,6 +143,41 @@ def test_tensor_parallel():
     for way, seen in (("forward", forward), ("backward", backward)):
         layer = [(op, round(size)) for op, size, axis in made.piece(f"layer.{way}").body.collectives() if axis == "tp"]
         assert seen and layer * LLAMA.layers == seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sequence_parallel():
+    """Tokens are gathered before a column-parallel product and scattered after a row-parallel one; torch keeps the gathered input."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+
+    part, whole = Shard(1), Replicate()
+    with ranks():
+        net, inputs, loss = small_llama()
+        mesh = init_device_mesh("cpu", (RANKS,))
+        for block in net.blocks:
+            parallelize_module(block, mesh, {
+                "norm1": SequenceParallel(), "norm2": SequenceParallel(),
+                "attention": PrepareModuleInput(input_layouts=(part, None, None), desired_input_layouts=(whole, None, None)),
+                **{f"attention.{name}": ColwiseParallel() for name in "qkv"}, "attention.out": RowwiseParallel(output_layouts=part),
+                "feed": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
+                "feed.gate": ColwiseParallel(), "feed.up": ColwiseParallel(), "feed.down": RowwiseParallel(output_layouts=part),
+            })
+        parallelize_module(net, mesh, {
+            "embed": RowwiseParallel(input_layouts=whole, output_layouts=part), "norm": SequenceParallel(),
+            "head": ColwiseParallel(input_layouts=part, output_layouts=whole),
+        })
+        passes = []
+        forward = recorded(lambda: passes.append(loss(net(*inputs))))
+        backward = recorded(passes[0].backward)
+    made = simulation(LLAMA, f"tp={RANKS} sp")
+    assert forward and backward
+    for way, seen, ends in (("forward", forward, 3), ("backward", backward, 2)):
+        layer = [(op, round(size)) for op, size, axis in made.piece(f"layer.{way}").body.collectives() if axis == "tp"]
+        # of the ends: the embedding's parts are summed, the head's input gathered (and its logits, in the forward pass)
+        inner = seen[1 : len(seen) - ends + 1]
+        assert layer * LLAMA.layers == inner
 
 
 @pytest.mark.parametrize(("schedule", "name", "vpp"), [

@@ -35,6 +35,40 @@ def test_file(tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+RANKS = Timeline((
+    Span("forward", "compute", 0.0, 3e-6, "forward", {}, 0), Span("ncclDevKernel_AllReduce", "dp", 2e-6, 4e-6, "reduction", {"bytes": 8.0}, 0),
+    Span("forward", "compute", 3e-6, 5e-6, "forward", {}, 1), Span("ncclDevKernel_SendRecv", "pp forward", 3e-6, 4e-6, "transfers", {}, 1),
+), "tiny on two")
+
+
+def test_a_file_per_rank(tmp_path):
+    """Analysers want one file per rank, which says whose it is and holds nothing of the others."""
+    RANKS.save(tmp_path / "traces")
+    assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == ["rank-0.json.gz", "rank-1.json.gz"]
+    for rank in (0, 1):
+        data = json.loads(gzip.decompress((tmp_path / "traces" / f"rank-{rank}.json.gz").read_bytes()))
+        assert data["distributedInfo"] == {"rank": rank, "world_size": 2} and {e["pid"] for e in data["traceEvents"]} == {rank}
+        spans = [e for e in data["traceEvents"] if e["ph"] == "X"]
+        assert [e["name"] for e in spans].count("forward") == 1 and spans[-1]["name"] == "ProfilerStep#0"
+        # what the Chrome trace format asks of complete events
+        assert all({"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} <= e.keys() and e["dur"] >= 0 for e in spans)
+        assert all({"stream", "correlation"} <= e["args"].keys() for e in spans if e["cat"] == "kernel")
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(SpecError, match="cannot write traces into"):
+        RANKS.save(tmp_path / "taken")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_holistic_trace_analysis_reads_it(tmp_path):
+    hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
+    RANKS.save(tmp_path / "traces")
+    found = hta.TraceAnalysis(trace_dir=str(tmp_path / "traces"))
+    times = found.get_temporal_breakdown(visualize=False)
+    assert sorted(times["rank"]) == [0, 1] and times.loc[times["rank"] == 0, "compute_time(us)"].item() == 3
+    overlap = found.get_comm_comp_overlap(visualize=False)
+    assert overlap.loc[overlap["rank"] == 0, "comp_comm_overlap_pctg"].item() == pytest.approx(50)
+
+
 def test_file_that_cannot_be_written(tmp_path):
     with pytest.raises(SpecError, match="cannot write trace .*No such file"):
         TIMELINE.save(tmp_path / "absent" / "trace.json")

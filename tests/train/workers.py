@@ -141,3 +141,8 @@ def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accu
     if strategy is not None:
         pt.close(net)
     return {"same": same, "values": values.tolist() if rank == 0 else [], "losses": losses, "order": order}
+
+
+def follow_all(runs):
+    """Several trainings one after another in the same processes: starting Python and torch takes longer than they do."""
+    return [follow(**run) for run in runs]

@@ -39,7 +39,7 @@ def compare(count: int, seed: int = 0) -> Iterator[Pair]:
     while count:
         model, cluster = transformers.get(draw.choice(MODELS)), networks[draw.choice(CLUSTERS)]
         try:
-            plan = _plan(draw, cluster.device_count, bool(model.experts))
+            plan = random_plan(draw, cluster.device_count, bool(model.experts))
             closed = distributed.predict(model, cluster, plan)
             if not closed.fit.fits:
                 continue
@@ -50,7 +50,8 @@ def compare(count: int, seed: int = 0) -> Iterator[Pair]:
         count -= 1
 
 
-def _plan(draw: random.Random, devices: int, experts: bool) -> Plan:
+def random_plan(draw: random.Random, devices: int, experts: bool) -> Plan:
+    """A plan for so many devices; PlanError where its degrees need more. It may still not be one that a model can run."""
     tp, pp, cp = draw.choice((1, 1, 2, 4, 8)), draw.choice(_ANY), draw.choice((1, 1, 1, 2))
     dp = devices // (tp * pp * cp)
     if not dp:

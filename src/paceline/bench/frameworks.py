@@ -57,14 +57,16 @@ class Surroundings:
 
 #: standard deviation of the logarithm of step time by framework: what its published steps leave; older and eager ones vary more
 _SPREAD = {
-    "megatron-2021": 0.02, "megatron-2022": 0.02, "megatron-deepspeed": 0.1, "deepspeed-zero3": 0.15, "bigscience": 0.1, "llm-foundry": 0.075,
+    "megatron-2021": 0.02, "megatron-2022": 0.02, "megatron-deepspeed": 0.12, "deepspeed-zero3": 0.2, "bigscience": 0.1, "llm-foundry": 0.075,
     "torch": 0.12, "torch-compile": 0.12, "torch-compile-2024": 0.12, "nanogpt": 0.2, "jax": 0.2, "nemo": 0.1, "nemo-2024": 0.08,
-    "megatron-core": 0.035,
+    "megatron-core": 0.04, "llm.c": 0.12, "meta-4d": 0.15,
 }
 #: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per tensor (cuBLAS)
 ROWWISE_RATE = 0.65
 #: of mixtures of experts, whose routing, kernels and overlap change with every release; and of steps that are shares of a whole run's time
 MOE_SPREAD, LOGGED_SPREAD = 0.2, 0.16
+#: of frameworks that no published step has shown, and of gathers that do not heed nodes
+UNKNOWN_SPREAD = 0.2
 
 
 def surroundings(found: Framework, spread: float = 0.0) -> Surroundings:
@@ -106,13 +108,28 @@ def distributed(row: Mapping[str, Any]) -> Surroundings:
         return surroundings(kept_in_fp32(row, _bigscience(row)))
     for words, name in _NAMES:
         if any(word in text for word in words):
-            found = frameworks.get(_bridge(row) if "Megatron-Bridge" in text and row.get("family") == "moe-lm" else name)
-            if "overlap disabled" in (row.get("options") or ""):
-                found = replace(found, tp_overlap="none", p2p_overlap=False, dp_overlap=False)
-            return surroundings(found, MOE_SPREAD if row.get("family") == "moe-lm" else LOGGED_SPREAD if logged else 0.0)
+            return surroundings(_with_options(row, name), _row_spread(row, logged))
     if logged and row.get("tp") and "NVIDIA" in row["gpu"]:  # their submissions to MLPerf run NVIDIA's code, whatever stack they name
         return surroundings(frameworks.get("nemo"), LOGGED_SPREAD)
-    raise SpecError(f"framework {text[:40]!r} is not known")
+    if logged or not text:
+        raise SpecError(f"framework {text[:40]!r} is not known")
+    return surroundings(frameworks.get("torch-compile" if sharding(row) == "fsdp" else "megatron-core"), UNKNOWN_SPREAD)
+
+
+def _with_options(row: Mapping[str, Any], name: str) -> Framework:
+    """The framework called `name` as a row says that it was run."""
+    experts = row.get("family") == "moe-lm"
+    found = frameworks.get(_bridge(row) if "Megatron-Bridge" in row["framework"] and experts else name)
+    if "overlap disabled" in (row.get("options") or ""):
+        return replace(found, tp_overlap="none", p2p_overlap=False, dp_overlap=False)
+    return found
+
+
+def _row_spread(row: Mapping[str, Any], logged: bool) -> float:
+    """The error to expect of a row, where it is not its framework's."""
+    if row.get("family") == "moe-lm":
+        return MOE_SPREAD
+    return LOGGED_SPREAD if logged else UNKNOWN_SPREAD if "DeepSpeed" in row["framework"] and sharding(row) == "fsdp" else 0.0
 
 
 def _bridge(row: Mapping[str, Any]) -> str:

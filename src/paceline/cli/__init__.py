@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from paceline import __version__
-from paceline.cli import calibrate, capture, catalog, predict, validate
+from paceline.cli import calibrate, capture, catalog, compare, explain, plan, predict, simulate, validate, whatif
 from paceline.errors import PacelineError
 
 app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
 
-for _command in (predict.predict, capture.capture, calibrate.calibrate, validate.validate):
+for _command in (
+    predict.predict, plan.plan, compare.compare, whatif.whatif, explain.explain, simulate.simulate, capture.capture, calibrate.calibrate,
+    validate.validate,
+):
     app.command(_command)
 for _listing, _name in ((catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.models_, "models")):
     app.command(_listing, name=_name)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from paceline.cli.job import Whole, show_job
 from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Compile, Image, Json, Optimizer, Precision, Seq, show_prediction
 
 
@@ -16,7 +17,9 @@ def predict(
     plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
     batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
     checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
-    trace: Annotated[Path | None, Parameter(help="also write the simulated step as a trace for Perfetto")] = None, json_: Json = False,
+    trace: Annotated[Path | None, Parameter(help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank")] = None,
+    json_: Json = False,
+    whole: Whole | None = None,
 ) -> None:
     """Predict one training step: time with interval, throughput, memory, bottleneck.
 
@@ -35,7 +38,13 @@ def predict(
         "compile": compile or None, "channels_last": channels_last,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    if cluster is None:
+    if whole is not None:
+        if not whole.asked:
+            raise SpecError("a whole job needs --tokens or --epochs")
+        if cluster is None:
+            raise SpecError("--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example")
+        show_job(api.predict(model, cluster=cluster, plan=plan or "", trace=False, **options), cluster, whole, json_)
+    elif cluster is None:
         show_prediction(api.predict(model, str(device), trace=trace is not None, **options), trace, json_)
     else:
         show_prediction(api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options), trace, json_)

@@ -107,6 +107,12 @@ def search(space: Space, goal: Goal, *, most: int = MOST, processes: int | None 
         elapsed_s=time.monotonic() - begun, nearest=nearest, interrupted=interrupted)
 
 
+def fits(space: Space) -> bool:
+    """Whether any plan of a space fits into memory."""
+    table = Table(space.model)
+    return any((peaks(block, table) <= room(block, table)).any() for block in space.blocks)
+
+
 # -- bounds ----------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from paceline.errors import PlanError, nearest
-from paceline.predict.distributed import default_framework
 from paceline.sim.schedules import chunks_per_rank
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import OFFLOADS, RECOMPUTE, SCHEDULES, Plan, divisors, problems, resolve
+from paceline.spec.plan import OFFLOADS, RECOMPUTE, SCHEDULES, SHARDINGS, Plan, divisors, problems, resolve
 from paceline.spec.transformer import Transformer
 
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange behind
@@ -25,6 +24,10 @@ FEWEST_TOKENS = 1024
 BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 #: layers whose parameters are gathered ahead
 PREFETCH = (1, 2)
+#: whose kernels run, with the pipeline schedules and the shardings that they can be had with
+FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "megatron-core": (("1f1b", "interleaved"), ("none", "ddp", "zero1", "zero2")), "torch-compile": (SCHEDULES, ("none", "ddp", "fsdp", "hsdp")),
+}
 #: what may change the result of training; left out unless it is allowed
 LOSSY = {"fp8": {"precision": "fp8"}}
 #: field -> its value when a word such as "offload" or "pp" is forbidden altogether
@@ -163,15 +166,18 @@ class Space:
             for mbs in self.limits.among("mbs", divisors(self.gbs // mesh.dp)):
                 for precision in precisions:
                     common = {"gbs": self.gbs, "seq": self.seq, "mbs": mbs, "precision": precision}
-                    for framework in {self._framework(state) for state in states}:
+                    for framework, (schedules, shardings) in self._families():
                         block = Block(
-                            cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)), tuple(self._orders(mesh, mbs)),
-                            tuple(state for state in states if self._framework(state) == framework))
+                            cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)),
+                            tuple(order for order in self._orders(mesh, mbs) if order["schedule"] in schedules),
+                            tuple(state for state in states if state["sharding"] in shardings))
                         if len(block):
                             yield block
 
-    def _framework(self, state: Choice) -> str:
-        return str(self.limits.fixed.get("framework") or default_framework(Plan(sharding=state["sharding"])))
+    def _families(self) -> Iterable[tuple[str, tuple[tuple[str, ...], tuple[str, ...]]]]:
+        """Frameworks to choose from: those above, or the one that is given, which takes everything."""
+        given = self.limits.fixed.get("framework")
+        return FAMILIES.items() if given is None else [(given, FAMILIES.get(given, (SCHEDULES, SHARDINGS)))]
 
     def _precision(self, cluster: Cluster) -> list[str]:
         """The usual one of a device: half the bits where its matrix units take them."""

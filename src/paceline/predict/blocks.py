@@ -9,20 +9,21 @@ gathered before each pass of a chunk, ahead of the one that runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from paceline.cost import memory as memory_model
-from paceline.cost.collectives import collective_s
 from paceline.predict.parallel import BUBBLE, GATHER, REDUCE, SHARDED, TRANSFERS, Array, Ranks
+from paceline.predict.rounds import enough, folded
 from paceline.sim import engine
 from paceline.sim.cuts import Place, backward_places, balanced, places
 from paceline.sim.program import Builder, Label, Program
 from paceline.sim.schedules import SPLIT, Action, actions, chunks_of, chunks_per_rank, in_order, rank_of, sources
 from paceline.sim.timeline import Timeline, task_span
 from paceline.spec.cluster import Group
+from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Memory, Stage
 
 #: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights: two products of equal size
@@ -95,7 +96,7 @@ class Pipeline(Ranks):
             WEIGHT_SHARE * total(step.device * products, "backward"), total(step.issue, "forward"), total(step.issue, "backward", "recompute"),
             sizes, gradients, kept / max(1.0, float(kept.sum())), np.array([*(place.bytes for place in cut), 0.0]),
         )
-        return [Chunk(number, *values) for number, *values in zip(parts, *columns, strict=True)]
+        return [Chunk(number, *map(float, values)) for number, *values in zip(parts, *columns, strict=True)]
 
     def _parameters(self, chunk: np.typing.NDArray[np.int64], count: int) -> tuple[Array, Array]:
         """Bytes of parameters and of gradients in each chunk."""
@@ -153,9 +154,8 @@ class Pipeline(Ranks):
         """Collectives of a stage one after another, beside its passes."""
         task: list[int] = []
         for op, size, axis in exchanges:
-            seconds = self.send(op, size, axis)
-            if seconds:
-                label = self._collective(op, size, axis, part, seconds)
+            label = self._collective(op, size, axis, part)
+            if label.seconds:
                 task = [builder.add(builder.stream(rank, "dp"), label, [*after, *task])]
         return task
 
@@ -163,8 +163,10 @@ class Pipeline(Ranks):
     def _made(self) -> dict[tuple[str, float, str], Label]:
         return {}
 
-    def _collective(self, op: str, size: float, axis: str, part: str, seconds: float) -> Label:
-        return self._made.setdefault((op, size, axis), Label(op, part, seconds, op, size, axis, crowds=axis != "pp"))
+    def _collective(self, op: str, size: float, axis: str, part: str) -> Label:
+        if (op, size, axis) not in self._made:
+            self._made[op, size, axis] = Label(op, part, self.send(op, size, axis), op, size, axis, crowds=axis != "pp")
+        return self._made[op, size, axis]
 
     def _gather(self, builder: Builder, rank: int, action: Action) -> list[int]:
         """Makes a chunk's sharded parameters whole before a pass, while the one before it runs."""
@@ -182,10 +184,8 @@ class Pipeline(Ranks):
         target = action.chunk + (1 if action.kind == "F" else -1)
         if not 0 <= target < len(self.chunks) or (owner := rank_of(p.schedule, target, p.pp)) == rank:
             return after
-        size = self.chunks[min(action.chunk, target)].sends
-        seconds = collective_s("send_recv", size, self.group("pp"), self.cluster, self.library)
+        label = self._collective("send_recv", self.chunks[min(action.chunk, target)].sends, "pp", TRANSFERS)
         way = "forward" if action.kind == "F" else "backward"
-        label = self._collective("send_recv", size, "pp", TRANSFERS, seconds)
         return [builder.add(builder.stream(rank, f"pp {way}"), label, after, builder.stream(owner, f"pp from {action.chunk} {way}"))]
 
     def _finish(self, builder: Builder, rank: int) -> None:
@@ -228,7 +228,9 @@ class Pipeline(Ranks):
     def in_flight(self, rank: int) -> float:
         """The most of a micro-batch's activations that a stage holds at once, in whole micro-batches."""
         p, live, most = self.plan, 0.0, 0.0
-        for chunk, kind, _ in actions(p.schedule, rank, p.pp, p.micro_batches, p.vpp):
+        if p.schedule in ("gpipe", "looped-bfs"):  # all of them, before the first goes back
+            return p.micro_batches * sum(chunk.activations for chunk in self.held(rank))
+        for chunk, kind, _ in actions(p.schedule, rank, p.pp, min(p.micro_batches, enough(p)), p.vpp):
             last = "W" if p.schedule in SPLIT and kind != "B" else "B"
             live += self.chunks[chunk].activations * {"F": 1.0, last: -1.0}.get(kind, 0.0)
             most = max(most, live)
@@ -240,9 +242,24 @@ class Pipeline(Ranks):
     def found(self) -> engine.Run:
         return engine.run(self.program, self.style.contention)
 
+    def spent(self, rank: int) -> dict[str, float]:
+        """Where the time of a stage goes."""
+        return engine.breakdown(self.program, self.found, rank, idle=BUBBLE)
+
+    def freest(self) -> int:
+        """The stage that waits least."""
+        return min(range(self.plan.pp), key=lambda rank: self.spent(rank).get(BUBBLE, 0.0))
+
+    def at(self, plan: Plan) -> Pipeline:
+        """The same with another number of micro-batches."""
+        if plan == self.plan:
+            return self
+        other = replace(self, plan=plan)
+        other.__dict__.update(chunks=self.chunks, labels=self.labels, layout=self.layout, _made=self._made)  # none of these depends on it
+        return other
+
     def prediction(self) -> DistributedPrediction:
-        candidates = [engine.breakdown(self.program, self.found, rank, idle=BUBBLE) for rank in range(self.plan.pp)]
-        parts = min(candidates, key=lambda found: found.get(BUBBLE, 0.0))
+        parts = folded(self.plan, self.at)
         stages = []
         for rank in range(self.plan.pp):
             mine = chunks_of(self.plan.schedule, rank, self.plan.pp, self.each)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ from paceline.cost.curves import Curves, curves_for
 from paceline.cost.operators import OpTimes, times
 from paceline.cost.pack import Packed, pack_ops
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, adam_ops, blocks, piece_times, saved_bytes
-from paceline.predict import memory
+from paceline.predict import memory, remedy
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.predict.step import errors_for
 from paceline.predict.stragglers import straggling
@@ -43,8 +43,10 @@ from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Pa
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import ITEMSIZE
 
-#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16, as it is reached
-HOST_BPS = 12e9
+#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16
+HOST_BPS = 15.75e9
+#: of that, for each device while all of a node copy: two share an uplink, and reach 80 % of it
+HOST_SHARE = 0.4
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
 #: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
@@ -186,6 +188,12 @@ class Step:
             model=model, framework=framework, mbs=plan.mbs, seq=plan.seq, tp=plan.tp, cp=plan.cp, ep=plan.ep, sp=plan.sp, dtype=dtype,
             matrix=plan.precision, context=plan.context, accumulate=plan.micro_batches > 1, trained=not plan.adapters,
         )
+
+    def replanned(self, plan: Plan) -> Step:
+        """The step under another resolved plan, for its memory alone: its operators are still those of the first."""
+        usual = not plan.framework and self.framework.name == default_framework(self.plan)
+        style = frameworks.get(default_framework(plan)) if usual else self.framework
+        return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -335,11 +343,16 @@ class Step:
         return out
 
     @property
+    def host_Bps(self) -> float:  # noqa: N802
+        """Bytes per second between a device and its host's memory while all devices of a node copy."""
+        return HOST_SHARE * (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+
+    @property
     def copying_s(self) -> float:
         """Seconds to copy what a layer saves to the host's memory, or back."""
         if self.plan.offload != "activations":
             return 0.0
-        return saved_bytes(self.shape, self.plan.recompute) / (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+        return saved_bytes(self.shape, self.plan.recompute) / self.host_Bps
 
     def copied(self, layer: Pass, again: Pass = _NOTHING) -> Pass:
         """A layer that waits for its copies, which go on beside it and what it runs `again`."""
@@ -599,7 +612,7 @@ class Step:
         seconds = float(times(_adam(count, self.shape.dtype, self.framework), self.chip, self.curves).seconds.sum())
         if p.offload == "optimizer":
             moved = count * (self.gradient_bytes + ITEMSIZE[self.shape.dtype])
-            seconds = max(seconds, moved / (self.cluster.device.host_bandwidth_Bps or HOST_BPS))
+            seconds = max(seconds, moved / self.host_Bps)
         return seconds
 
     # -- memory ------------------------------------------------------------------------------------
@@ -619,6 +632,8 @@ class Step:
         stages = self.stages()
         steady, bubble, transfers = self.pipeline(stages)
         reduce_s, gather_s = self.data_parallel(stages)
+        if p.schedule in V_SHAPED and self.replicated and self.framework.dp_overlap:
+            reduce_s -= min(bubble, reduce_s) / 2  # of a rank's two chunks one is done long before the other; its gradients fill the bubble
         update = self.optimizer(stages)
         slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)
         parts: dict[str, float] = {}
@@ -661,7 +676,7 @@ class Step:
             unit="tokens", step_s=step, step_s_low=low, step_s_high=high, throughput=tokens / step, mfu=flops / step / peak,
             hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
-            fit=memory.fit(self, fullest),
+            fit=remedy.fit(self, fullest),
             provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
-from paceline.errors import PacelineError
 from paceline.sim.schedules import actions, chunks_per_rank
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan, resolve
-from paceline.spec.prediction import Fit, Memory
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import Memory
 from paceline.spec.workload import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -149,6 +148,9 @@ def _sharded(step: Step, stage: Held, share: float) -> Kept:
     if step.framework.state == "deepspeed":  # by weights and buckets, not by layers
         gathered, reduced = low * min(DEEPSPEED_GATHERED, step.parameters(stage)), low * min(DEEPSPEED_BUCKET, step.parameters(stage))
         return Kept(4 * share, 4 * share, MOMENTS * share, gathered, reduced)
+    if plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
+        whole = step.parameters(stage)
+        return Kept(4 * share, 4 * share + (0.0 if plan.adapters else step.gradient_bytes * whole), MOMENTS * share, low * whole)
     ends = step.end_parameters(stage.first, stage.last)
     dropped = plan.reshard and plan.sharding != "zero2"
     gathered = low * ((1 + plan.prefetch) * layer + ends) if dropped else low * step.parameters(stage)
@@ -167,7 +169,7 @@ def _head_gradient(step: Step) -> float:
 
 
 def placeholders(step: Step) -> float:
-    """Empty gradients of every shape of a layer's weights that Transformer Engine hands to autograd, and keeps, where products add to the real ones."""
+    """Empty gradients of each shape of a layer's weights, which Transformer Engine keeps to hand to autograd where products add to the real ones."""
     if not (step.framework.placeholders and step.framework.fused_accumulation) or step.plan.adapters:
         return 0.0
     return ITEMSIZE[step.shape.dtype] * sum({count for count, _ in step.tensors("layer")})
@@ -247,60 +249,3 @@ def _walked(schedule: str, index: int, pp: int, micro_batches: int, vpp: int) ->
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         most = max(most, live)
     return most / chunks_per_rank(schedule, vpp)
-
-
-# -- what would help -------------------------------------------------------------------------------
-
-
-def fit(step: Step, fullest: Memory) -> Fit:
-    """Whether the fullest stage fits; if not, what other plans would need."""
-    found = Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes)
-    return found if fullest.fits else replace(found, remedies=tuple(sorted(remedies(step), key=lambda remedy: remedy[1])))
-
-
-def remedies(step: Step) -> Iterator[tuple[str, int]]:
-    """Plans like this one that need less, with the bytes that each would reserve on its fullest device."""
-    now = needed(step)
-    for words, plan in _others(step.plan):
-        try:
-            size = needed(replanned(step, plan))
-        except PacelineError:  # it cannot run
-            continue
-        if size < now:
-            yield words, size
-
-
-def needed(step: Step) -> int:
-    """Bytes reserved on a device of the fullest stage."""
-    return max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
-
-
-def replanned(step: Step, plan: Plan) -> Step:
-    """The step under another plan on the same cluster, for its memory alone: its operators are still those of the first."""
-    whole = resolve(plan, step.cluster.device_count, step.model)
-    return replace(step, plan=whole, shape=step.shape_of(step.model, whole, step.framework))
-
-
-def _others(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Changes to a plan that save memory, one at a time, then the strongest together."""
-    def more_of(axis: str) -> Plan:
-        return replace(plan, **{axis: 2 * getattr(plan, axis), "dp": plan.dp // 2, "sharding": plan.sharding if plan.dp * plan.cp > 2 else "none"})
-
-    shared = plan.dp * plan.cp > 1
-    less = [("recompute", kind) for kind in ("selective", "full") if (plan.recompute, kind) in (("none", "selective"), ("none", "full"), ("selective", "full"))]
-    less += [("sharding", kind) for kind in ("zero1", "fsdp") if shared and plan.sharding in ("none", "ddp", "zero1", "zero2") and kind != plan.sharding
-             and not (kind == "zero1" and plan.sharding == "zero2") and not (kind == "fsdp" and plan.pp > 1)]
-    for name, value in less:
-        yield f"{name}={value}" if name == "recompute" else value, replace(plan, **{name: value})
-    if plan.tp > 1 and not plan.sp:
-        yield "sp", replace(plan, sp=True)
-    if plan.mbs > 1:
-        yield f"mbs={plan.mbs // 2}", replace(plan, mbs=plan.mbs // 2)
-    if plan.offload == "none":
-        yield "offload=optimizer", replace(plan, offload="optimizer")
-        yield "offload=activations", replace(plan, offload="activations")
-    for axis in ("tp", "pp", "cp"):
-        if plan.dp % 2 == 0:
-            yield f"{axis}={2 * getattr(plan, axis)} dp={plan.dp // 2}", more_of(axis)
-    together = replace(plan, recompute="full", mbs=1, sp=plan.tp > 1, sharding="zero1" if shared and plan.sharding in ("none", "ddp") else plan.sharding)
-    yield f"recompute=full mbs=1 {together.sharding}{' sp' if together.sp else ''}", together

@@ -24,6 +24,7 @@ from paceline.cost.curves import Curves
 from paceline.cost.transformer import Collective
 from paceline.predict.distributed import TITLES, Exchange, StageTime, Step
 from paceline.predict.interval import Errors
+from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
 from paceline.sim.schedules import actions, chunks_per_rank, in_order, rank_of, sources
@@ -36,8 +37,6 @@ from paceline.spec.transformer import Transformer
 
 #: spans that a trace file holds at most, about; beyond, passes are not written out layer by layer
 MOST_SPANS = 150_000
-#: times as many micro-batches as stages, from which on all rounds of them are alike
-ROUNDS = 3
 #: a tensor's parameters on one rank, whether they are experts', and the task (or piece) that it belongs to
 _Gradient = tuple[float, bool, int]
 BUBBLE, GATHERS, REDUCTION, TRANSFERS = "pipeline bubble", "parameter gathers", "gradient reduction", "pipeline transfers"
@@ -377,28 +376,21 @@ class Simulation:
 
     def prediction(self, errors: Errors | None, trace: bool = False) -> DistributedPrediction:
         """The answer, from the point of view of the stage that waits least."""
-        parts = self.parts() if trace else self.folded()
+        parts = self.spent(self.freest()) if trace else folded(self.step.plan, self.at)
         steady = sum(parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", *TITLES.values()))
         return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, errors, self.timeline() if trace else None)
 
-    def parts(self, rank: int | None = None) -> dict[str, float]:
-        """Where the time of a stage goes, by default of the one that waits least."""
-        stages = range(self.step.plan.pp) if rank is None else (rank,)
-        return min((engine.breakdown(self.program, self.found, i, idle=BUBBLE) for i in stages), key=lambda parts: parts.get(BUBBLE, 0.0))
+    def spent(self, rank: int) -> dict[str, float]:
+        """Where the time of a stage goes."""
+        return engine.breakdown(self.program, self.found, rank, idle=BUBBLE)
 
-    def folded(self) -> dict[str, float]:
-        """The same where there are many micro-batches: once a pipeline is full, another round of them takes what the one before it took."""
-        p = self.step.plan
-        over = p.micro_batches % p.pp
-        few = max(ROUNDS, over + 1) * p.pp + over
-        if p.micro_batches <= few + 2 * p.pp:
-            return self.parts()
-        less, more = (
-            Simulation(replace(self.step, plan=replace(p, gbs=count * p.dp * p.mbs)), self._labels, self._bodies) for count in (few, few + p.pp))
-        waits = [engine.breakdown(more.program, more.found, rank, idle=BUBBLE).get(BUBBLE, 0.0) for rank in range(p.pp)]
-        rank = waits.index(min(waits))
-        one, other, times = less.parts(rank), more.parts(rank), (p.micro_batches - few) / p.pp
-        return {name: one.get(name, 0.0) + times * (other.get(name, 0.0) - one.get(name, 0.0)) for name in {**one, **other}}
+    def freest(self) -> int:
+        """The stage that waits least."""
+        return min(range(self.step.plan.pp), key=lambda rank: self.spent(rank).get(BUBBLE, 0.0))
+
+    def at(self, plan: Plan) -> Simulation:
+        """The same with another number of micro-batches."""
+        return self if plan == self.step.plan else Simulation(replace(self.step, plan=plan), self._labels, self._bodies)
 
     def timeline(self) -> Timeline:
         """What every role does when; passes written out in detail as far as a file can hold it."""

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.spec.prediction import DistributedPrediction, Memory, Prediction
+from paceline.spec.prediction import DistributedPrediction, Fit, Memory, Prediction
 from paceline.units import show
 
 _BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta", "communication": "blue", "bubble": "red"}
@@ -94,13 +94,17 @@ def _memory_lines(p: Prediction) -> list[Text]:
         f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
     )
     lines = [head, *_memory_bar(found)]
-    if not p.fit.fits:
-        short = p.fit.needed_bytes - p.fit.available_bytes
-        lines.append(Text(f"does not fit: needs {show(p.fit.needed_bytes, 'bytes')}, has {show(p.fit.available_bytes, 'bytes')}, "
-                          f"short of {show(short, 'bytes')}", style="bold red"))
-        for name, size in p.fit.remedies:
-            verdict = "fits" if size <= p.fit.available_bytes else "still too much"
-            lines.append(Text(f"  with {name}: about {show(size, 'bytes')}, {verdict}", style="red" if verdict != "fits" else "green"))
+    return lines + ([] if p.fit.fits else _unfit(p.fit))
+
+
+def _unfit(fit: Fit) -> list[Text]:
+    """By how much a step does not fit, and what would help."""
+    short = fit.needed_bytes - fit.available_bytes
+    lines = [Text(f"does not fit: needs {show(fit.needed_bytes, 'bytes')}, has {show(fit.available_bytes, 'bytes')}, "
+                  f"short of {show(short, 'bytes')}", style="bold red")]
+    for name, size in fit.remedies:
+        verdict = "fits" if size <= fit.available_bytes else "still too much"
+        lines.append(Text(f"  with {name}: about {show(size, 'bytes')}, {verdict}", style="red" if verdict != "fits" else "green"))
     return lines
 
 
@@ -134,7 +138,7 @@ def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
     )
     lines: list[RenderableType] = [head, *_memory_bar(found)]
     if not p.fit.fits:
-        lines.append(Text(f"does not fit: short of {show(p.fit.needed_bytes - p.fit.available_bytes, 'bytes')}", style="bold red"))
+        lines += _unfit(p.fit)
     if len(p.stages) > 1:
         rows = [(str(i), str(s.layers), _ms(s.forward_s), _ms(s.backward_s), show(s.memory.peak_bytes, "bytes")) for i, s in enumerate(p.stages)]
         shown = rows if len(rows) <= 8 else [*rows[:3], ("...",) * 5, *rows[-2:]]
@@ -148,7 +152,7 @@ def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
 
 
 #: columns of words
-_LEFT = ("title", "source", "sets", "by", "why", "metric", "architecture")
+_LEFT = ("title", "plan", "lost by", "below", "above", "source", "sets", "by", "why", "metric", "architecture")
 
 
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

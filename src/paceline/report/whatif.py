@@ -82,7 +82,8 @@ def sweep_view(s: Sweep) -> RenderableType:
         if curve is not None and p.devices in places:
             i = places[p.devices]
             more = (f"{100 * curve.efficiency[i]:.0f} %", f"{100 * curve.naive[i] / curve.ideal[i]:.0f} %")
-        table.add_row(point.value, show(p.step_s, "time"), _rate(p.throughput, p.unit), f"{100 * p.exposed_s / p.step_s:.0f} %", _fit(p), p.bound_by, *more)
+        exposed = f"{100 * p.exposed_s / p.step_s:.0f} %"
+        table.add_row(point.value, show(p.step_s, "time"), _rate(p.throughput, p.unit), exposed, _fit(p), p.bound_by, *more)
     foot = [Text(f"{len(s.points)} points, {s.fidelity}", style="dim")]
     return Group(Text(s.subject, style="bold"), table, *([Text(_pays(curve))] if curve is not None else []), *foot)
 
@@ -99,13 +100,14 @@ def _pays(c: Scaling) -> str:
 
 def explanation_view(e: Explanation) -> RenderableType:
     """The prediction, its bottlenecks, three readings of it, and its concurrency."""
-    watts = f"a device draws {show(e.watts, 'power')} on average ({e.watts_source})" if e.watts is not None else "no power limit is known of this device"
+    known = e.watts is not None
+    watts = f"a device draws {show(e.watts or 0.0, 'power')} on average ({e.watts_source})" if known else "no power limit is known of this device"
     return Group(distributed_view(e.prediction), Text(), *_bottlenecks(e), Text(), *_roofline(e.anatomy), Text(), *_readings(e.anatomy), Text(),
                  *_concurrency(e), Text(), Text(watts, style="dim"))
 
 
 def _bottlenecks(e: Explanation) -> list[RenderableType]:
-    table = _table("if it had no limit", "saves", "step", "1 % more of it saves", "then the bottleneck is", "edit", left=("then the bottleneck is", "edit"))
+    table = _table("if it had no limit", "saves", "step", "1 % more of it saves", "then it would be", "edit", left=("then it would be", "edit"))
     for b in e.resources.bottlenecks:
         share = b.saved_s / e.resources.step_s
         table.add_row(b.name, f"{show(b.saved_s, 'time') if b.saved_s > 0 else '0'} ({100 * share:.1f} %)", show(b.step_s, "time"),
@@ -124,7 +126,8 @@ def _roofline(a: Anatomy) -> list[RenderableType]:
 
 
 def _readings(a: Anatomy) -> list[RenderableType]:
-    table = _table("collectives of a device, per step", "axis", "ranks", "size", "times", "alpha", "beta x size", "algorithm", left=("axis", "algorithm"))
+    columns = ("collectives of a device, per step", "axis", "ranks", "size", "times", "alpha", "beta x size", "algorithm")
+    table = _table(*columns, left=("axis", "algorithm"))
     for s in a.sent[:8]:
         table.add_row(s.op, s.axis, str(s.ranks), show(s.size, "bytes"), str(s.count), show(s.alpha_s, "time"), show(s.beta_s, "time"), s.algorithm)
     if len(a.sent) > 8:
@@ -200,8 +203,9 @@ def job_view(j: Job) -> RenderableType:
     more = f", {100 * j.extra:.0f} % more for its batch" if j.extra else ""
     lines = [
         f"{show(j.units, 'count')} {j.unit}{more} in {j.steps:,} steps of {show(j.step_s, 'time')} on {j.devices:,} devices",
-        f"interrupted every {show(j.interrupted_s, 'time')}; a checkpoint of {show(j.checkpoint_bytes, 'bytes')} takes {show(j.checkpoint_s, 'time')}, "
-        f"every {show(j.interval_s, 'time')}" + (f"; evaluation {show(j.evaluation_s, 'time')} in all" if j.evaluation_s else ""),
+        f"interrupted every {show(j.interrupted_s, 'time')}; a checkpoint ({show(j.checkpoint_bytes, 'bytes')}) takes {show(j.checkpoint_s, 'time')}",
+        f"and is written every {show(j.interval_s, 'time')}, the interval that loses least unless one is given",
+        *([f"evaluation {show(j.evaluation_s, 'time')} in all"] if j.evaluation_s else []),
     ]
     return Group(table, *(Text(line) for line in lines), *_rests(j.provenance))
 

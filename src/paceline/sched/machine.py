@@ -229,6 +229,7 @@ class Machine:
                 job.phase = event.phase
                 job.rate = checked(job.job.speed.rate(job.counts, job.kind, job.phase, job.adaptive), job.name)
             job.phase = event.phase
+            self.policy.reported(job, state.now_s)
             return self.policy.follows_reports
         elif isinstance(event, ev.Ended):
             self._end(self._active(event.name))

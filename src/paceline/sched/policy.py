@@ -45,6 +45,9 @@ class Policy(ABC):
     def removed(self, job: Active, now_s: float) -> None:  # noqa: B027
         """A job waits no more: it was started, or is over."""
 
+    def reported(self, job: Active, now_s: float) -> None:  # noqa: B027
+        """A running job said how far it is, or entered another phase."""
+
     def left(self, job: Active, now_s: float) -> None:  # noqa: B027
         """A job is over."""
 

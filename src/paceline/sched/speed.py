@@ -36,7 +36,7 @@ class Speed(Protocol):
         """Seconds for the rest of the work on so many devices packed onto nodes of `node_devices`."""
 
 
-class _Simple:
+class ScaleFree:
     """One phase; the rest of the work takes what it takes at the present rate."""
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class _Simple:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(_Simple):
+class Scaling(ScaleFree):
     """Work is seconds at the size asked for; other sizes scale as n / (1 + overhead (n - 1)).
 
     `overhead` is the share of a step that each further device adds in communication (0: linear speedup). Each node beyond those needed
@@ -80,7 +80,7 @@ class Scaling(_Simple):
 
 
 @dataclass(frozen=True, slots=True)
-class Table(_Simple):
+class Table(ScaleFree):
     """Measured work per second by kind and number of devices; between sizes a straight line, beyond the largest no more speed."""
 
     rates: Mapping[str, Mapping[int, float]]

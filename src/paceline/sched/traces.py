@@ -63,7 +63,7 @@ def load(text: str, *, count: int | None = None, data: Path | None = None, seed:
     name, _, file = text.partition(":")
     if name in READERS:
         trace = READERS[name](file, _folder(data), count, seed)
-    elif text.endswith(".csv") or text.endswith(".csv.gz"):
+    elif text.endswith((".csv", ".csv.gz")):
         trace = read_own(Path(text))
     else:
         raise UnknownName("trace", name, READERS, f"allowed: {', '.join(READERS)}, or a .csv file")

@@ -70,7 +70,7 @@ class Timeline:
             title = f"stream {number} ({name})" if number > 1 else name
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": title}}
         # one device: calls and their kernels take turns
-        pair = 2 if all(span.stream in ("host", "device") for span in self.spans) else 1
+        pair = 2 if {span.stream for span in self.spans} == {"host", "device"} else 1
         for i, span in enumerate(self.spans):
             on_device, number = span.stream != "host", streams[span.rank, span.stream]
             yield {
@@ -81,9 +81,25 @@ class Timeline:
             }
 
     def save(self, path: Path) -> None:
-        """Write a trace file; compressed where the name ends in .gz."""
+        """Write a trace file, compressed where the name ends in .gz; where it ends in neither .json nor .gz, a folder with a file per rank."""
+        if path.suffix in (".json", ".gz"):
+            self._write(path, 0, list(self.events()))
+            return
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"cannot write traces into {str(path)!r}: {error.strerror}") from None
+        by_rank: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(self.ranks)}
+        for event in self.events():
+            by_rank[event["pid"]].append(event)
+        end = 1e6 * max((span.end_s for span in self.spans), default=0.0)
+        for rank, events in by_rank.items():
+            step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0", "pid": rank, "tid": 0, "ts": 0.0, "dur": end, "args": {}}
+            self._write(path / f"rank-{rank}.json.gz", rank, [*events, step])
+
+    def _write(self, path: Path, rank: int, events: list[dict[str, Any]]) -> None:
         world = {"world_size": self.ranks} if self.ranks > 1 else {}
-        text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 0, **world}, "traceEvents": list(self.events())})
+        text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank, **world}, "traceEvents": events})
         partial = path.with_name(path.name + ".partial")
         try:
             if path.suffix == ".gz":

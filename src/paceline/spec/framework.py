@@ -48,6 +48,8 @@ class Framework:
     p2p_overlap: bool = False
     #: each tensor-parallel rank sends its part of an activation to the next stage
     p2p_scattered: bool = True
+    #: sequence parallel: of the input of a product split by columns a rank keeps its own part, and gathers it again for the weight gradient
+    regathers: bool = True
     #: the embedding's gradient is reduced between first and last stage, where they share it
     tied_allreduce: bool = True
     #: host seconds to issue one operator in the forward and in the backward pass, and one collective
@@ -110,7 +112,8 @@ MEGATRON_2021 = Framework(
 #: PyTorch with FSDP2 or DTensor, eager; attention by FlashAttention 2
 TORCH = Framework(
     name="torch", title="PyTorch, eager, with SDPA", fusion="none", fp32_gradients=False, fused_accumulation=False, tp_overlap="none",
-    reduce_fp32=True, selective="ops", attention_flops_per_cycle=1400.0, tied_allreduce=False, issue_s=15e-6, issue_backward_s=20e-6,
+    reduce_fp32=True, selective="ops", attention_flops_per_cycle=1400.0, regathers=False, tied_allreduce=False, issue_s=15e-6,
+    issue_backward_s=20e-6,
     state="torch", loss_bytes=12.0, split_loss_bytes=18.0, slack=1.06,
 )
 #: gradients are kept and reduced in bf16 (NVIDIA-NeMo/Megatron-Bridge:src/megatron/bridge/perf_recipes/_common.py), weights in fp8 with their

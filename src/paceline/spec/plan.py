@@ -108,7 +108,7 @@ class Plan:
         parts = [f"{name}={value}" for name in _SIZES if (value := getattr(self, name)) not in (0, 1)]
         flags = [name if getattr(self, name) else f"no-{name}" for name in _FLAGS if getattr(self, name) != getattr(Plan, name)]
         words = [f"{name}={value}" for name in ("recompute", "context", "offload") if (value := getattr(self, name)) != getattr(Plan, name)]
-        bucket = [f"bucket={self.bucket_bytes:g}B"] if self.bucket_bytes != Plan.bucket_bytes else []
+        bucket = [f"bucket={self.bucket_bytes / 1e6:g}MB"] if self.bucket_bytes != Plan.bucket_bytes else []
         framework = [f"framework={self.framework}"] if self.framework else []
         kind = [self.sharding] if self.sharding != "none" else []
         relaxed = [str(self.relax)] if not self.relax.plain else []

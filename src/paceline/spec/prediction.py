@@ -187,6 +187,11 @@ class DistributedPrediction:
 
         return distributed_view(self)
 
+    def _repr_html_(self) -> str:
+        from paceline.report.html import distributed_html
+
+        return distributed_html(self)
+
 
 def _plain(prediction: Prediction | DistributedPrediction) -> dict[str, Any]:
     names = [name for name in prediction.__dataclass_fields__ if name != "timeline"]

@@ -24,7 +24,7 @@ class Reason:
         return self.before_s - self.after_s
 
     def __str__(self) -> str:
-        name = f"exposed {self.part}" if self.bound_by == "communication" else self.part
+        name = f"exposed {self.part}" if self.bound_by == "communication" and self.part != "contention" else self.part
         if not self.before_s or not self.after_s:
             return f"{name} {'appeared' if self.after_s else 'went'}: {show(self.after_s or self.before_s, 'time')}"
         return f"{name} {'fell' if self.saved_s > 0 else 'rose'} by {show(abs(self.saved_s), 'time')}"

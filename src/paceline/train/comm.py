@@ -261,11 +261,11 @@ class Engine:
         """Collectives that are done, the oldest of each group first, go on to what follows them."""
         count = 0
         for (channel, _), lane in self._lanes.items():
-            while lane.flying and lane.flying[0].works and all(work.is_completed() for work, _ in lane.flying[0].handles):
+            while lane.flying and lane.flying[0].works and all(_is_done(work) for work, _ in lane.flying[0].handles):
                 running = lane.flying.popleft()
                 try:
                     for work, _ in running.handles:
-                        work.wait()
+                        _check(work)
                 except RuntimeError as error:
                     raise self._failure(running, "failed: " + str(error).strip().splitlines()[0]) from error
                 if self.events is not None:
@@ -366,6 +366,24 @@ class Engine:
         if not silent:
             return "; all ranks wait, for different things"
         return f"; no sign of rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+
+
+def _is_done(work: Any) -> bool:
+    """Whether a collective has ended. gloo calls back before its handle says so, but after its future does."""
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:
+        return bool(work.is_completed())
+
+
+def _check(work: Any) -> None:
+    """Raises what went wrong in a collective that has ended. Not its handle's `wait`, which would wait for our own callback."""
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        work.wait()
+    else:
+        future.wait()
 
 
 def _start(request: Collective, group: Any, world: int, chunk_bytes: int) -> Generator[tuple[Any, Tensor], None, None]:

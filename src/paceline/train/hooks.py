@@ -92,7 +92,7 @@ class Uses:
         self._known = {id(p): p for p in parameters}
         self._needed = needed
         self._stack: list[nn.Module] = []
-        self._by_module: dict[nn.Module, dict[int, nn.Parameter]] = {
+        self.by_module: dict[nn.Module, dict[int, nn.Parameter]] = {
             module: {id(p): p for p in module.parameters(recurse=False) if id(p) in self._known} for module in model.modules()
         }
         #: parameters in the order of their first use, as far as seen
@@ -112,7 +112,7 @@ class Uses:
                 self.order.clear()
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append(module)
-        wanted = self._by_module[module]
+        wanted = self.by_module[module]
         if wanted:
             self._needed(wanted.values())
 
@@ -128,7 +128,7 @@ class Uses:
         if parameter is not None and self._stack:
             if all(parameter is not p for p in self.order):
                 self.order.append(parameter)
-            self._by_module[self._stack[-1]][id(parameter)] = parameter
+            self.by_module[self._stack[-1]][id(parameter)] = parameter
 
     def remove(self) -> None:
         """Takes the hooks away."""

@@ -20,9 +20,9 @@ RANGE, NEAR = (1e-4, 1e3), 0.005
 def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False) -> Comparison:
     """Predicts a subject under each of the plans; words of the subject's own plan hold where these do not say otherwise."""
     rows = []
-    for text in plans:
+    for text, plan in [(text, _merged(subject.plan, read_plan(text))) for text in plans]:
         try:
-            edited = replace(subject, plan=_merged(subject.plan, read_plan(text)))
+            edited = replace(subject, plan=plan)
             found = edited.predict()
             relaxed = break_even and not edited.plan.relax.plain and edited.cluster.nodes > 1
             rows.append(Row(plan=text, prediction=found, break_even=find_break_even(edited) if relaxed else None))

@@ -65,6 +65,12 @@ class Subject:
         return run(self.model, self.cluster, self.plan, framework=self.framework)
 
     @property
+    def title(self) -> str:
+        """Model, cluster and the words of the plan."""
+        plan = replace(self.plan, precision=self.model.precision) if isinstance(self.model, Workload) else self.plan
+        return f"{self.model.name} on {self.cluster.name}: {plan}"
+
+    @property
     def framework(self) -> Framework | None:
         """The plan's, with a host of another speed where that is asked for."""
         if self.host_speed == 1.0:

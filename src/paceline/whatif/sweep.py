@@ -67,9 +67,8 @@ def sweep(subject: Subject, text: str, *, strong: bool = False, simulate: bool |
     if not any(point.prediction is not None for point in points):
         raise PlanError(f"no value of {path.strip()} can run: {points[0].why_not}")
     fidelity = "closed form" if closed and not isinstance(subject.model, Workload) else "simulated"
-    title = f"{subject.model.name} on {subject.cluster.name}: {subject.plan}"
     curve = scaling(points, "strong" if strong else "weak") if path.strip() in SIZES else None
-    return Sweep(field=path.strip(), subject=title, fidelity=fidelity, points=tuple(points), scaling=curve)
+    return Sweep(field=path.strip(), subject=subject.title, fidelity=fidelity, points=tuple(points), scaling=curve)
 
 
 def _point(subject: Subject, edit: Edit, batch: int, closed: bool) -> Point:

@@ -57,9 +57,13 @@ def test_bytes_of_every_catalog_model(catalog, text):
     compressor = make(scheme, fused=False)
     produced = {}
     for shape in sorted({shape for parameters in catalog.values() for _, shape in parameters}):
-        found, expected = rounds(compressor, str(shape), torch.empty(shape, device="meta"))
-        assert found == expected, shape
-        produced[shape] = sum(size for _, size in found)
+        # only PowerSGD looks at more than the number of elements
+        same = shape if text == "powersgd" else torch.Size(shape).numel()
+        if same not in produced:
+            found, expected = rounds(compressor, str(shape), torch.empty(shape, device="meta"))
+            assert found == expected, shape
+            produced[same] = sum(size for _, size in found)
+        produced[shape] = produced[same]
     for name, parameters in catalog.items():
         chosen = cost.assign(scheme, parameters)
         total = sum(produced[shape] if chosen[key] is scheme else 4 * torch.Size(shape).numel() for key, shape in parameters)

@@ -10,7 +10,7 @@ WORLD = 4
 CASES = [
     ("fp32", 0.1, 1e-6), ("fp16", 0.1, 1e-6), ("bf16", 0.1, 1e-5), ("terngrad:min_elements=0", 0.05, 1e-3), ("qsgd", 0.1, 1e-5),
     ("signsgd", 0.02, 2e-2), ("onebit", 0.05, 1e-3), ("topk:ratio=0.1", 0.05, 1e-3), ("randomk:ratio=0.1", 0.05, 1e-3),
-    ("dgc:ratio=0.1,momentum=0.5", 0.02, 1e-3), ("powersgd:rank=2", 0.1, 1e-3),
+    ("dgc:ratio=0.1,momentum=0.5", 0.05, 1e-3), ("powersgd:rank=2", 0.1, 1e-3),
 ]
 
 

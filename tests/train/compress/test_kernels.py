@@ -157,7 +157,9 @@ def test_damaged_indices_are_refused():
 
 @given(n=st.integers(1, 5000), seed=SEEDS)
 def test_shuffled_is_a_permutation(n, seed):
-    assert torch.equal(reference.shuffled(n, n, seed, torch.device("cpu")).sort().values, torch.arange(n))
+    places = kernels.shuffled(n, n, seed, torch.device("cpu"))
+    assert torch.equal(places.sort().values, torch.arange(n))
+    assert torch.equal(places, kernels.shuffled(n, n, seed, torch.device("cpu"), False))
 
 
 def test_threads_change_nothing(monkeypatch):
@@ -179,11 +181,21 @@ def test_threads_change_nothing(monkeypatch):
         torch.testing.assert_close(one, four, rtol=1e-6 if one.dtype == torch.float64 else 0, atol=0)
 
 
-@pytest.mark.timeout(300)
-def test_torch_compile_makes_the_same():
-    """What runs on GPUs, compiled for the host."""
-    encode = torch.compile(reference.ternary_encode, dynamic=True)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
+def test_torch_compile_takes_them():
+    """What is compiled for GPUs is one graph for all sizes, without a break; here run as it was traced."""
     seed = reference.seed_tensor(77, torch.device("cpu"))
-    for n in (4099, 10_000):
-        x, s = gradient(n), torch.tensor(0.4)
-        assert torch.equal(encode(x, s, seed), reference.ternary_encode(x, s, seed))
+    compiled = {f.__name__: torch.compile(f, dynamic=True, fullgraph=True, backend="aot_eager")
+                for f in (reference.sign_encode, reference.qsgd_encode, reference.accumulate)}
+    for n in (4096, 10_240):
+        x, error, other = gradient(n), gradient(n, 1), gradient(n, 1)
+        packed, sums = compiled["sign_encode"](x, error, 0.5)
+        plain, expected = reference.sign_encode(x, other, 0.5)
+        assert torch.equal(packed, plain)
+        assert torch.equal(sums, expected)
+        assert torch.equal(error, other)
+        _, codes = compiled["qsgd_encode"](x, seed, 4, 512, False)
+        assert torch.equal(codes, reference.qsgd_encode(x, seed, 4, 512, False)[1])
+        compiled["accumulate"](x, torch.tensor(0.5), None, 0.0, False, error)
+        reference.accumulate(x, torch.tensor(0.5), None, 0.0, False, other)
+        assert torch.equal(error, other)

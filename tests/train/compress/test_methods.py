@@ -68,13 +68,15 @@ def test_half_precision_sums_do_not_overflow():
     assert step(ranks("fp16", world=8), [torch.full((4,), 60_000.0)] * 8)[0].tolist() == [60_000.0] * 4
 
 
-@pytest.mark.parametrize("text", ["terngrad:clip=0", "terngrad:clip=0,share=false", "qsgd", "qsgd:bits=2", "qsgd:norm=l2", "randomk:ratio=0.1,feedback=false"])
+@pytest.mark.parametrize("text", [
+    "terngrad:clip=0", "terngrad:clip=0,share=false", "qsgd", "qsgd:bits=2", "qsgd:norm=l2", "randomk:ratio=0.1,feedback=false",
+])
 def test_unbiased(text):
     """The mean of many draws is the gradient, within five standard errors of every element."""
     compressors, grads = ranks(text, world=2), gradients(200, world=2)
-    draws = torch.stack([step(compressors, grads)[0] for _ in range(3000)]).double()
+    draws = torch.stack([step(compressors, grads)[0] for _ in range(1500)]).double()
     error = (draws.mean(0) - (sum(grads) / 2).double()).abs()
-    assert bool((error < 5 * draws.std(0) / math.sqrt(3000) + 1e-5).all())
+    assert bool((error < 5 * draws.std(0) / math.sqrt(1500) + 1e-5).all())
 
 
 def test_ranks_draw_differently():

@@ -177,7 +177,10 @@ def _from_flops(row: Row, made: Made) -> float:
 
 
 def _usual_micro_batch(row: Row, pp: int) -> int:
-    """One sequence, where a long pipeline's row says nothing: more would lengthen the bubble."""
+    """One sequence, where a long pipeline's row says nothing: more would lengthen the bubble. torchtitan makes a micro-batch for each stage."""
+    local = re.search(r"local batch (\d+)", row.get("options") or "")
+    if local and pp > 1 and "torchtitan" in row["framework"]:
+        return max(1, int(local[1]) // pp)
     return 1 if pp >= LONG_PIPELINE and not row.get("step_time_s") else 0
 
 

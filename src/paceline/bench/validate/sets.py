@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from paceline.bench.validate import collectives, distributed, operators, steps
+from paceline.bench.validate import collectives, distributed, literature, operators, steps
 from paceline.bench.validate.case import Case
 
 Reader = Callable[[Path, bool], Iterable[Case] | None]
@@ -34,4 +34,5 @@ SETS: dict[str, Reader] = {
     "mlperf_llm_runs": distributed.common("mlperf_llm_runs.csv"),
     "jax_toolbox": distributed.common("jax_toolbox.csv"),
     "misc_published_training": distributed.common("misc_published_training.csv"),
+    "literature_scaling_results": literature.literature,
 }

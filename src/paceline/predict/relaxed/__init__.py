@@ -33,7 +33,7 @@ def check(plan: Plan) -> None:
     relax = plan.relax
     if plan.sharding not in ("none", "ddp"):
         raise PlanError(f"plan cannot run: {relax.label} averages whole replicas, but {plan.sharding} shards them; leave {plan.sharding} out")
-    if relax.compress and (relax.mode != "replicas" or relax.average != "allreduce"):
+    if relax.compress and (relax.mode not in EVERY_STEP or relax.average != "allreduce"):
         other = relax.mode if relax.mode != "replicas" else relax.average
         raise PlanError(f"plan cannot run: {relax.compress} is modelled for gradients that are averaged every step, not with {other}")
     for name, means in (("servers", "ps-"), ("staleness", "ps-bounded"), ("backup", "ps-backup"), ("island", "local-sgd diloco")):

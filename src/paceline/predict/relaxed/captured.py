@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from paceline.cost.chip import Chip
-from paceline.cost.compression import Work, assign, decode_work, encode_work, exchanges
+from paceline.cost.compression import Work, assign, decode_work, encode_work, exchanges, wire_bytes
 from paceline.predict.parallel import GATHER, REDUCE, Array, Ranks, buckets
 from paceline.predict.relaxed.accuracy import accuracy
 from paceline.predict.relaxed.hosts import Servers, servers
@@ -49,10 +50,10 @@ class Relaxed(Ranks):
         relax = self.plan.relax
         if self.plan.dp == 1:
             return []
-        if relax.compress:
-            return list(self.compressed())
         if relax.mode != "replicas":
             return list(self.served())
+        if relax.compress:
+            return list(self.compressed())
         return list(self.overlapped() if relax.average == "overlap" else self.prioritised())
 
     # -- compressed --------------------------------------------------------------------------------
@@ -83,10 +84,9 @@ class Relaxed(Ranks):
 
     def coded_s(self, parameters: Sequence[Parameter], decode: bool) -> float:
         """Device seconds to encode, or decode, gradients."""
-        works = [
-            decode_work(self.schemes[p.name], p.shape, self.plan.dp) if decode else encode_work(self.schemes[p.name], p.shape)
-            for p in parameters if self.schemes[p.name].name != "fp32"
-        ]
+        senders = self.plan.dp if self.plan.relax.mode == "replicas" else 1  # servers send one sum
+        coded = [(self.schemes[p.name], p.shape) for p in parameters if self.schemes[p.name].name != "fp32"]
+        works = [decode_work(scheme, shape, senders) if decode else encode_work(scheme, shape) for scheme, shape in coded]
         return sum(work_s(work, self.timed.chip, self.cluster.device) for work in works)
 
     # -- overlapped --------------------------------------------------------------------------------
@@ -111,17 +111,31 @@ class Relaxed(Ranks):
         gathers = []
         for parameters, place, needed in self.layers:
             size = float(sum(p.numel * ITEMSIZE[p.dtype] for p in parameters))
-            rows = self.rows.get(parameters[0].name.rpartition(".")[0], 0)
-            seconds = self.send("reduce_scatter", size)
-            matrix = next((p for p in parameters if len(p.shape) == 2), None)
-            if rows and matrix is not None:
-                outputs, inputs = matrix.shape
-                width = ITEMSIZE[matrix.dtype]
-                traded = self.send("all_gather", self.plan.dp * rows * inputs * width) + self.send("all_to_all", rows * outputs * width)
-                seconds = min(seconds, traded)
-            yield Transfer(REDUCE, seconds, place, self.layout.update)
+            traded = self.traded_s(parameters)
+            yield Transfer(REDUCE, min(self.send("reduce_scatter", size), traded), place, self.layout.update)
             gathers.append(Transfer(GATHER, self.send("all_gather", size), 0, needed))
         yield from sorted(gathers, key=lambda transfer: transfer.needed)
+
+    def traded_s(self, parameters: Sequence[Parameter]) -> float:
+        """Seconds to bring a fully connected layer's activations to all ranks and its errors to those that hold their rows."""
+        rows = self.rows.get(parameters[0].name.rpartition(".")[0], 0)
+        matrix = next((p for p in parameters if len(p.shape) == 2), None)
+        if not rows or matrix is None:
+            return math.inf
+        outputs, inputs = matrix.shape
+        width = rows * ITEMSIZE[matrix.dtype]
+        return self.send("all_gather", self.plan.dp * inputs * width) + self.send("all_to_all", outputs * width)
+
+    @cached_property
+    def sharded_products(self) -> list[int]:
+        """Operators that compute, for the samples of all ranks, a rank's shard of a weight gradient only."""
+        found = []
+        for parameters, _, _ in self.layers:
+            size = float(sum(p.numel * ITEMSIZE[p.dtype] for p in parameters))
+            if self.traded_s(parameters) < self.send("reduce_scatter", size):
+                matrix = next(p for p in parameters if len(p.shape) == 2)
+                found.append(self.layout.place(matrix, "backward", 0) - 1)
+        return [place for place in found if place >= 0]
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -167,9 +181,20 @@ class Relaxed(Ranks):
         down = []
         for parameters, place, needed in self.layers:
             size = float(sum(self.wire(p) for p in parameters))
-            yield Transfer(REDUCE, found.way_s(size, count) + found.sum_s(size, count), place, self.layout.update)
-            down.append(Transfer(GATHER, found.way_s(size, count), 0, needed))
+            sent, back = self.coded_bytes(parameters) if self.plan.relax.compress else (size, size)
+            yield Transfer(REDUCE, found.way_s(sent, count) + found.sum_s(size, count), place, self.layout.update)
+            down.append(Transfer(GATHER, found.way_s(back, count), 0, needed))
         yield from sorted(down, key=lambda transfer: transfer.needed)
+
+    def coded_bytes(self, parameters: Sequence[Parameter]) -> tuple[float, float]:
+        """Bytes of encoded gradients to servers, and back: of TernGrad a sum of as many ternary values as there are workers, of others
+        whole parameters."""
+        sent = back = 0.0
+        for p in parameters:
+            scheme = self.schemes[p.name]
+            sent += wire_bytes(scheme, p.shape)
+            back += p.numel * (math.log2(1 + 2 * self.plan.dp) / 8 if scheme.name == "terngrad" else ITEMSIZE[p.dtype])
+        return sent, back
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -183,10 +208,13 @@ class Relaxed(Ranks):
             for parameters, place in self.complete:
                 device[min(place, update) - 1] += self.coded_s(parameters, decode=False)
                 device[update] += self.coded_s(parameters, decode=True)
-        elif relax.average == "overlap" or relax.mode != "replicas":
+        if relax.average == "overlap" or relax.mode != "replicas":
             fixed = self.timed.costs.latency_s[self.timed.step.index[update:]]
             part = 1 / self.plan.dp if relax.mode == "replicas" else 0.0  # servers update
             device[update:] = fixed + np.maximum(0.0, device[update:] - fixed) * part
+        if relax.average == "overlap":  # as many FLOPs, but the gradient that is written is a shard
+            for place in self.sharded_products:
+                device[place] = max(device[place] / self.plan.dp, float(self.timed.costs.compute_s[self.timed.step.index[place]]))
         return issue, device
 
     @property

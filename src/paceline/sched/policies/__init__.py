@@ -15,7 +15,7 @@ from paceline.sched.policies.elastic import Elastic
 from paceline.sched.policies.fair import Gavel, MaxMin
 from paceline.sched.policies.las import Gittins, Las
 from paceline.sched.policies.optimus import Optimus
-from paceline.sched.policies.order import Fifo, Sjf, Srtf
+from paceline.sched.policies.order import Fifo, Sjf, Srsf, Srtf
 from paceline.sched.policies.success import Success
 from paceline.sched.policy import Policy
 
@@ -25,18 +25,19 @@ POLICIES: dict[str, tuple[Callable[..., Policy], str]] = {
     "easy": (Easy, "FIFO with EASY backfill"),
     "sjf": (Sjf, "shortest job first, not preemptive"),
     "srtf": (Srtf, "shortest remaining time first"),
-    "srsf": (lambda **kw: Srtf(service=True, **kw), "shortest remaining service (time x devices) first"),
+    "srsf": (Srsf, "shortest remaining service (time x devices) first"),
     "las": (Las, "least attained service in two levels (Tiresias), rounds of 60 s"),
     "tiresias": (Las, "the same as las"),
     "gittins": (Gittins, "Gittins index over levels of attained service, learnt from jobs that are over"),
     "optimus": (Optimus, "one device each, then by gain in remaining time (Optimus), rounds of 60 s"),
-    "pollux": (lambda **kw: Elastic(**{"haste": 0.0, "adaptive": True, "interval_s": 60.0, **kw}), "largest sum of goodput speedups, rounds of 60 s"),
+    "pollux": (lambda **kw: Elastic(**{"haste": 0.0, "adaptive": True, **kw}), "largest sum of goodput speedups"),
     "goodput": (lambda **kw: Elastic(**{"haste": 0.5, "adaptive": True, **kw}), "goodput per device, weighted towards short jobs; batches adapt"),
     "marginal": (lambda **kw: Elastic(**{"haste": 1.0, **kw}), "speedup per added device over remaining time"),
     "marginal-ends": (lambda **kw: Elastic(**{"haste": 1.0, "knows_ends": True, **kw}), "the same, knowing the distribution of early ends"),
     "efficiency": (lambda **kw: Elastic(**{"haste": 0.0, "floor": 0.5, **kw}), "speedup per added device alone, none below one half"),
     "maxmin": (MaxMin, "equal shares over time, kinds of devices not told apart"),
     "gavel": (Gavel, "equal shares over time, each job on the kind it gains most from"),
+    "srtf-ends": (lambda **kw: Success(**{"service": False, **kw}), "srtf that knows early ends: expected time over the chance of success"),
     "success": (Success, "chance of success per expected device-second, knowing early ends (Yao et al.)"),
 }
 

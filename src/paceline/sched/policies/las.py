@@ -61,6 +61,7 @@ class Las(Ordered):
             self._watch(job, now_s)
 
     def left(self, job: Active, now_s: float) -> None:
+        super().left(job, now_s)
         self._levels.pop(job.name, None)
 
     def _watch(self, job: Active, now_s: float) -> None:
@@ -79,6 +80,7 @@ class Las(Ordered):
         for job in sorted(passed, key=lambda j: j.index):
             self._enter(job, bisect_right(self.thresholds, job.attained_at(state.now_s) + 1e-6))
             self._watch(job, state.now_s)
+            self.reported(job, state.now_s)  # it ranks anew
         super().decide(state)
 
     def wake_s(self, state: State) -> float:
@@ -137,6 +139,10 @@ class Gittins(Las):
     def _resort(self, now_s: float) -> None:
         """Ranks have changed: the queues are sorted anew."""
         waiting = [job for queue in self._queues.values() for _, job in queue]
+        held = [job for _, job in self._held]
         self._queues.clear()
+        self._wanted = 0
         for job in waiting:
             Ordered.added(self, job, now_s)
+        for job in held:
+            self.reported(job, now_s)

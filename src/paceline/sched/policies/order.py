@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
 from typing import Any
 
 from paceline.sched.job import RUNNING, Active
@@ -15,6 +16,8 @@ from paceline.sched.policy import Policy
 #: (minus the priority, rank, order of submission): unique, so that nothing after it is compared
 Key = tuple[float, Any, int]
 Item = tuple[Key, Active]
+#: how ranks of running jobs change: not at all; all by the time that passes; each by itself
+STILL, SHIFTS, DRIFTS = "still", "shifts", "drifts"
 
 
 class Ordered(Policy):
@@ -27,12 +30,17 @@ class Ordered(Policy):
     preempts = False
     #: whether a job may pass one ahead of it that does not fit
     backfills = True
+    #: a rank that `shifts` is given as the time at which it would be nil
+    held_ranks = STILL
 
     def __init__(self, *, quotas: Mapping[str, int] | None = None) -> None:
         #: most devices at once by tenant; others are not limited
         self.quotas = dict(quotas or {})
         self._queues: dict[tuple[int, str], list[Item]] = {}
         self._keys: dict[str, Key] = {}
+        self._held: list[Item] = []
+        self._held_keys: dict[str, Key] = {}
+        self._wanted = 0
 
     def rank(self, job: Active, now_s: float) -> Any:
         """Lower runs first."""
@@ -46,15 +54,38 @@ class Ordered(Policy):
         return (-job.job.priority, self.rank(job, now_s), job.index)
 
     def added(self, job: Active, now_s: float) -> None:
+        self._drop(job)
         key = self._keys[job.name] = self.key(job, now_s)
         insort(self._queues.setdefault(self._queue(job), []), (key, job))
+        self._wanted += job.job.devices
 
     def removed(self, job: Active, now_s: float) -> None:
         queue = self._queues[self._queue(job)]
         key = self._keys.pop(job.name)
-        del queue[bisect_left(queue, key, key=lambda item: item[0])]
+        del queue[_find(queue, key)]
         if not queue:
             del self._queues[self._queue(job)]
+        self._wanted -= job.job.devices
+        if self.preempts and job.status == RUNNING:
+            self._hold(job, now_s)
+
+    def reported(self, job: Active, now_s: float) -> None:
+        if job.name in self._held_keys:
+            self._drop(job)
+            self._hold(job, now_s)
+
+    def left(self, job: Active, now_s: float) -> None:
+        self._drop(job)
+
+    def _hold(self, job: Active, now_s: float) -> None:
+        priority, rank, index = self.key(job, now_s)
+        key = self._held_keys[job.name] = (priority, rank + now_s if self.held_ranks == SHIFTS else rank, index)
+        insort(self._held, (key, job))
+
+    def _drop(self, job: Active) -> None:
+        key = self._held_keys.pop(job.name, None)
+        if key is not None:
+            del self._held[_find(self._held, key)]
 
     def _queue(self, job: Active) -> tuple[int, str]:
         return job.job.devices, job.job.tenant if job.job.tenant in self.quotas else ""
@@ -70,49 +101,101 @@ class Ordered(Policy):
 
     def _choose(self, state: State) -> tuple[list[tuple[Active, str]], list[Active]]:
         """Walks running and waiting jobs in order of rank and gives out devices; what was running and got none is to be stopped."""
-        now, nodes = state.now_s, state.nodes
-        budget = dict(nodes.total if self.preempts else nodes.free_total)
-        if max(nodes.free_total.values()) < min(size for size, _ in self._queues) and not self.preempts:
-            return [], []
-        held = sorted((self.key(job, now), job) for job in state.running.values()) if self.preempts else []
-        used: dict[str, int] = {}
-        if self.quotas and not self.preempts:
-            for job in state.running.values():
-                used[job.job.tenant] = used.get(job.job.tenant, 0) + job.devices
+        free = state.nodes.free_total
+        held = self._held
+        fits = max(free.values()) >= min(size for size, _ in self._queues)
+        if not self.preempts or (len(free) == 1 and not self.quotas and self._wanted <= state.free):
+            return self._walk(state, dict(free), []) if fits else ([], [])  # nobody has to make room
+        if self.held_ranks == DRIFTS:
+            self._held = held = sorted((self.key(job, state.now_s), job) for job in state.running.values())
+            self._held_keys = {job.name: key for key, job in held}
+        if not fits and held and min(queue[0][0] for queue in self._queues.values()) > self._as_waiting(held[-1][0], state.now_s):
+            return [], []  # all that wait rank behind all that run
+        return self._walk(state, dict(state.nodes.total), held)
+
+    def _as_waiting(self, key: Key, now_s: float) -> Key:
+        return (key[0], key[1] - now_s, key[2]) if self.held_ranks == SHIFTS else key
+
+    def _as_held(self, key: Key, now_s: float) -> Key:
+        return (key[0], key[1] + now_s, key[2]) if self.held_ranks == SHIFTS else key
+
+    def _skip(
+        self, state: State, budget: dict[str, int], held: list[Item], heads: list[tuple[Key, int, tuple[int, str]]], starts: list[tuple[Active, str]],
+    ) -> int:
+        """The first part of a walk without its steps: up to the running job that no longer fits, room is a difference of sums."""
+        kind = state.kinds[0]
+        sums = list(accumulate([job.devices for _, job in held], initial=0))
+        whole, started = budget[kind], 0
+        while True:
+            fails = bisect_right(sums, whole - started) - 1
+            if not heads:
+                break
+            key, place, name = heads[0]
+            at = _find(held, key)
+            if at > fails:
+                break
+            if whole - sums[at] - started < name[0]:
+                heappop(heads)
+                continue
+            starts.append((self._queues[name][place][1], kind))
+            started += name[0]
+            if place + 1 < len(self._queues[name]):
+                heapreplace(heads, (self._as_held(self._queues[name][place + 1][0], state.now_s), place + 1, name))
+            else:
+                heappop(heads)
+        budget[kind] = whole - sums[fails] - started
+        return fails
+
+    def _walk(self, state: State, budget: dict[str, int], held: list[Item]) -> tuple[list[tuple[Active, str]], list[Active]]:
+        now, queues, quotas = state.now_s, self._queues, self.quotas
+        used = _used(state) if quotas and not held else {}
         starts: list[tuple[Active, str]] = []
         stops: list[Active] = []
-        heads = [(queue[0][0], 0, name) for name, queue in self._queues.items()]
+        heads = [(self._as_held(queue[0][0], now), 0, name) for name, queue in queues.items()]
         heapify(heads)
         at, count = 0, len(held)
+        if held and len(budget) == 1 and not quotas and self.backfills:
+            at = self._skip(state, budget, held, heads, starts)
         while heads or (at < count and starts):
             if at < count and (not heads or held[at][0] < heads[0][0]):
                 job = held[at][1]
                 at += 1
-                if budget[job.kind] >= job.devices:
-                    budget[job.kind] -= job.devices
-                    if self.quotas:
-                        used[job.job.tenant] = used.get(job.job.tenant, 0) + job.devices
-                else:
+                if budget[job.kind] < job.devices:
                     stops.append(job)
+                    continue
+                budget[job.kind] -= job.devices
+                if quotas:
+                    used[job.job.tenant] = used.get(job.job.tenant, 0) + job.devices
                 continue
             _, place, name = heads[0]
             size, tenant = name
             kind = next((k for k in state.kinds if budget[k] >= size), None)
             if kind is None and not self.backfills:
                 break
-            if kind is None or (tenant and used.get(tenant, 0) + size > self.quotas[tenant]):
+            if kind is None or (tenant and used.get(tenant, 0) + size > quotas[tenant]):
                 heappop(heads)
                 continue
-            job = self._queues[name][place][1]
+            starts.append((queues[name][place][1], kind))
             budget[kind] -= size
             if tenant:
                 used[tenant] = used.get(tenant, 0) + size
-            starts.append((job, kind))
-            if place + 1 < len(self._queues[name]):
-                heapreplace(heads, (self._queues[name][place + 1][0], place + 1, name))
+            if place + 1 < len(queues[name]):
+                heapreplace(heads, (self._as_held(queues[name][place + 1][0], now), place + 1, name))
             else:
                 heappop(heads)
         return starts, stops
+
+
+def _used(state: State) -> dict[str, int]:
+    """Devices held by tenant."""
+    used: dict[str, int] = {}
+    for job in state.running.values():
+        used[job.job.tenant] = used.get(job.job.tenant, 0) + job.devices
+    return used
+
+
+def _find(items: list[Item], key: Key) -> int:
+    return bisect_left(items, key, key=lambda item: item[0])
 
 
 class Fifo(Ordered):
@@ -141,20 +224,27 @@ class Sjf(Ordered):
 
 
 class Srtf(Sjf):
-    """Shortest remaining time first; running jobs are stopped for shorter ones. `service`: time x devices decides."""
+    """Shortest remaining time first; running jobs are stopped for shorter ones."""
 
     name = "srtf"
     preempts = True
-
-    def __init__(self, *, service: bool = False, quotas: Mapping[str, int] | None = None) -> None:
-        super().__init__(quotas=quotas)
-        self.service = service
-
-    def rank(self, job: Active, now_s: float) -> float:
-        return asked_s(job, now_s) * (job.job.devices if self.service else 1)
+    held_ranks = SHIFTS
 
     def why(self, job: Active) -> str:
-        return "least work left of those that fit"
+        return "least time left of those that fit"
+
+
+class Srsf(Srtf):
+    """Shortest remaining service first: time times devices."""
+
+    name = "srsf"
+    held_ranks = DRIFTS
+
+    def rank(self, job: Active, now_s: float) -> float:
+        return asked_s(job, now_s) * job.job.devices
+
+    def why(self, job: Active) -> str:
+        return "least device time left of those that fit"
 
 
 def asked_s(job: Active, now_s: float) -> float:

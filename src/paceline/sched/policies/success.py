@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.sched.job import Active
-from paceline.sched.policies.order import Srtf, asked_s
+from paceline.sched.policies.order import DRIFTS, Ordered, asked_s
 
 
-class Success(Srtf):
+class Success(Ordered):
     """Expected remaining service over the chance of success; least first. `preempts`: arrivals with a better index stop running jobs."""
 
     name = "success"
+    held_ranks = DRIFTS
 
     def __init__(self, *, preempts: bool = True, service: bool = True, quotas: Mapping[str, int] | None = None) -> None:
-        super().__init__(service=service, quotas=quotas)
+        super().__init__(quotas=quotas)
+        #: whether devices count: device-seconds, or seconds
+        self.service = service
         self.preempts = preempts
 
     def rank(self, job: Active, now_s: float) -> float:
-        return super().rank(job, now_s) * expected(job, now_s)
+        return asked_s(job, now_s) * expected(job, now_s) * (job.job.devices if self.service else 1)
 
     def why(self, job: Active) -> str:
         return "best chance of success per expected device-second" if self.service else "best chance of success per expected second"
@@ -37,7 +40,3 @@ def expected(job: Active, now_s: float) -> float:
         return 1.0
     return ends.left_from(1 - left) / left / max(ends.success_from(1 - left), 1e-9)
 
-
-def shortest_s(job: Active, now_s: float) -> float:
-    """Seconds that a job is expected to run on at the size it has or asks for, whether it succeeds or not."""
-    return asked_s(job, now_s) * expected(job, now_s)

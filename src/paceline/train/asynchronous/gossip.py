@@ -22,29 +22,31 @@ class GossipOptimizer(Distributed):
     """The user's optimizer, and a meeting with one neighbour every `period` steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, peers: Peers, *, period: int, seed: int) -> None:
-        self._lock = peers.lock
         super().__init__(optimizer, peers)
         self._peers, self._period, self._steps, self._random = peers, period, 0, random.Random(f"{seed}/{peers.worker}")
-        peers.attach(self.flat.values, self._halve)
+        # what visitors see and move: a vector of its own, since autograd is using the parameters meanwhile
+        self._open = self.flat.values()
+        peers.attach(lambda: self._open.clone(), self._halve)
 
     def _halve(self, theirs: Tensor) -> None:
-        """Meets a neighbour half way."""
-        self.flat.move(0.5 * (self.flat.values() - theirs))
+        """Meets a visitor half way."""
+        self._open += 0.5 * (theirs - self._open)
 
     def _step(self) -> Exchange | None:
-        with self._lock:
+        with self._peers.lock:  # the gradient is of older parameters, the step is taken from where visitors have moved them
+            self.flat.load(self._open)
             self.inner.step()
+            self._open = mine = self.flat.values()
         self._steps += 1
-        neighbours = self._peers.others()
-        if self._steps % self._period or not neighbours:
+        neighbours = [] if self._steps % self._period else self._peers.others()
+        if not neighbours:
             return None
-        with self._lock:
-            mine = self.flat.values()
-        theirs, exchange = self._peers.meet(self._random.choice(neighbours), mine)
+        theirs, exchange = self._peers.meet(self._random.choice(neighbours), mine.clone())
         if theirs is not None:
-            with self._lock:
-                # the neighbour moved by half the difference from `mine`; do the same from here, so that the sum of both is kept
-                self.flat.move(0.5 * (mine - theirs))
+            with self._peers.lock:
+                # the neighbour moved by half the difference from `mine`; doing the same here keeps the sum of both
+                self._open = self._open + 0.5 * (theirs - mine)
+                self.flat.load(self._open)
         return exchange
 
 

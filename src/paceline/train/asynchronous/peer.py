@@ -32,7 +32,9 @@ class Peers:
         self._met: Callable[[Tensor], None] | None = None
         self._pairs: dict[int, Pair] = {}
         self._gone: set[int] = set()
-        self._stop = threading.Event()
+        self._stop, self._closed = threading.Event(), threading.Event()
+        self._door: threading.Thread | None = None
+        self._guests: list[threading.Thread] = []
         self._versions = 0
 
     def join(self) -> Tensor:
@@ -42,7 +44,8 @@ class Peers:
         """Opens the door: `read` gives the live parameters, `met` moves them towards a visitor's; both are called under the lock."""
         self._read, self._met = read, met
         self._store.set(f"life/{self.worker}", "1")
-        threading.Thread(target=self._open, daemon=True).start()
+        self._door = threading.Thread(target=self._open, daemon=True)
+        self._door.start()
         deadline = time.monotonic() + self._where.timeout_s
         while len(self.others()) + len(self._gone) < self._expected - 1 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -93,14 +96,19 @@ class Peers:
         deadline = time.monotonic() + 5.0
         while int(self._store.add("left", 0)) < int(self._store.add("workers", 0)) and time.monotonic() < deadline:
             time.sleep(0.02)
+        self._closed.set()
+        for thread in [self._door, *self._guests]:  # a thread inside gloo must not see the interpreter go
+            if thread is not None:
+                thread.join(timeout=2.0)
 
     # -- the door ----------------------------------------------------------------------------------
 
     def _open(self) -> None:
         store, met = self._where.store(), 0
-        while True:
+        while not self._closed.is_set():
             for number in range(met + 1, wire.knocked(store, self.worker, 1) + 1):
-                threading.Thread(target=self._receive, args=(number,), daemon=True).start()
+                self._guests.append(thread := threading.Thread(target=self._receive, args=(number,), daemon=True))
+                thread.start()
                 met = number
             time.sleep(0.01)
 

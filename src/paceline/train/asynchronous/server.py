@@ -45,6 +45,8 @@ class ServerSpec:
     checkpoint_every: int = 100
     #: transfers at a time, each way; one at a time, in order of arrival, finishes the first ones sooner
     streams: int = 1
+    #: bytes per second each way at which transfers are paced, to emulate a link where the system cannot; None: as fast as they go
+    pace_Bps: float | None = None
 
 
 class Server:
@@ -121,6 +123,7 @@ class Server:
             with self._inward.take() as waited:
                 start = time.perf_counter()
                 raw = pair.receive_bytes(ask.payload_bytes, buffer)
+                self._pace(start, ask.payload_bytes)
                 receive_s, waited_s = time.perf_counter() - start, waited
         asked = time.perf_counter()
         with self._changed:
@@ -147,7 +150,12 @@ class Server:
             pair.send(Answer(version=answer.version, staleness=answer.staleness, outcome=answer.outcome, payload_bytes=payload.numel(),
                              receive_s=answer.receive_s, update_s=answer.update_s, waited_s=answer.waited_s + waited).pack())
             if payload.numel():
+                self._pace(time.perf_counter(), payload.numel())
                 pair.send(payload)
+
+    def _pace(self, start: float, count: int) -> None:
+        if self.spec.pace_Bps is not None:
+            time.sleep(max(0.0, start + count / self.spec.pace_Bps - time.perf_counter()))
 
     def _save(self, force: bool = False) -> None:
         """Writes a checkpoint when it is due; one at a time, and complete or not at all."""

@@ -52,7 +52,7 @@ def served(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, mode: str, rule: str = "gradient", workers: int | None = None, servers: int | None = None,
     staleness: int = 8, backups: int = 1, staleness_aware: bool = False, elasticity: float | None = None, period: int = 4, push_every: int = 1,
     fetch_every: int = 1, up: str = "none", down: str = "none", checkpoint: Path | str | None = None, checkpoint_every: int = 100, streams: int = 1,
-    retry_s: float = 60.0,
+    retry_s: float = 60.0, pace_Bps: float | None = None,  # noqa: N803
 ) -> tuple[nn.Module, Distributed]:
     """Workers round parameter servers; see `Policy` for modes and rules.
 
@@ -74,7 +74,7 @@ def served(
         for number, (start, (_, parts)) in enumerate(zip(flat.values().split([size for size, _ in shards]), shards, strict=True)):
             server.publish(store, ServerSpec(
                 number=number, rendezvous=place, start=start, parts=parts, optimizer=type(optimizer), policy=policy, up=up, down=down,
-                checkpoint=folder / f"server{number}.pt", checkpoint_every=checkpoint_every, streams=streams,
+                checkpoint=folder / f"server{number}.pt", checkpoint_every=checkpoint_every, streams=streams, pace_Bps=pace_Bps,
             ))
         store.set("servers", str(count))
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)

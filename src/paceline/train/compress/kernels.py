@@ -1,4 +1,5 @@
-"""The fastest way to run each encoder and decoder where a tensor lies: C on the host, torch.compile on a GPU, else plain torch.
+"""The fastest way to run each encoder and decoder where a tensor lies: C on the host, on a GPU Triton for TernGrad and torch.compile
+for the rest, else plain torch.
 
 All take flat, contiguous float32 tensors; `fused=False` asks for the plain reference.
 """
@@ -24,11 +25,15 @@ from .native import address, addresses
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+#: elements whose places, and five more, fit a 32-bit number
+_LARGE = (1 << 31) - 8
+
+
 def backend(tensor: Tensor, fused: bool = True) -> str:
     """What runs for a tensor: "c", "compile" or "eager"."""
     if fused and native.serves(tensor):
         return "c"
-    return "compile" if fused and tensor.device.type == "cuda" else "eager"
+    return "compile" if fused and tensor.device.type == "cuda" and tensor.numel() < _LARGE else "eager"
 
 
 @cache
@@ -57,10 +62,25 @@ def moments(x: Tensor, fused: bool = True) -> Tensor:
     return torch.tensor([sum(sorted(q for q, _ in parts)), largest], dtype=torch.float64)
 
 
+def ternary_scaler(x: Tensor, clip: float, fused: bool = True) -> Tensor:
+    """min(max |x|, clip * sigma about zero), one float32; infinite if anything is not finite."""
+    how = backend(x, fused)
+    if how == "compile":
+        return _triton().ternary_scaler(x, clip)  # type: ignore[no-any-return]
+    if how == "eager":
+        return reference.ternary_scaler(x, clip)
+    squares, largest = moments(x).tolist()
+    scaler = min(largest, clip * math.sqrt(squares / x.numel())) if clip else largest
+    return torch.tensor([scaler if math.isfinite(scaler) else math.inf], dtype=torch.float32)
+
+
 def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> Tensor:
     """Trits of x / scale, five to a byte."""
-    if backend(x, fused) != "c":
-        return _torch(reference.ternary_encode, x, fused)(x, scale, reference.seed_tensor(seed, x.device))
+    how = backend(x, fused)
+    if how == "compile":
+        return _triton().ternary_encode(x, scale, reference.signed(seed))  # type: ignore[no-any-return]
+    if how == "eager":
+        return reference.ternary_encode(x, scale, reference.seed_tensor(seed, x.device))
     n = x.numel()
     out = torch.empty(-(-n // cost.TRITS), dtype=torch.uint8)
     factor = c_float(scale.item())
@@ -72,8 +92,12 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> T
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fused: bool = True) -> None:
     """The sum over ranks of factor times trit, into `out`."""
     n = out.numel()
-    if backend(out, fused) != "c":
-        out.copy_(_torch(reference.ternary_decode, out, fused)(payloads, factors, n))
+    how = backend(out, fused)
+    if how == "compile":
+        _triton().ternary_decode(torch.stack(list(payloads)), factors.contiguous(), out)
+        return
+    if how == "eager":
+        reference.ternary_decode(payloads, factors, out)
         return
     payloads = _checked(payloads, -(-n // cost.TRITS))
     places, factors = addresses(payloads), factors.contiguous()
@@ -113,8 +137,7 @@ def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, 
     """The sum over ranks of positive[r] or negative[r] as the bit says; with `vote`, the sign of that sum times it."""
     n = out.numel()
     if backend(out, fused) != "c":
-        total = _torch(reference.sign_decode, out, fused)(payloads, positive, negative, n)
-        out.copy_(total if vote is None else total.sign() * vote)
+        _torch(reference.sign_decode, out, fused)(payloads, positive, negative, vote, out)
         return
     payloads = _checked(payloads, -(-n // 8))
     places, positive, negative = addresses(payloads), positive.contiguous(), negative.contiguous()
@@ -152,9 +175,9 @@ def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, 
         start, held = full * scheme.bucket, full * scheme.bucket * scheme.bits // 8
         if full:
             decode = _torch(reference.qsgd_decode, out, fused)
-            out[:start] = decode([c[:held] for c in codes], [v[:full] for v in norms], scheme.bits, scheme.bucket, ranks)
+            decode([c[:held] for c in codes], [v[:full] for v in norms], scheme.bits, scheme.bucket, out[:start])
         if rest:
-            out[start:] = reference.qsgd_decode([c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, ranks)
+            reference.qsgd_decode([c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, out[start:])
         return
     count = full + bool(rest)
     norms, codes = _checked(norms, count), _checked(codes, cost.wire_bytes(scheme, n) - 4 * count)
@@ -217,12 +240,29 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int, fused: bool = Tr
     return index
 
 
+def shuffled(n: int, k: int, seed: int, device: torch.device, fused: bool = True) -> Tensor:
+    """The first k places (int64) of a pseudo-random order of n."""
+    index = torch.empty(k, dtype=torch.int64, device=device)
+    if backend(index, fused) != "c" or n >= 1 << 60:
+        return reference.shuffled(n, k, seed, device)
+    _c("shuffled", c_int64(n), c_int64(k), c_int(reference.half_bits(n)), c_uint32(seed), address(index))
+    return index
+
+
 def scatter_add(index: Tensor, values: Tensor, factor: float, out: Tensor, fused: bool = True) -> None:
     """out[index] += factor * values, for different places."""
     if backend(out, fused) != "c":
         out.index_add_(0, index, values, alpha=factor)
         return
     _c("scatter_add", address(index), address(values), c_int64(index.numel()), c_float(factor), address(out))
+
+
+@cache
+def _triton() -> Any:
+    """Kernels that need a GPU to be imported."""
+    from . import triton_kernels
+
+    return triton_kernels
 
 
 def _c(name: str, *arguments: Any) -> int:

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from paceline.cost import compression as cost
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """A 32-bit pattern as torch's int32 holds it."""
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
 #: constants of murmur3's finaliser
-_FIRST, _SECOND = _signed(0x85EBCA6B), _signed(0xC2B2AE35)
+_FIRST, _SECOND = signed(0x85EBCA6B), signed(0xC2B2AE35)
 
 
 def mix(h: Tensor) -> Tensor:
@@ -38,12 +38,13 @@ def uniform(counter: Tensor) -> Tensor:
 
 def seed_tensor(seed: int, device: torch.device) -> Tensor:
     """A 32-bit seed where the data is, without a transfer."""
-    return torch.full((), _signed(seed & 0xFFFFFFFF), dtype=torch.int32, device=device)
+    return torch.full((), signed(seed & 0xFFFFFFFF), dtype=torch.int32, device=device)
 
 
 def counters(start: int, count: int, seed: Tensor) -> Tensor:
     """Seed plus place of `count` elements."""
-    return torch.arange(start, start + count, dtype=torch.int32, device=seed.device) + seed
+    wide = torch.int32 if start + count < 1 << 31 else torch.int64
+    return torch.arange(start, start + count, dtype=wide, device=seed.device).to(torch.int32) + seed
 
 
 def moments(x: Tensor) -> Tensor:
@@ -56,6 +57,13 @@ def moments(x: Tensor) -> Tensor:
 # ---- TernGrad
 
 
+def ternary_scaler(x: Tensor, clip: float) -> Tensor:
+    """min(max |x|, clip * sigma about zero), one float32; infinite if anything is not finite, since a maximum over ranks may lose a NaN."""
+    squares, largest = moments(x).unbind()
+    limit = clip * (squares / x.numel()).sqrt() if clip else largest
+    return torch.nan_to_num(torch.minimum(largest, limit).to(torch.float32), nan=float("inf"), posinf=float("inf")).reshape(1)
+
+
 def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
     """Trits of x / scale, rounded at random, five to a byte."""
     m = -(-x.numel() // cost.TRITS)
@@ -63,17 +71,20 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
     for j in range(cost.TRITS):
         part = x[j * m : (j + 1) * m]
         hit = (uniform(counters(j * m, part.numel(), seed)) * scale < part.abs()).to(torch.int32)
-        codes = codes + F.pad(torch.where(part < 0, -hit, hit) + 1, (0, m - part.numel()), value=1) * 3**j
+        trits = torch.where(part < 0, -hit, hit) + 1
+        if part.numel() < m:
+            trits = F.pad(trits, (0, m - part.numel()), value=1)
+        codes = codes + trits * 3**j
     return codes.to(torch.uint8)
 
 
-def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, n: int) -> Tensor:
-    """The sum over ranks of factor times trit."""
+def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor) -> None:
+    """The sum over ranks of factor times trit, into `out`."""
     powers = torch.tensor([3**j for j in range(cost.TRITS)], dtype=torch.int32, device=factors.device)[:, None]
     total = torch.zeros((), dtype=torch.float32, device=factors.device)
     for payload, factor in zip(payloads, factors.unbind(), strict=True):
         total = total + factor * (payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32)
-    return total.reshape(-1)[:n]
+    out.copy_(total.reshape(-1)[: out.numel()])
 
 
 # ---- signs
@@ -85,7 +96,10 @@ def sign_pack(x: Tensor) -> Tensor:
     codes = torch.zeros((), dtype=torch.int32, device=x.device)
     for j in range(8):
         part = x[j * m : (j + 1) * m]
-        codes = codes + F.pad((part < 0).to(torch.int32), (0, m - part.numel())) * 2**j
+        bits = (part < 0).to(torch.int32)
+        if part.numel() < m:
+            bits = F.pad(bits, (0, m - part.numel()))
+        codes = codes + bits * 2**j
     return codes.to(torch.uint8)
 
 
@@ -107,13 +121,13 @@ def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor) -> None:
     error.sub_(torch.where(error < 0, negative, positive))
 
 
-def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, n: int) -> Tensor:
-    """The sum over ranks of positive[r] or negative[r], as the bit says."""
+def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, vote: Tensor | None, out: Tensor) -> None:
+    """The sum over ranks of positive[r] or negative[r], as the bit says; with `vote`, the sign of that sum times it."""
     shifts = torch.arange(8, dtype=torch.int32, device=positive.device)[:, None]
     total = torch.zeros((), dtype=torch.float32, device=positive.device)
     for payload, p, q in zip(payloads, positive.unbind(), negative.unbind(), strict=True):
         total = total + torch.where(((payload.to(torch.int32)[None, :] >> shifts) & 1) != 0, q, p)
-    return total.reshape(-1)[:n]
+    out.copy_((total if vote is None else total.sign() * vote).reshape(-1)[: out.numel()])
 
 
 # ---- QSGD
@@ -138,8 +152,8 @@ def qsgd_encode(x: Tensor, seed: Tensor, bits: int, bucket: int, l2: bool) -> tu
     return norms, packed.to(torch.uint8).reshape(-1)
 
 
-def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, bucket: int, ranks: int) -> Tensor:
-    """The mean over ranks of whole buckets, or of one shorter bucket."""
+def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, bucket: int, out: Tensor) -> None:
+    """The mean over ranks of whole buckets, or of one shorter bucket, into `out`."""
     levels = 2 ** (bits - 1) - 1
     shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=norms[0].device)[None, :, None]
     total = torch.zeros((), dtype=torch.float32, device=norms[0].device)
@@ -147,8 +161,8 @@ def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, buc
         code = (packed.to(torch.int32).reshape(norm.numel(), 1, -1) >> shifts) & (2**bits - 1)
         level = code & levels
         signed = torch.where(code > levels, -level, level).to(torch.float32).reshape(norm.numel(), -1)[:, :bucket]
-        total = total + (norm / (levels * ranks))[:, None] * signed
-    return total.reshape(-1)
+        total = total + (norm / (levels * len(codes)))[:, None] * signed
+    out.copy_(total.reshape(-1))
 
 
 # ---- sparse
@@ -198,16 +212,21 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int) -> Tensor:
     return ((ones - torch.arange(k, device=lows.device)) << low) | rest
 
 
+def half_bits(n: int) -> int:
+    """Half the bits of a place below n, rounded up."""
+    return max(1, -(-(n - 1).bit_length() // 2))
+
+
 def shuffled(n: int, k: int, seed: int, device: torch.device) -> Tensor:
     """k different int64 places below n, the first of a pseudo-random order: a Feistel network on the next power of four, walked until
     below n."""
-    half = max(1, -(-(n - 1).bit_length() // 2))
+    half = half_bits(n)
     mask = (1 << half) - 1
 
     def permute(place: Tensor) -> Tensor:
         left, right = place >> half, place & mask
         for turn in range(4):
-            key = _signed((seed + 0x9E3779B9 * (turn + 1)) & 0xFFFFFFFF)
+            key = signed((seed + 0x9E3779B9 * (turn + 1)) & 0xFFFFFFFF)
             left, right = right, left ^ (mix(right.to(torch.int32) + key).to(torch.int64) & mask)
         return (left << half) | right
 

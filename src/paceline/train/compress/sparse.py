@@ -70,7 +70,12 @@ class _Largest(Compressor):
 def _exact(total: Tensor, found: Tensor | None, k: int) -> Tensor:
     """Places of the k largest of all, or of those found, ascending."""
     values = (total if found is None else total[found]).abs()
-    chosen = values.topk(k, sorted=False).indices.sort().values
+    largest = values.topk(k, sorted=False)
+    if values.is_meta:
+        return largest.indices
+    chosen = (~(values < largest.values.min())).nonzero().reshape(-1)
+    if chosen.numel() != k:  # ties, or NaN
+        chosen = largest.indices.sort().values
     return chosen if found is None else found[chosen]
 
 
@@ -126,13 +131,15 @@ class RandomK(Compressor):
     def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
         x = flat(grad)
         n = x.numel()
-        index = reference.shuffled(n, cost.kept(n, self.scheme.ratio), self._seed(key, shared=True), x.device)
+        index = kernels.shuffled(n, cost.kept(n, self.scheme.ratio), self._seed(key, shared=True), x.device, self.fused)
         self._pending[key] = index
+        # elements that are not drawn must tell of an overflow, too: 0, or NaN if anything is not finite
+        poison = 0.0 * kernels.moments(x, self.fused)[0].to(torch.float32) if self._saved is not None else 0.0
         if not self.scheme.feedback:
-            return [x[index] * (n / index.numel() / self.loss_scale)]
+            return [x[index] * (n / index.numel() / self.loss_scale) + poison]
         residual = self._tensor(key, "residual", x)
         residual.add_(x, alpha=1.0 / self.loss_scale)
-        values = residual[index]
+        values = residual[index] + poison
         residual[index] = 0.0
         return [values]
 

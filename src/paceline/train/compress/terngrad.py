@@ -45,8 +45,4 @@ class TernGrad(Compressor):
             kernels.ternary_decode([payload[0] for payload in gathered], factors / ranks, target, self.fused)
 
     def _scaler(self, x: Tensor) -> Tensor:
-        """One float32; infinite if the gradient is not finite, since a maximum over ranks may lose a NaN."""
-        squares, largest = kernels.moments(x, self.fused).unbind()
-        limit = self.scheme.clip * (squares / x.numel()).sqrt() if self.scheme.clip else largest
-        scaler = torch.minimum(largest, limit).to(torch.float32)
-        return torch.nan_to_num(scaler, nan=float("inf"), posinf=float("inf")).reshape(1)
+        return kernels.ternary_scaler(x, self.scheme.clip, self.fused)

@@ -63,15 +63,23 @@ class Strategy(ABC):
         """Gradients of backward passes within add up locally; the next one outside brings them together."""
         yield
 
-    def detach(self) -> None:
+    def detach(self) -> None:  # noqa: B027
         """Lets go of the model."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the strategy itself remembers between steps (not the optimizer's state)."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Takes up where `state_dict` stopped."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state as if one process had it all; all ranks take part."""
+        return self.optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Takes what `optimizer_state`, or the optimizer itself, once gave; of any world size."""
+        self.optimizer.load_state_dict(state)
 
     # -- buffers (running statistics of batch normalisation) -----------------------------------------
 

@@ -17,47 +17,38 @@ the all-reduce is that of Jayarajan et al., Priority-based Parameter Propagation
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
+from paceline.errors import SpecError
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.hooks import Gradients, Sequencer, Uses, replace_step
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Piece, Slot, cut, flatten, groups_of
-from paceline.train.strategies.base import Strategy, agree, average, nothing
-from paceline.train.strategies.updates import clone, settings, spread_state, take_state, update
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A piece at work: what arrives for it, the part that this rank updates, and the optimizer of that."""
-
-    piece: Piece
-    own: slice
-    twin: Optimizer
-    gradient: Tensor
-    arrived: Tensor | None
-    waiting: int = 0
-    reduced: Ticket | None = None
+from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, groups_of
+from paceline.train.strategies.base import Strategy, agree, average
+from paceline.train.strategies.factors import MODES, FactorPart, Shape
+from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.probe import probe
+from paceline.train.strategies.updates import settings
 
 
 class Deferred(Strategy):
-    """The common part: pieces, orders, waiting."""
+    """The common part: pieces, orders, waiting. `clip_norm` clips all gradients by their common norm before the update."""
 
     #: ranks share the update out
     shares: ClassVar[bool]
 
     def __init__(self, *, least_bytes: int = LEAST_BYTES, most_bytes: int = MOST_BYTES, clip_norm: float | None = None) -> None:
         super().__init__()
+        if not 0 < least_bytes <= most_bytes:
+            raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
         self.least_bytes, self.most_bytes, self.clip_norm = least_bytes, most_bytes, clip_norm
         self.parts: list[Part] = []
         self._pending: dict[int, list[Ticket]] = {}
+        self._scale: float | None = None
 
     # -- the first step --------------------------------------------------------------------------------
 
@@ -74,18 +65,34 @@ class Deferred(Strategy):
             return
         flat, slot = self._slots[id(parameter)]
         assert parameter.grad is not None
-        for part in self._by_parameter[id(parameter)]:
-            if part.reduced is not None:  # of a backward pass that no step followed: its gradient is dropped
-                part.reduced.wait()
-                part.reduced = None
-        flat.gradient(slot).copy_(parameter.grad)
-        parameter.grad = None
+        parts = self._by_parameter[id(parameter)]
+        for part in parts:
+            self._drop(part)
+        self._put(flat, slot)
         self._arrived.add(id(parameter))
-        for part in self._by_parameter[id(parameter)]:
-            part.waiting -= 1
-            if not part.waiting:
-                for free in self._sequencer.ready(part):
-                    self._send(free)
+        for part in parts:
+            self._count(part)
+
+    def _put(self, flat: Flat, slot: Slot) -> None:
+        """A gradient into its place."""
+        assert slot.parameter.grad is not None
+        flat.gradient(slot).copy_(slot.parameter.grad)
+        slot.parameter.grad = None
+
+    def _drop(self, part: Part) -> None:
+        """A gradient of a backward pass that no step followed is overwritten, once it is through."""
+        if part.reduced is not None:
+            part.reduced.wait()
+            part.reduced = None
+
+    def _count(self, part: Part) -> None:
+        part.waiting -= 1
+        if not part.waiting:
+            for free in self._sequencer.ready(part):
+                self._send(free)
+
+    def _send(self, part: Part) -> None:
+        part.reduced = self.engine.submit(part.name, part.reduce())
 
     def _done(self) -> None:
         if not self.parts:
@@ -105,68 +112,46 @@ class Deferred(Strategy):
     def _restart(self) -> None:
         self._arrived: set[int] = set()
         for part in self.parts:
-            part.waiting = len(part.piece.slots)
+            part.waiting = 1 if isinstance(part, FactorPart) else len(part.parameters)
 
     # -- building --------------------------------------------------------------------------------------
 
     def _build(self) -> None:
         """After the first step: orders agreed on, parameters moved into flat memory, optimizer state shared out."""
         index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
-        rest = [i for i in range(len(self.parameters)) if self.parameters[i][1] not in set(self._uses.order)]
-        used, ready = agree(([index[id(p)] for p in self._uses.order] + rest, [index[id(p)] for p in self._seen]))
-        moved = self._moved([self.parameters[i] for i in used])
-        self._flats = flatten(moved, groups_of(self.optimizer), self.world)
-        full = self.optimizer.state
-        self.parts = [self._part(piece) for flat in self._flats for piece in cut(flat, self.world, self.least_bytes, self.most_bytes)]
-        for part in self.parts:
-            take_state(part.twin, full, part.piece.slots, part.own.start, part.own.stop)
-        for name_parameter in moved:
-            self.optimizer.state.pop(name_parameter[1], None)
-            name_parameter[1].grad = None
+        known = {id(p) for p in self._uses.order}
+        unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
+        used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [index[id(p)] for p in self._seen]))
+        parts, rest = self._special([self.parameters[i] for i in used])
+        self._flats = flatten(rest, groups_of(self.optimizer), self.world)
+        for flat in self._flats:
+            pieces = cut(flat, self.world, self.least_bytes, self.most_bytes)
+            parts += [PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces]
+        place = {id(self.parameters[i][1]): at for at, i in enumerate(used)}
+        self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))  # as the forward pass needs them
         self._slots: dict[int, tuple[Flat, Slot]] = {id(slot.parameter): (flat, slot) for flat in self._flats for slot in flat.slots}
         self._by_parameter: dict[int, list[Part]] = {}
         for part in self.parts:
-            for slot in part.piece.slots:
-                self._by_parameter.setdefault(id(slot.parameter), []).append(part)
-        rank_of = {id(self.parameters[i][1]): place for place, i in enumerate(ready)}
-        # a piece is ready with the last of its gradients
-        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: max(rank_of.get(id(s.parameter), math.inf) for s in part.piece.slots))))
+            part.take(self.optimizer.state)
+            for parameter in part.parameters:
+                self._by_parameter.setdefault(id(parameter), []).append(part)
+        for _, parameter in self.parameters:
+            self.optimizer.state.pop(parameter, None)
+            parameter.grad = None
+        turn = {id(self.parameters[i][1]): at for at, i in enumerate(ready)}
+        # a part is ready with the last of its gradients
+        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: max(turn.get(id(p), len(turn)) for p in part.parameters))))
         self._restart()
 
-    def _moved(self, parameters: list[Named]) -> list[Named]:
-        """Of the parameters in the order of their use, those that travel in pieces."""
-        return parameters
+    def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
+        """Parts of parameters that do not travel as pieces, and the parameters that do."""
+        return [], parameters
 
-    def _order(self, ready: list[Part]) -> list[Part]:
+    def _order(self, ready: Sequence[Part]) -> Sequence[Part]:
         """The order in which gradients travel, given the order in which they become ready."""
         return ready
 
-    def _part(self, piece: Piece) -> Part:
-        own = piece.shard(self.rank, self.world) if self.shares else slice(piece.start, piece.stop)
-        values = piece.flat.data[own]
-        arrived = torch.empty_like(piece.grad) if self.shares and self.world > 1 else None
-        gradient = torch.empty_like(values) if self.shares and self.world > 1 else piece.grad
-        return Part(piece, own, clone(self.optimizer, piece.flat.group, values), gradient, arrived)
-
     # -- every step ------------------------------------------------------------------------------------
-
-    def _send(self, part: Part) -> None:
-        part.reduced = self.engine.submit(part.piece.name, self._reduce(part))
-
-    def _reduce(self, part: Part) -> Job:
-        """A job: the mean gradient of the own part."""
-        if self.world == 1:
-            return
-        if part.arrived is None:
-            yield Collective("sum", [part.piece.grad])
-            part.piece.grad.div_(self.world)
-        else:
-            yield Collective("exchange", [part.piece.grad], [part.arrived])
-            rows = part.arrived.view(self.world, -1)
-            total = torch.add(rows[0], rows[1], out=part.gradient)
-            for row in rows[2:]:
-                total.add_(row)
-            total.div_(self.world)
 
     def _step(self, closure: Any) -> Any:
         loss = None
@@ -180,41 +165,32 @@ class Deferred(Strategy):
             return loss
         self.synchronize()
         now = settings(self.optimizer)
-        after = self._agreement()
-        for part in self.parts:
-            if part.reduced is None:
-                continue
-            ticket = self.engine.submit(part.piece.name, self._update(part, now), channel="parameters", after=[part.reduced, *after])
+        ready = [part for part in self.parts if part.reduced is not None]
+        norm = self._norm(ready)
+        for part in ready:
+            assert part.reduced is not None
+            ticket = self.engine.submit(part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm])
             part.reduced = None
-            for slot in part.piece.slots:
-                self._pending.setdefault(id(slot.parameter), []).append(ticket)
+            for parameter in part.parameters:
+                self._pending.setdefault(id(parameter), []).append(ticket)
         return loss
 
     def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
-        """A job: the own part updated, then everyone's."""
-        gradient = part.gradient if self._scale is None else part.gradient.mul_(self._scale)
-        update(part.twin, now[part.piece.flat.group], gradient)
-        if self.shares and self.world > 1:
-            yield Collective("gather", [part.piece.flat.data[part.own]], [part.piece.data])
+        yield from part.update(now, self._scale)
 
-    _scale: float | None = None
-
-    def _agreement(self) -> list[Ticket]:
-        """Where all gradients are clipped by their common norm, a job that finds it; updates wait for it."""
-        if self.clip_norm is None:
+    def _norm(self, parts: list[Part]) -> list[Ticket]:
+        """Where gradients are clipped, a job that finds their common norm; updates wait for it."""
+        if self.clip_norm is None or not parts:
             return []
-        reduced = [part.reduced for part in self.parts if part.reduced is not None]
+        limit = self.clip_norm
 
         def job() -> Job:
-            assert self.clip_norm is not None
-            squares = torch.stack([part.gradient.float().square().sum() for part in self.parts]).sum().view(1)
-            if self.shares and self.world > 1:
-                yield Collective("sum", [squares])
-            else:
-                yield from nothing()
-            self._scale = min(1.0, self.clip_norm / (float(squares.sqrt()) + 1e-6))
+            square = torch.stack([part.square() for part in parts]).sum().view(1)
+            if self.world > 1:
+                yield Collective("sum", [square])
+            self._scale = min(1.0, limit / (float(square.sqrt()) + 1e-6))
 
-        return [self.engine.submit("norm of all gradients", job(), after=reduced)]
+        return [self.engine.submit("norm of all gradients", job(), after=[part.reduced for part in parts if part.reduced is not None])]
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -237,19 +213,10 @@ class Deferred(Strategy):
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state as if one process had it all: what `optimizer.state_dict()` would give without this strategy."""
         self.synchronize()
         full: dict[Any, dict[str, Any]] = {p: dict(s) for p, s in self.optimizer.state.items()}
         for part in self.parts:
-            entries = next(iter(part.twin.state.values()), {})
-            count = part.own.stop - part.own.start
-            split = {name: value for name, value in entries.items() if isinstance(value, Tensor) and value.numel() == count and value.dim() == 1}
-            if self.shares and self.world > 1 and split:
-                gathered = self.engine.submit(f"state of {part.piece.name}", _gather(list(split.values()))).wait()
-                whole = {name: torch.cat([rows[i] for rows in gathered]) for i, name in enumerate(split)}
-            else:
-                whole = split
-            spread_state(entries, whole, part.piece.slots, part.piece.start, full)
+            part.spread(self.engine, full)
         kept, self.optimizer.state = self.optimizer.state, full  # type: ignore[assignment]
         try:
             return self.optimizer.state_dict()
@@ -257,27 +224,82 @@ class Deferred(Strategy):
             self.optimizer.state = kept
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Takes the state that `optimizer_state`, or the optimizer itself, once gave; of any world size."""
         self.synchronize()
         self.optimizer.load_state_dict(state)
         for part in self.parts:
-            part.twin.state.clear()
-            take_state(part.twin, self.optimizer.state, part.piece.slots, part.own.start, part.own.stop)
-        for part in self.parts:
-            for slot in part.piece.slots:
-                self.optimizer.state.pop(slot.parameter, None)
-
-
-def _gather(tensors: list[Tensor]) -> Job:
-    return (yield Collective("gather", tensors))
+            part.take(self.optimizer.state)
+        if self.parts:
+            self.optimizer.state.clear()
 
 
 class Overlap(Deferred):
-    """Overlapped gradient averaging (Lee et al. 2018), message fusion added."""
+    """Overlapped gradient averaging, with message fusion.
+
+    `fc` says what fully connected layers exchange: "gradient", "rows", "factors" (see `factors`), or "auto": what takes least time on the
+    link and the device found here. Layers that are called once per pass and share no weight qualify.
+    """
 
     name = "overlap"
     paper = "Lee et al., MLHPC 2018"
     shares = True
+
+    def __init__(self, *, fc: str = "auto", **options: Any) -> None:
+        super().__init__(**options)
+        if fc not in ("auto", *MODES):
+            raise SpecError(f"fc must be auto, {', '.join(MODES)}; got {fc!r}")
+        self.fc = fc
+        self._rows: dict[nn.Linear, list[int]] = {}
+
+    def _begin(self) -> None:
+        super()._begin()
+        owners: dict[int, int] = {}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        self._names = {m: n for n, m in self.model.named_modules()
+                       if type(m) is nn.Linear and m.weight.requires_grad and owners[id(m.weight)] == 1 and m.weight.dtype == torch.float32}
+        self._handles = [m.register_forward_pre_hook(self._count_rows) for m in self._names] if self.fc != "gradient" else []
+
+    def _count_rows(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled() and isinstance(layer, nn.Linear):
+            self._rows.setdefault(layer, []).append(inputs[0].numel() // layer.in_features)
+
+    def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
+        for handle in self._handles:
+            handle.remove()
+        users: dict[int, int] = {}
+        for wanted in self._uses.by_module.values():
+            for key in wanted:
+                users[key] = users.get(key, 0) + 1
+        # one call per backward pass, and nobody else reads the weight
+        fit = [layer for layer, rows in self._rows.items() if len(rows) == 1 and users.get(id(layer.weight)) == 1]
+        chosen = agree(self._choose(fit))
+        groups = groups_of(self.optimizer)
+        parts: list[Part] = [
+            FactorPart(name, layer, chosen[name][0], chosen[name][1], self.optimizer, groups, self.rank, self.world, self._factors_ready,
+                       lambda: not self._gradients.enabled)
+            for layer, name in self._names.items() if name in chosen
+        ]
+        taken = {id(p) for part in parts for p in part.parameters}
+        return parts, [(name, p) for name, p in parameters if id(p) not in taken]
+
+    def _choose(self, layers: list[nn.Linear]) -> dict[str, tuple[str, int]]:
+        """By name, what a layer exchanges (where not its gradient) and its rows per step."""
+        if self.world == 1 or self.fc == "gradient":
+            return {}
+        machine = probe(self.engine, self.parameters[0][1].device) if self.fc == "auto" else None
+        found = {}
+        for layer in layers:
+            shape = Shape(n_in=layer.in_features, n_out=layer.out_features, rows=self._rows[layer][0])
+            mode = shape.choose(self.world, machine.link_Bps, machine.flops) if machine is not None else self.fc
+            if mode != "gradient" and not (mode == "rows" and shape.n_out % self.world):
+                found[self._names[layer]] = (mode, shape.rows)
+        return found
+
+    def _factors_ready(self, part: FactorPart) -> None:
+        self._gradients.begin()
+        self._drop(part)
+        self._count(part)
 
 
 class Priority(Deferred):

@@ -1,0 +1,72 @@
+"""What makes a whole job of a step: a budget, and what is known about failures, storage and prices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from paceline.cli.options import show
+
+if TYPE_CHECKING:
+    from paceline.spec.prediction import DistributedPrediction
+
+
+def _quantity(dimension: str) -> Any:
+    """Reads a quantity with its unit."""
+    def read(_: Any, tokens: Sequence[Any]) -> float:
+        from paceline import units
+        from paceline.errors import UnitError
+
+        try:
+            value = units.parse(tokens[0].value, dimension)
+        except UnitError as error:
+            raise ValueError(str(error)) from None
+        if value <= 0:
+            raise ValueError(f"must be above zero, got {tokens[0].value!r}")
+        return value
+
+    return read
+
+
+Count = Parameter(converter=_quantity("count"))
+Seconds = Parameter(converter=_quantity("time"))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A whole job: --tokens or --epochs."""
+
+    tokens: Annotated[float | None, Count, Parameter(help="train on so many, such as 15T: also time to train, goodput, money, energy")] = None
+    epochs: Annotated[float | None, Count, Parameter(help="the same for so many epochs, of ImageNet unless --samples says otherwise")] = None
+    samples: Annotated[float | None, Count, Parameter(help="samples of an epoch")] = None
+    critical_batch: Annotated[float | None, Count, Parameter(help="batch, in tokens or samples, at which twice the data is needed")] = None
+    mtbf: Annotated[float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")] = None
+    restart: Annotated[float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")] = None
+    storage: Annotated[float | None, Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s")] = None
+    price: Annotated[float | None, Parameter(converter=_quantity("price_rate"), help="of a device, such as 2.5USD/h; else the catalog's")] = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is a budget."""
+        return self.tokens is not None or self.epochs is not None
+
+
+def show_job(found: DistributedPrediction, cluster: str, whole: Whole, json_: bool) -> None:
+    """Prints a step and the job that repeats it."""
+    from paceline.catalog import clusters
+    from paceline.whatif.job import Budget, job
+
+    names = {"tokens": "tokens", "epochs": "epochs", "samples": "samples", "critical_batch": "critical_batch", "mtbf": "mtbf_s",
+             "restart": "restart_s", "storage": "storage_Bps", "price": "price_per_s"}
+    said = {field: value for name, field in names.items() if (value := getattr(whole, name)) is not None}
+    answer = job(found, clusters.get(cluster), Budget(**said))
+    if json_:
+        print(json.dumps({**found.to_dict(), "job": answer.to_dict()}))
+        return
+    for thing in (found, "", answer):
+        show(thing)

@@ -1,0 +1,74 @@
+"""What emitters know of a planned answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline import units
+from paceline.errors import PacelineError, PlanError
+from paceline.plan.answer import Planned
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan, resolve
+from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.transformer import Transformer
+
+#: schedule -> the class of torch.distributed.pipelining
+TORCH_SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "zb-h1": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A plan with every degree filled in, where it runs, and what is predicted for it."""
+
+    model: str
+    plan: Plan
+    cluster: Cluster
+    prediction: DistributedPrediction
+    #: sizes of the model, where it is known by them
+    sizes: Transformer | None
+
+    @staticmethod
+    def of(planned: Planned) -> Facts:
+        from paceline.catalog import transformers
+
+        best = planned.best
+        try:
+            sizes = transformers.get(planned.model)
+        except PacelineError:
+            sizes = None
+        plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
+        return Facts(model=planned.model, plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes)
+
+    @property
+    def summary(self) -> list[str]:
+        """Lines for the head of every file."""
+        p = self.prediction
+        time = f"{p.step_s:.4g} s per step (90 %: {p.step_s_low:.4g} to {p.step_s_high:.4g})"
+        return [f"{self.model} on {self.cluster.name}: {self.plan}", f"predicted: {time}, {units.show(p.peak_bytes, 'bytes')} at the peak"]
+
+    def head(self, mark: str = "#") -> str:
+        """The summary as comments."""
+        return "".join(f"{mark} {line}\n" for line in self.summary)
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches that a data-parallel rank adds up per step."""
+        return self.plan.gbs // (self.plan.dp * self.plan.mbs)
+
+    def refuse(self, tool: str, **limits: tuple[object, ...]) -> None:
+        """Raises where a field of the plan has a value that the tool does not take."""
+        for name, allowed in limits.items():
+            value = getattr(self.plan, name)
+            if value not in allowed:
+                words = ", ".join(str(one) for one in allowed)
+                raise PlanError(
+                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix {name}={allowed[0]}, or leave {tool} out")
+
+    @property
+    def model_arguments(self) -> Transformer:
+        if self.sizes is None:
+            raise PlanError(f"--emit: {self.model} is not known by its sizes; emit torchrun, accelerate or slurm for it")
+        return self.sizes

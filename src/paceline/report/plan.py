@@ -1,0 +1,76 @@
+"""A planned answer as tables: the winner, its certificate, and those that lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from paceline import units
+from paceline.report.page import page
+from paceline.report.terminal import distributed_view, listing
+
+if TYPE_CHECKING:
+    from paceline.plan.answer import Planned, Range, Ranked
+
+
+def planned_view(p: Planned) -> RenderableType:
+    """The winner's prediction, the certificate, why the others lost, and where the winner stays one."""
+    lines: list[RenderableType] = [
+        Text.assemble(("best plan  ", "bold"), (str(p.best.plan), "bold green")), distributed_view(p.best.prediction), Text(), _certificate(p)]
+    if p.steps:
+        lines.append(_job(p))
+    lines += [Text(f"note: {note}", style="yellow") for note in p.notes]
+    lines += [Text(), _ranking("top plans", p.top, p.objective)]
+    if p.pareto:
+        lines += [Text(), _ranking("no other plan is better in every respect", p.pareto, p.objective)]
+    if p.ranges:
+        rows = [[r.what, _stays(r), *_beyond(r)] for r in p.ranges]
+        lines += [Text(), listing("the winner stays ahead of the next ones", ["of", "while it is", "below", "above"], rows)]
+    return Group(*lines)
+
+
+def planned_html(p: Planned) -> str:
+    """The same as one page."""
+    return page(f"{p.model}: best plan", planned_view(p))
+
+
+def _certificate(p: Planned) -> Text:
+    proof = f"no plan of the {p.space:,} in this space is better by more than {p.gap_pct:.2f} %"
+    reasons = [f"{p.by_memory:,} do not fit into memory", f"{p.by_bound:,} cannot be faster (bound)", f"{p.by_evaluation:,} simulated"]
+    if p.undecided:
+        reasons.append(f"{p.undecided:,} left within the gap")
+    return Text.assemble(("certificate  ", "bold"), f"{proof}, as this model predicts: {', '.join(reasons)}; {p.elapsed_s:.1f} s")
+
+
+def _job(p: Planned) -> Text:
+    seconds = (p.steps or 0.0) * p.best.prediction.step_s
+    cost = f", {p.best.cost * (p.steps or 0.0):,.0f} USD" if p.best.cost else ""
+    return Text.assemble(("whole job    ", "bold"), f"{p.steps:,.0f} steps, {units.show(seconds, 'time')}{cost}, without failures and evaluation")
+
+
+def _ranking(title: str, found: Sequence[Ranked], objective: str) -> RenderableType:
+    rows = [
+        [str(i), units.show(r.prediction.step_s, "time"), *_worth(r, objective), f"{100 * r.prediction.mfu:.1f} %",
+         units.show(r.prediction.peak_bytes, "bytes"), str(r.prediction.devices), str(r.plan), r.lost or "-", r.lossy or "-"]
+        for i, r in enumerate(found, 1)]
+    worth = [] if objective == "time" else [objective]
+    return listing(title, ["", "step", *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training"], rows)
+
+
+def _worth(r: Ranked, objective: str) -> list[str]:
+    if objective == "cost":
+        return [f"{r.cost:,.2f} USD" if r.cost else "-"]
+    return [units.show(r.prediction.energy_j or 0.0, "energy")] if objective == "energy" else []
+
+
+def _stays(r: Range) -> str:
+    low = f"above {r.low:.2f} x" if r.low else ""
+    high = f"below {r.high:.2f} x" if r.high else ""
+    return " and ".join(filter(None, (low, high))) or "1/16 to 16 x"
+
+
+def _beyond(r: Range) -> list[str]:
+    return [r.below or "-", r.above or "-"]

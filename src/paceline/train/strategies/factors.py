@@ -1,0 +1,174 @@
+"""Fully connected layers exchange input activations and output errors in place of weight gradients.
+
+The gradient of a weight (n_out x n_in) is E' X with the errors E (b x n_out) and inputs X (b x n_in) of a batch, so that ranks can send
+these factors and multiply afterwards. Bytes that one of P ranks sends, b samples on each, 4 bytes an element:
+
+    gradient    2 (P-1)/P n_in n_out                                 reduce-scatter and all-gather
+    rows        (P-1) b n_in + (P-1)/P b n_out + (P-1)/P n_in n_out    gather X, each rank gets the columns of E for the rows of the weight
+                                                                     that it updates, all-gather of the updated weight
+    factors     (P-1) b (n_in + n_out)                               gather both; every rank multiplies and updates everything
+
+`rows` is how Lee et al. (MLHPC 2018) treat fully connected layers (they share out columns; the sum of both exchanges is the same to a
+factor of at most P). `factors` is the sufficient factor broadcasting of Xie et al. (UAI 2016); it multiplies P times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from paceline.errors import RunError
+from paceline.train.comm import Collective, Engine, Job
+from paceline.train.strategies.parts import Part, Settings, State
+from paceline.train.strategies.updates import clone, update
+
+MODES = ("gradient", "rows", "factors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A fully connected layer in a step of one rank."""
+
+    n_in: int
+    n_out: int
+    rows: int
+
+    def sent_bytes(self, mode: str, world: int) -> float:
+        """What one rank sends, float32."""
+        others, share = world - 1, (world - 1) / world
+        weight, inputs, errors = self.n_in * self.n_out, self.rows * self.n_in, self.rows * self.n_out
+        elements = {
+            "gradient": 2 * share * weight, "rows": others * inputs + share * (errors + weight), "factors": others * (inputs + errors),
+        }
+        return 4.0 * elements[mode]
+
+    def extra_flops(self, mode: str, world: int) -> float:
+        """Multiplications and additions beyond the local weight gradient, whose product all modes need once."""
+        product = 2.0 * self.rows * self.n_in * self.n_out
+        return product * (world - 1) if mode == "factors" else 0.0
+
+    def choose(self, world: int, link_Bps: float, flops: float) -> str:  # noqa: N803
+        """The mode of least time on the wire and in products, for a link of `link_Bps` and a device of `flops` per second."""
+        allowed = [mode for mode in MODES if mode != "rows" or self.n_out % world == 0]
+        return min(allowed, key=lambda mode: self.sent_bytes(mode, world) / link_Bps + self.extra_flops(mode, world) / flops)
+
+
+class FactorPart(Part):
+    """A fully connected layer whose weight gradient never travels."""
+
+    def __init__(
+        self, name: str, layer: nn.Linear, mode: str, rows: int, optimizer: Optimizer, groups: Mapping[int, int], rank: int, world: int,
+        ready: Callable[[FactorPart], None], paused: Callable[[], bool],
+    ) -> None:
+        held = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        super().__init__(name, held, rank, world)
+        self.waiting = 1
+        self.layer, self.mode, self.rows = layer, mode, rows
+        self._ready, self._paused = ready, paused
+        self._inputs: list[Tensor] = []
+        self._errors: list[Tensor] = []
+        for parameter in held:
+            parameter.data = parameter.data.contiguous()
+        share = layer.out_features // world
+        self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
+        self.groups = [groups[id(p)] for p in held]
+        self.values = [p.data[self._own] for p in held]
+        self.gradients: list[Tensor] = []
+        self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
+        layer.forward = MethodType(lambda module, x: self.forward(x), layer)  # type: ignore[method-assign]
+
+    # -- in the model ----------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer; where gradients are wanted, without one of its own for the weight."""
+        layer = self.layer
+        if not torch.is_grad_enabled() or not layer.training:
+            return F.linear(x, layer.weight, layer.bias)
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
+        out: Tensor = _Linear.apply(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self)
+        return out
+
+    def keep(self, x: Tensor, errors: Tensor) -> None:
+        """Called by the backward pass with both factors."""
+        self._inputs.append(x.reshape(-1, x.shape[-1]))
+        self._errors.append(errors.reshape(-1, errors.shape[-1]))
+        if not self._paused():
+            self._ready(self)
+
+    # -- jobs ------------------------------------------------------------------------------------------
+
+    def _padded(self, parts: list[Tensor], width: int) -> Tensor:
+        """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their size."""
+        count = sum(len(part) for part in parts)
+        if count > self.rows:
+            raise RunError(f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest batch, or use fc='gradient'")
+        if count == self.rows and len(parts) == 1:
+            return parts[0].contiguous()
+        like = self.layer.weight
+        return torch.cat([*parts, like.new_zeros((self.rows - count, width))])
+
+    def reduce(self) -> Job:
+        inputs, errors = self._padded(self._inputs, self.layer.in_features), self._padded(self._errors, self.layer.out_features)
+        self._inputs, self._errors = [], []
+        if self.mode == "rows":
+            columns = errors.view(self.rows, self.world, -1).transpose(0, 1).contiguous()
+            (mine,), ranks = yield [Collective("exchange", [columns]), Collective("gather", [inputs])]
+            errors, inputs = mine.view(self.world * self.rows, -1), torch.cat([rank[0] for rank in ranks])
+        elif self.world > 1:
+            ranks = yield Collective("gather", [inputs, errors])
+            inputs, errors = (torch.cat([rank[i] for rank in ranks]) for i in range(2))
+        self.gradients = [(errors.t() @ inputs).div_(self.world), errors.sum(dim=0).div_(self.world)][: len(self.values)]
+
+    def update(self, now: Settings, scale: float | None) -> Job:
+        for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
+            update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
+        if self.mode == "rows":
+            yield Collective("gather", self.values, [p.data for p in self.parameters])
+
+    def square(self) -> Tensor:
+        total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()
+        return total if self.mode == "rows" else total / self.world
+
+    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
+        for twin, parameter, values in zip(self.twins, self.parameters, self.values, strict=True):
+            twin.state.clear()
+            for name, value in full.get(parameter, {}).items():
+                whole = isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+                twin.state[values][name] = value[self._own].clone() if whole else value
+
+    def spread(self, engine: Engine, full: State) -> None:
+        for twin, parameter, values in zip(self.twins, self.parameters, self.values, strict=True):
+            entries = dict(next(iter(twin.state.values()), {}))
+            for name, value in entries.items():
+                if self.mode == "rows" and isinstance(value, Tensor) and value.shape == values.shape:
+                    rows = engine.submit(f"state of {self.name}", _gather(value)).wait()
+                    entries[name] = torch.cat([row[0] for row in rows])
+            full[parameter] = entries
+
+
+def _gather(tensor: Tensor) -> Job:
+    return (yield Collective("gather", [tensor]))
+
+
+class _Linear(torch.autograd.Function):
+    """x W' + b, whose backward pass gives the gradient of x only and keeps the factors of the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, part: FactorPart) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.part = part
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.part.keep(x.detach(), grads[0])
+        return (grads[0] @ weight if ctx.needs_input_grad[0] else None), None, None, None

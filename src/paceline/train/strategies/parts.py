@@ -1,0 +1,104 @@
+"""What deferred strategies send: pieces of flat memory, or the factors of a fully connected layer's gradient.
+
+A part has a gradient that is reduced during the backward pass and an update that follows `optimizer.step()`; both are jobs of the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.train.comm import Collective, Engine, Job, Ticket
+from paceline.train.layout import Piece
+from paceline.train.strategies.updates import clone, spread_state, take_state, update
+
+Settings = Sequence[Mapping[str, Any]]
+State = dict[Any, dict[str, Any]]
+
+
+class Part(ABC):
+    """One thing that travels."""
+
+    def __init__(self, name: str, parameters: list[nn.Parameter], rank: int, world: int) -> None:
+        self.name, self.parameters, self.rank, self.world = name, parameters, rank, world
+        #: gradients that have not become ready in this pass
+        self.waiting = len(parameters)
+        #: of the gradient on its way; None: there is none that an update could use
+        self.reduced: Ticket | None = None
+
+    @abstractmethod
+    def reduce(self) -> Job:
+        """A job: the mean over ranks of the gradient, as far as this rank updates it."""
+
+    @abstractmethod
+    def update(self, now: Settings, scale: float | None) -> Job:
+        """A job: the own part updated with the settings of now, then everyone's brought here."""
+
+    @abstractmethod
+    def square(self) -> Tensor:
+        """Of the reduced gradient, such that the sum over ranks is the square of its norm."""
+
+    @abstractmethod
+    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Takes its share of the state of whole parameters."""
+
+    @abstractmethod
+    def spread(self, engine: Engine, full: State) -> None:
+        """Puts its state, with everyone's share, into the state of whole parameters."""
+
+
+class PiecePart(Part):
+    """A piece of flat memory; `shares`: each rank sums and updates one part of it, otherwise all of it."""
+
+    def __init__(self, piece: Piece, optimizer: Optimizer, rank: int, world: int, shares: bool) -> None:
+        super().__init__(piece.name, [slot.parameter for slot in piece.slots], rank, world)
+        self.piece, self.shares = piece, shares and world > 1
+        self.own = piece.shard(rank, world) if self.shares else slice(piece.start, piece.stop)
+        self.values = piece.flat.data[self.own]
+        self.arrived = torch.empty_like(piece.grad) if self.shares else None
+        self.gradient = torch.empty_like(self.values) if self.shares else piece.grad
+        self.twin = clone(optimizer, piece.flat.group, self.values)
+
+    def reduce(self) -> Job:
+        if self.world == 1:
+            return
+        if self.arrived is None:
+            yield Collective("sum", [self.piece.grad])
+            self.piece.grad.div_(self.world)
+            return
+        yield Collective("exchange", [self.piece.grad], [self.arrived])
+        rows = self.arrived.view(self.world, -1)
+        total = torch.add(rows[0], rows[1], out=self.gradient)  # in the order of ranks: the same sums in every run
+        for row in rows[2:]:
+            total.add_(row)
+        total.div_(self.world)
+
+    def update(self, now: Settings, scale: float | None) -> Job:
+        update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
+        if self.shares:
+            yield Collective("gather", [self.values], [self.piece.data])
+
+    def square(self) -> Tensor:
+        return self.gradient.float().square().sum() / (1 if self.shares else self.world)
+
+    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
+        self.twin.state.clear()
+        take_state(self.twin, full, self.piece.slots, self.own.start, self.own.stop)
+
+    def spread(self, engine: Engine, full: State) -> None:
+        entries = next(iter(self.twin.state.values()), {})
+        count = self.own.stop - self.own.start
+        split = {name: value for name, value in entries.items() if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count}
+        if self.shares and split:
+            gathered = engine.submit(f"state of {self.name}", _gather(list(split.values()))).wait()
+            split = {name: torch.cat([rows[i] for rows in gathered]) for i, name in enumerate(split)}
+        spread_state(entries, split, self.piece.slots, self.piece.start, full)
+
+
+def _gather(tensors: list[Tensor]) -> Job:
+    return (yield Collective("gather", tensors))

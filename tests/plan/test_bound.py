@@ -1,0 +1,53 @@
+"""Bounds hold for the simulation, and memory is that of the prediction, on random plans of random models and clusters."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.catalog import clusters, transformers
+from paceline.plan.bound import bounds
+from paceline.plan.memory import peaks, room
+from paceline.plan.space import Limits, Space
+from paceline.plan.table import Table
+from paceline.predict.distributed import Step
+from paceline.predict.memory import stage_memory
+from paceline.predict.simulated import Simulation
+from paceline.spec.transformer import Transformer
+
+CLUSTERS = ("1xdgx-a100", "2xdgx-h100", "4xdgx-1-v100", "2x8xh100-sxm@100Gb/s")
+
+
+@st.composite
+def models(draw):
+    heads = draw(st.sampled_from([4, 8, 16]))
+    experts = draw(st.sampled_from([0, 0, 4, 8]))
+    return Transformer(
+        name="random", layers=draw(st.sampled_from([2, 4, 6, 8, 12])), hidden=128 * heads, heads=heads, kv_heads=draw(st.sampled_from([0, heads // 2])),
+        ffn=draw(st.sampled_from([256, 512])) * heads, vocab=draw(st.sampled_from([1000, 32_000, 128_000])), seq=2048, experts=experts,
+        top_k=2 if experts else 0, tied=draw(st.booleans()), gated=draw(st.booleans()))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(model=models(), name=st.sampled_from(CLUSTERS), batch=st.sampled_from([16, 32, 64]), seed=st.integers(0, 10**6))
+def test_no_simulation_beats_its_bound(model, name, batch, seed):
+    cluster, rng = clusters.get(name), np.random.default_rng(seed)
+    space, table = Space(model, (cluster,), batch, 2048, Limits.of()), Table(model)
+    for _ in range(4):
+        block = space.blocks[rng.integers(len(space.blocks))]
+        index = int(rng.integers(len(block)))
+        step = Step.of(model, cluster, block.plan(index), None, table.curves(cluster))
+        assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), str(step.plan)
+        memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.held())]
+        assert peaks(block, table).ravel()[index] == pytest.approx(max(m.peak_bytes for m in memory), abs=8)
+        assert room(block, table) == pytest.approx(memory[0].available_bytes, abs=2)
+
+
+def test_bounds_are_close_where_plans_are_good():
+    model, cluster = transformers.get("gpt3-13b"), clusters.get("2xdgx-a100")
+    space, table = Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload"])), Table(model)
+    low = [bounds(block, table).ravel() for block in space.blocks]
+    best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
+    for bound, i, index in best:
+        step = Step.of(model, cluster, space.blocks[i].plan(index), None, table.curves(cluster))
+        assert bound >= 0.9 * Simulation(step).prediction(None).step_s

@@ -1,0 +1,38 @@
+"""Any other module: every plan of its small space is tried."""
+
+import pytest
+
+import paceline as pl
+from paceline.errors import PlanError
+from paceline.plan.general import plan_module
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return pl.capture("alexnet", batch=32, precision="fp32")
+
+
+def test_the_best_of_all(saved):
+    cluster = pl.clusters.get("2xp100-node-10gbe")
+    found = plan_module(saved, (cluster,), gbs=32 * cluster.device_count)
+    assert found.gap_pct == 0 and found.by_evaluation + found.by_memory == found.space
+    values = [ranked.value for ranked in found.top]
+    assert values == sorted(values) and not any(ranked.lossy for ranked in found.top)
+    plain = pl.predict(saved, plan="ddp", cluster=cluster)
+    assert found.best.prediction.step_s <= plain.step_s * (1 + 1e-9)
+
+
+def test_what_changes_training_is_marked(saved):
+    cluster = pl.clusters.get("2xp100-node-10gbe")
+    found = plan_module(saved, (cluster,), gbs=32 * cluster.device_count, allow=["compress"])
+    assert found.best.lossy == "compress" and found.notes
+    exact = plan_module(saved, (cluster,), gbs=32 * cluster.device_count)
+    assert found.best.value < exact.best.value
+
+
+def test_refusals(saved):
+    cluster = pl.clusters.get("2xp100-node-10gbe")
+    with pytest.raises(PlanError, match="did you mean 'compress'"):
+        plan_module(saved, (cluster,), allow=["compres"])
+    with pytest.raises(PlanError, match="has to be a multiple of the devices"):
+        plan_module(saved, (cluster,), gbs=33)
