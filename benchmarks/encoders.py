@@ -5,7 +5,7 @@
     python benchmarks/encoders.py --only terngrad,dgc --elements 5000000 --threads 1
 
 Encoding includes what ranks agree on first; decoding is of what two ranks sent. Fused results are first compared with the plain
-reference on a smaller gradient. Times are medians; on a GPU, of the device, with launches hidden (but not where a method waits for a count).
+reference on a smaller gradient. Times are the least of five medians; on a GPU, of the device, with launches hidden (but not where a method waits for a count).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from paceline.bench.clock import Clock
 from paceline.spec.compression import SCHEMES
 from paceline.train.compress import Compressor, Round, kernels, lockstep, make
 from paceline.train.compress.local import carry_out
+
+TURNS = 5
 
 
 def agrees(name: str, device: torch.device) -> str:
@@ -51,11 +53,9 @@ def encode(compressor: Compressor, grad: Tensor) -> list[Round]:
 
 
 def measure(name: str, grad: Tensor, clock: Clock, budget: float) -> dict[str, Any]:
-    """Seconds of each part, and of a copy before and after."""
+    """Seconds of each part and of a copy, in turns: the least of several medians, since others may use the machine meanwhile."""
     compressor = make(name, world=2)
     out, space = torch.empty_like(grad), torch.empty_like(grad)
-    copies = [clock.seconds(lambda: space.copy_(grad), budget / 4)]
-    encoding = clock.seconds(lambda: encode(compressor, grad), budget)
     last = encode(compressor, grad)[-1]
     arrived = carry_out([last, last])
     pending = dict(compressor._pending)
@@ -64,9 +64,9 @@ def measure(name: str, grad: Tensor, clock: Clock, budget: float) -> dict[str, A
         compressor._pending.update(pending)
         compressor.decode("w", arrived, out)
 
-    decoding = clock.seconds(decode, budget)
-    copies.append(clock.seconds(lambda: space.copy_(grad), budget / 4))
-    copy = math.sqrt(copies[0] * copies[1])
+    runs = (lambda: encode(compressor, grad), decode, lambda: space.copy_(grad))
+    turns = [[clock.seconds(run, budget / TURNS) for run in runs] for _ in range(TURNS)]
+    encoding, decoding, copy = (min(column) for column in zip(*turns, strict=True))
     return {
         "scheme": name, "elements": grad.numel(), "bytes": 4 * grad.numel(), "wire_bytes": compressor.wire_bytes(grad.shape),
         "encode_s": encoding, "decode_s": decoding, "copy_s": copy, "encode_per_copy": encoding / copy, "decode_per_copy": decoding / copy,
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SCHEMES), help="compressors, with commas between them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=0, help="of the processor; 0: as torch has it")
-    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each time")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each time, about")
     parser.add_argument("--output", default="", help="file for lines of JSON")
     options = parser.parse_args()
     if options.threads:

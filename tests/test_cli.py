@@ -98,7 +98,7 @@ def child(*arguments, before=()):
     ("predict gpt2 --cluster 1xh200 --seq 512", "seq does not go with a cluster; batch, sequence"),
     ("predict gpt2 --cluster 8xh200 --plan tp=3", "plan cannot run: .*nearest feasible plan: "),
     ("predict gpt2 --cluster 8xh200 --plan tpp=3", "plan: unknown 'tpp'; did you mean 'tp'"),
-    ("predict resnet18 --cluster 8xh200 --plan tp=2", "tp 2: a captured module is split by data and, between modules, into a pipeline; nearest feasible plan: ddp dp=8"),
+    ("predict resnet18 --cluster 8xh200 --plan tp=2", "tp 2: a captured module is split by data and, .*; nearest feasible plan: ddp dp=8"),
     ("predict resnet18 --cluster 8xh200 --plan gbs=12", "gbs 12 is not a multiple of dp 8 x mbs 1 = 8; nearest feasible plan: .*gbs=16"),
     ("predict resnet18 --cluster 8xh200 --batch 4 --plan mbs=2", "mbs 2, but the workload was captured with batch 4"),
     ("predict resnet18 -d h200 --bath 3", "Unknown option: --bath. Did you mean --batch"),
@@ -179,6 +179,22 @@ def test_predict_for_people(run):
     code, out, err = run("predict", "net.py:build", "-d", "chip.toml")
     assert (code, err) == (0, "") and out.startswith("net.py:build on chip, batch 1, fp32, adamw\n") and "bottleneck: host" in out
     assert re.search(r"guessed +chip chip.sms", out) and re.search(r"declared +chip memory.bandwidth +\[chip.toml\]", out)
+
+
+@pytest.mark.parametrize(("arguments", "ranks"), [
+    (["llama3-70b", "--cluster", "32xdgx-h100", "--plan", "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"], 1),
+    (["gpt3-175b", "--cluster", "8xdgx-a100", "--plan", "tp=8 pp=8 vpp=3 mbs=1 gbs=64 recompute=selective sp"], 8),
+    (["resnet50", "--cluster", "8xp100-node-10gbe", "--plan", "dp=ddp bucket=25MB"], 1),
+    (["resnet50", "--cluster", "8xp100-node-10gbe", "--plan", "pp=4 gbs=256 mbs=2"], 4),
+    (["net.py:build", "--cluster", "4xdgx-h100", "--plan", "fsdp"], 1),
+])
+def test_many_devices(run, folder, arguments, ranks):
+    """The examples of the documentation, with a trace for every kind of rank."""
+    code, out, err = run("predict", *arguments, "--trace", "traces")
+    assert (code, err) == (0, "") and out.startswith(f"{arguments[0]} on {arguments[2]}, ") and "trace written to traces" in out
+    assert len(list((folder / "traces").iterdir())) == ranks
+    answer = json.loads(run("predict", *arguments, "--json")[1])
+    assert len(answer["stages"]) == ranks and answer["step_s_low"] < answer["step_s"] < answer["step_s_high"]
 
 
 @pytest.mark.parametrize(("command", "count"), [("devices", 40), ("models", 40)])

@@ -100,16 +100,22 @@ def test_pareto_front(tiny):
     assert points == sorted(points) and [m for _, m in points] == sorted((m for _, m in points), reverse=True)
 
 
+def run(*words):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 0
+
+
 def test_command_line(tmp_path, capsys):
     page = tmp_path / "plan.html"
-    cli.main(["plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1", "pp=1", "--forbid", "offload", "--json", "--html", str(page),
-              "--pareto", "time,memory"])
+    run("plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1", "pp=1", "--forbid", "offload", "--json", "--html", str(page),
+        "--pareto", "time,memory")
     answer = json.loads(capsys.readouterr().out)
     assert answer["space"] > 0 and answer["gap_pct"] >= 0 and answer["elapsed_s"] > 0
     assert answer["excluded"].keys() == {"memory", "bound", "evaluation", "undecided"} and sum(answer["excluded"].values()) == answer["space"]
     assert {"step_s", "peak_bytes", "plan"} <= answer["best"].keys() and answer["top"][0]["plan"] == answer["best"]["plan"]
     assert "certificate" in page.read_text()
-    cli.main(["plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1 pp=1", "--forbid", "offload,cp"])
+    run("plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1 pp=1", "--forbid", "offload,cp")
     shown = capsys.readouterr().out
     assert "best plan" in shown and "no plan of the" in shown and "lost by" in shown
 

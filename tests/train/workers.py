@@ -146,3 +146,128 @@ def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accu
 def follow_all(runs):
     """Several trainings one after another in the same processes: starting Python and torch takes longer than they do."""
     return [follow(**run) for run in runs]
+
+
+def decoder(kind="gpt"):
+    """A tiny decoder of the catalog, the same on all ranks, and a batch of ids for all of them."""
+    from paceline.catalog.models.gpt import gpt
+    from paceline.catalog.models.llama import llama
+
+    torch.manual_seed(0)
+    if kind == "gpt":
+        net, _, _ = gpt(batch=4, seq=16, width=32, depth=4, heads=4, vocab=50, context=16)
+    else:
+        net, _, _ = llama(batch=4, seq=16, width=32, depth=4, heads=4, kv_heads=2, inner=64, vocab=50)
+    ids = torch.randint(0, 50, (8, 16), generator=torch.Generator().manual_seed(1))
+    return net, ids
+
+
+def token_loss(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def alone(kind, steps):
+    """Losses of one process with the whole batch."""
+    net, ids = decoder(kind)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = token_loss(net(ids), ids)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
+def planned(kind, plan, steps=4):
+    """Losses under a plan without pipeline stages (mean over ranks), beside those of one process."""
+    import paceline.train as pt
+
+    net, ids = decoder(kind)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net, opt = pt.parallelize(net, opt, plan=plan)
+    ranks = 1 if "tp=" in plan else dist.get_world_size()
+    mine = ids.chunk(ranks)[dist.get_rank() % ranks]
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = token_loss(net(mine), mine)
+        loss.backward()
+        opt.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / dist.get_world_size())
+    pt.close(net)
+    return losses, alone(kind, steps)
+
+
+def staged(kind, plan, steps=4):
+    """The same for pipelines: losses on the last stage."""
+    from paceline.train import Pipeline
+
+    net, ids = decoder(kind)
+    runner = Pipeline(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss)
+    losses = [runner.step(ids, ids) for _ in range(steps)]
+    return losses, alone(kind, steps)
+
+
+def parallel_all(runs):
+    return [globals()[name](**arguments) for name, arguments in runs]
+
+
+def scaled(strategy, steps=6):
+    """fp16 loss scaling that overflows at first: replicas stay the same, the step is skipped on all ranks, then training goes on."""
+    import paceline.train as pt
+    from paceline.train.precision import Scaler
+
+    rank = dist.get_rank()
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scaler = Scaler(1e30, growth=3)
+    options = {"scaler": scaler} if strategy not in ("overlap", "priority") else {}
+    net, opt = pt.parallelize(net, opt, plan=strategy, **options)
+    stepped = []
+    for step in range(steps):
+        x, y = batch(step, rank)
+        opt.zero_grad()
+        if rank == 1 and step == 2:
+            scaler.value = 1e38
+        if step == 3:
+            scaler.value = 1024.0
+        dist.barrier()
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        values = [torch.zeros(1) for _ in range(dist.get_world_size())]
+        dist.all_gather(values, torch.tensor([scaler.value]))
+        scaler.value = max(v.item() for v in values)
+        scaler.scale(loss).backward()
+        stepped.append(scaler.step(opt))
+    values = torch.cat([v.reshape(-1) for v in net.state_dict().values()])
+    pt.close(net)
+    both = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, values)
+    return {"stepped": stepped, "same": all(torch.equal(both[0], b) for b in both), "finite": bool(torch.isfinite(values).all())}
+
+
+def resumed(folder, strategy, steps, until):
+    """Trains up to step `until`, saving every 2; the parameters' sum at the end and where it began."""
+    import paceline.train as pt
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    net, opt = pt.parallelize(net, opt, plan=strategy)
+    saved = pt.Checkpoints(folder)
+    start = saved.load(net, opt)
+    for step in range(start, until):
+        x, y = batch(step, 0, 12)
+        mine = slice(rank * 12 // world, (rank + 1) * 12 // world)
+        opt.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[mine]), y[mine]).backward()
+        opt.step()
+        if (step + 1) % 2 == 0:
+            saved.save(step + 1, net, opt)
+    saved.wait()
+    total = sum(v.double().sum().item() for v in net.state_dict().values())
+    pt.close(net)
+    return {"start": start, "total": total, "steps": saved.steps()}

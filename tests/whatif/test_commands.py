@@ -1,5 +1,6 @@
 """`whatif`, `explain`, `compare` and whole jobs on the command line; views, plots and pages."""
 
+import io
 import json
 import re
 
@@ -23,7 +24,9 @@ GPT = ["gpt3-1.3b", "--cluster", "4xdgx-a100", "--plan", "tp=2 gbs=64"]
 
 
 def run(capsys, *arguments):
-    main(list(arguments))
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    assert not stopped.value.code
     return capsys.readouterr().out
 
 
@@ -85,10 +88,12 @@ def test_whole_jobs(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["whatif", *GPT], "--set field=value"), (["whatif", *GPT, "--set", "nodez=2"], "did you mean 'nodes'"), (["whatif", *GPT, "--strong"], "--sweep"),
+    (["whatif", *GPT], "--set field=value"), (["whatif", *GPT, "--set", "nodez=2"], "did you mean 'nodes'"),
+    (["whatif", *GPT, "--strong"], "--sweep"),
     (["whatif", *GPT, "--set", "nodes=2", "--plot", "x.png"], "--plot goes with --sweep"), (["compare", *GPT, "--plans", ","], "at least one plan"),
     (["whatif", *GPT, "--sweep", "nodes=4..1"], "a sweep goes from"), (["predict", *GPT, "--tokens", "some"], "tokens"),
-    (["predict", *GPT, "--price", "2USD/h"], "needs --tokens or --epochs"), (["predict", "resnet18", "--device", "h200", "--epochs", "1"], "--cluster"),
+    (["predict", *GPT, "--price", "2USD/h"], "needs --tokens or --epochs"),
+    (["predict", "resnet18", "--device", "h200", "--epochs", "1"], "--cluster"),
     (["explain", "resnet18"], "cluster"), (["whatif", *SMALL, "--sweep", "nodes=1,2", "--plot", "x.txt"], "written as .png"),
 ])
 def test_mistakes_are_one_line(capsys, arguments, words):
@@ -102,7 +107,8 @@ def test_mistakes_are_one_line(capsys, arguments, words):
 def answers(subject):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     return {
-        "scaling": sweep(subject, "nodes=1..4"), "sweep": sweep(subject, "network.inter.bandwidth=1Gb/s..40Gb/s"), "words": sweep(subject, "compress=dgc,fp16"),
+        "scaling": sweep(subject, "nodes=1..4"), "sweep": sweep(subject, "network.inter.bandwidth=1Gb/s..40Gb/s"),
+        "words": sweep(subject, "compress=dgc,fp16"),
         "roofline": explain(subject), "comparison": compare(subject, ["ddp", "overlap", "ps-sync"]),
     }
 
@@ -139,7 +145,7 @@ def test_files_that_cannot_be_written(answers, tmp_path):
 
 
 def test_views_fit_a_terminal(answers, subject):
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=120, record=True, file=io.StringIO())
     for answer in (*answers.values(), change(subject, ["nodes=4"])):
         console.print(answer)
     text = console.export_text()

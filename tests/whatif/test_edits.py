@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="capture needs torch")
 
+from paceline.cost.curves import curves_for
 from paceline.errors import PacelineError, PlanError, SpecError, UnknownName
 from paceline.spec.plan import Plan
 from paceline.whatif.change import change
@@ -22,12 +23,15 @@ def cnn():
 
 
 @pytest.mark.parametrize(("text", "of", "value"), [
-    ("nodes=8", lambda s: s.cluster.device_count, 64), ("nodes=x2", lambda s: s.cluster.nodes, 8), ("nodes=8", lambda s: s.cluster.name, "8xdgx-a100"),
+    ("nodes=8", lambda s: s.cluster.device_count, 64), ("nodes=x2", lambda s: s.cluster.nodes, 8),
+    ("nodes=8", lambda s: s.cluster.name, "8xdgx-a100"),
     ("network.inter.bandwidth=800Gb/s", lambda s: s.cluster.tiers[-1].bandwidth_Bps, 100e9),
     ("network.rails.bandwidth=x2", lambda s: s.cluster.tiers[-1].bandwidth_Bps, 50e9),
     ("network.intra.latency=2us", lambda s: s.cluster.tiers[0].latency_s, 2e-6), ("stragglers.cv=5%", lambda s: s.cluster.straggler_cv, 0.05),
-    ("device=h200", lambda s: s.cluster.device.name, "h200"), ("device.memory.bandwidth=3TB/s", lambda s: s.cluster.device.memory_bandwidth_Bps, 3e12),
-    ("device.peak.bf16=x2", lambda s: s.cluster.device.peak("bf16"), 624e12), ("device.arithmetic=x2", lambda s: s.cluster.device.peak("bf16"), 624e12),
+    ("device=h200", lambda s: s.cluster.device.name, "h200"),
+    ("device.memory.bandwidth=3TB/s", lambda s: s.cluster.device.memory_bandwidth_Bps, 3e12),
+    ("device.peak.bf16=x2", lambda s: s.cluster.device.peak("bf16"), 624e12),
+    ("device.arithmetic=x2", lambda s: s.cluster.device.peak("bf16"), 624e12),
     ("device.chip.sms=200", lambda s: s.cluster.device.sm_count, 200), ("host.speed=x3", lambda s: s.host_speed, 3.0),
     ("tp=4", lambda s: s.plan.tp, 4), ("plan.gbs=128", lambda s: s.plan.gbs, 128), ("sharding=fsdp", lambda s: s.plan.sharding, "fsdp"),
     ("dp=zero1", lambda s: s.plan.sharding, "zero1"), ("bucket=1MB", lambda s: s.plan.bucket_bytes, 1e6), ("sp=true", lambda s: s.plan.sp, True),
@@ -38,6 +42,21 @@ def cnn():
 def test_edits_of_a_transformer(gpt, text, of, value):
     assert of(apply(gpt, [text])) == value
     assert of(gpt) != value
+
+
+@pytest.mark.parametrize(("text", "share"), [("weights=2:4", 2 / 3), ("weights=50%", 2 / 3), ("activations=0.4", 2.2 / 3)])
+def test_declared_zeros_are_skipped_in_products(gpt, cnn, text, share):
+    """Two of three products have the operand that is sparse; nothing else is faster."""
+    for subject in (gpt, cnn):
+        before, after = subject.predict(), apply(subject, [f"sparsity.{text}"]).predict()
+        assert before.step_s * share < after.step_s < before.step_s
+    curves = apply(gpt, [f"sparsity.{text}"]).curves
+    assert curves.scale_of("gemm.bf16") / gpt_curves(gpt).scale_of("gemm.bf16") == pytest.approx(share)
+    assert curves.scale_of("norm.forward") == gpt_curves(gpt).scale_of("norm.forward")
+
+
+def gpt_curves(subject):
+    return curves_for(subject.cluster.device)
 
 
 def test_what_a_node_shares_grows_with_a_device(cnn):
@@ -63,11 +82,16 @@ def test_a_degree_that_follows_from_the_nodes_is_filled_in_again():
 
 
 @pytest.mark.parametrize(("text", "error", "message"), [
-    ("network.intre.bandwidth=1Gb/s", UnknownName, "network.inter.bandwidth"), ("nodez=2", UnknownName, "nodes"), ("layers=3", UnknownName, "model.layers"),
-    ("device.memory.bandwith=1TB/s", UnknownName, "device.memory.bandwidth"), ("device=h20x", UnknownName, "h20"), ("nodes=2.5", SpecError, "whole number"),
+    ("network.intre.bandwidth=1Gb/s", UnknownName, "network.inter.bandwidth"), ("nodez=2", UnknownName, "nodes"),
+    ("layers=3", UnknownName, "model.layers"),
+    ("device.memory.bandwith=1TB/s", UnknownName, "device.memory.bandwidth"), ("device=h20x", UnknownName, "h20"),
+    ("nodes=2.5", SpecError, "whole number"),
+
+    ("sparsity.weights=4:2", SpecError, "so many of so many"),
     ("nodes", SpecError, "path=value"), ("nodes=", SpecError, "path=value"), ("network.inter.bandwidth=-3Gb/s", SpecError, "above zero"),
     ("network.inter.bandwidth=3 apples", SpecError, "unknown unit"), ("device.link.peer=x2x", SpecError, "device.link.peer"),
-    ("tp=none", PlanError, "whole number"), ("compress=zip", PlanError, "expected one of"), ("network.inter.latency=x2", SpecError, "no figure to multiply"),
+    ("tp=none", PlanError, "whole number"), ("compress=zip", PlanError, "expected one of"),
+    ("network.inter.latency=x2", SpecError, "no figure to multiply"),
 ])
 def test_mistakes(gpt, text, error, message):
     with pytest.raises(error) as found:

@@ -11,7 +11,8 @@ from paceline.whatif.subject import Subject
 
 SUBJECTS = {
     "pipeline": ("gpt3-13b", "8xdgx-a100", "tp=8 pp=2 mbs=1 gbs=64", {}), "fsdp": ("llama3-8b", "2xdgx-h100", "fsdp seq=4096", {}),
-    "slow": ("vgg11", "4xp100-node-10gbe", "ddp", {"batch": 8, "image": 64}), "coded": ("vgg11", "4xp100-node-10gbe", "terngrad", {"batch": 8, "image": 64}),
+    "slow": ("vgg11", "4xp100-node-10gbe", "ddp", {"batch": 8, "image": 64}),
+    "coded": ("vgg11", "4xp100-node-10gbe", "terngrad", {"batch": 8, "image": 64}),
     "late": ("resnet18", "4xp100-node-10gbe", "ps-sync", {"batch": 8, "image": 64}),
 }
 

@@ -70,7 +70,11 @@ def workload(
 
 def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path | None, json_: bool) -> None:
     """Prints a prediction, and writes its trace where one is asked for."""
-    if trace is not None and prediction.timeline is not None:
+    if trace is not None:
+        if prediction.timeline is None:
+            from paceline.errors import SpecError
+
+            raise SpecError(f"--trace {trace}: steps of this plan are predicted without a timeline; leave --trace out")
         prediction.timeline.save(trace)
     if json_:
         print(json.dumps(prediction.to_dict()))

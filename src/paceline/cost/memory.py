@@ -28,12 +28,13 @@ FRAGMENTATION = 1.05
 
 def memory(
     workload: Workload, device: Device, *, held: Mapping[str, float] | None = None, more: Mapping[str, float] | None = None,
-    accumulated: bool = False,
+    inside: Mapping[str, float] | None = None, accumulated: bool = False,
 ) -> Memory:
     """Peak allocated bytes by kind, at the moment when most is live.
 
-    Where ranks share the work, `held` is the share of a kind that this one holds, and `more` what it holds besides
-    at any time; `accumulated` gradients are there before the step's last backward pass begins.
+    Where ranks share the work, `held` is the share of a kind that this one holds, `more` what it holds besides at any
+    time, and `inside` what it holds besides while a block runs (gradients: in its backward pass); `accumulated` gradients
+    are there before the step's last backward pass begins. An update's temporaries are those of this rank's share.
     """
     order = list(workload.order)
     net, peaks = (_by_kind(getattr(segment, which) for segment in workload.segments)[order] for which in ("net", "peak"))
@@ -41,8 +42,13 @@ def memory(
     live = (before + peaks).astype(float)
     if accumulated:
         live[:, MEMORY_KINDS.index("gradients")] = live[:, MEMORY_KINDS.index("gradients")].max()
+    visits = [workload.segments[i] for i in order]
+    phases, blocks = np.array([visit.phase for visit in visits]), np.array([bool(visit.path) for visit in visits])
     for column, kind in enumerate(MEMORY_KINDS):
         live[:, column] = live[:, column] * (held or {}).get(kind, 1.0) + (more or {}).get(kind, 0.0)
+        within = blocks & (phases == "backward" if kind == "gradients" else phases != "optimizer")
+        live[within, column] += (inside or {}).get(kind, 0.0)
+    live[phases == "optimizer", MEMORY_KINDS.index("temporary")] *= (held or {}).get("optimizer", 1.0)
     at = int(live.sum(axis=1).argmax())
     by_kind = {kind: max(0, int(size)) for kind, size in zip(MEMORY_KINDS, live[at], strict=True)}
     segment = workload.segments[order[at]]

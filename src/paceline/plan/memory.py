@@ -1,4 +1,4 @@
-"""Peak memory of every plan of a block, as one array: the same figures as `predict/memory.py`, put together from what factors."""
+"""Memory of every plan of a block, as one array: the same figures as `predict/memory.py`, put together from what factors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 def room(block: Block, table: Table) -> float:
-    """Bytes that plans of a block may need at their peak."""
+    """Bytes that plans of a block may reserve."""
     return available_bytes(table.step(block, block.shapes[0]))
 
 

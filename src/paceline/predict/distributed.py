@@ -50,7 +50,7 @@ HOST_SHARE = 0.4
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
 #: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
-TORCH_BUCKETS = ("torch", "torch-compile", "llm-foundry")
+TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
 #: a collective that is still to be timed: operation, bytes, mesh axis
 Exchange = tuple[str, float, str]
 #: what the exposed part of a mesh axis' collectives is called

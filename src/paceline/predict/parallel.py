@@ -385,17 +385,22 @@ class _Ranks:
         kind, part = self.plan.sharding, 1 / self.shards
         held = {"optimizer": part, "gradients": part if kind in ("zero2", *SHARDED) else 1.0, "parameters": part if kind in SHARDED else 1.0}
         more: dict[str, float] = {}
+        inside: dict[str, float] = {}
         if kind in SHARDED:
             units = self.layout.units
             largest = sorted((unit.bytes for unit in units[1:]), reverse=True)[: 1 + self.plan.prefetch]
-            more = {"parameters": (units[0].bytes + sum(largest)) * self.gathered_share, "gradients": max(units[0].bytes, *largest, 0)}
+            more = {"parameters": units[0].bytes * self.gathered_share}
+            inside = {"parameters": sum(largest) * self.gathered_share, "gradients": max([*largest, 0])}
+            if not largest:  # one unit, whose gradients are whole when all are there
+                more["gradients"] = units[0].bytes
         elif kind == "zero2":
             more = {"gradients": max(size for size, _, _ in self.gradient_buckets())}
         elif kind != "none" and self.style.copies:
             more = {"gradients": self.gradient_bytes}  # buckets hold them once more
         if self.style.server and kind != "none":
             held["optimizer"] = 0.0
-        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, accumulated=self.plan.micro_batches > 1)
+        several = self.plan.micro_batches > 1
+        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, inside=inside, accumulated=several)
 
     # -- the answer --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
     python -m paceline.sched.fit_philly philly.csv.gz > src/paceline/sched/philly.toml
 
-Sizes: the share of jobs by devices. Lengths: quantiles by devices. Arrivals: quantiles of the gaps, the rank correlation of one gap with the
+Sizes: the share of jobs by devices. Lengths: quantiles by devices. Tenants: the share of jobs by virtual cluster. Arrivals: quantiles of the gaps, the rank correlation of one gap with the
 next (they come in bursts), and how many arrive at each hour of the day.
 """
 
@@ -29,7 +29,7 @@ def _list(values: NDArray[np.float64]) -> str:
 
 
 def main(path: Path) -> None:
-    rows = csv_rows(path, ("timestamp", "duration", "num_gpus"))
+    rows = csv_rows(path, ("timestamp", "duration", "num_gpus", "cluster"))
     times = np.sort([datetime.fromisoformat(row["timestamp"]).timestamp() for row in rows])
     hours = Counter(datetime.fromisoformat(row["timestamp"]).hour for row in rows)
     sizes = np.array([int(row["num_gpus"]) for row in rows])
@@ -46,6 +46,9 @@ def main(path: Path) -> None:
     print("\n[sizes]  # share of jobs by devices")
     for size, count in sorted(Counter(sizes.tolist()).items()):
         print(f"{size} = {count / len(rows):.6f}")
+    print("\n[tenants]  # share of jobs by virtual cluster, the largest first")
+    for i, (_, count) in enumerate(Counter(row["cluster"] for row in rows).most_common(10)):
+        print(f"vc{i} = {count / len(rows):.6f}")
     for low, high in zip(CLASSES, [*CLASSES[1:], 10**6], strict=True):
         inside = lengths[(sizes >= low) & (sizes < high)]
         print(f"\n[lengths.{low}]  # {len(inside)} jobs")

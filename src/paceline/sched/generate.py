@@ -58,11 +58,13 @@ def philly_like(count: int, *, seed: int = 0, bursts: bool = True, most_devices:
     edges = list(accumulate(share for _, share in sizes))
     classes = sorted((int(low), Quantiles(facts["shares"], table["quantiles"])) for low, table in facts["lengths"].items())
     starts = [low for low, _ in classes]
+    tenants, owns = list(facts["tenants"]), list(accumulate(facts["tenants"].values()))
     jobs = []
     for i, time_s in enumerate(_arrivals(count, draw, bursts)):
         devices = sizes[min(bisect_right(edges, draw.random() * edges[-1]), len(sizes) - 1)][0]
         seconds = classes[bisect_right(starts, devices) - 1][1].at(draw.random())
-        jobs.append(stretchable(f"job-{i}", time_s, max(1.0, seconds), min(devices, most_devices or devices), draw))
+        tenant = tenants[min(bisect_right(owns, draw.random() * owns[-1]), len(tenants) - 1)]
+        jobs.append(stretchable(f"job-{i}", time_s, max(1.0, seconds), min(devices, most_devices or devices), draw, tenant))
     return Trace(name="philly-like", jobs=tuple(jobs), cluster=CLUSTER)
 
 

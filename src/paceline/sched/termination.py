@@ -23,6 +23,12 @@ from paceline.sched.ends import Ends, empirical
 from paceline.sched.job import Job
 from paceline.sched.traces import Trace
 
+#: by asked work, devices and tenant
+Alike = tuple[int, int, str]
+#: between tenants, the deviation of the logarithm of the odds to end early: that between the seven clusters whose shares were published
+SPREAD = 0.33
+#: how many times as long as the job list the history is that policies learn from
+HISTORIES = 3
 #: failed jobs reach at least this share of their work
 FIRST = 0.02
 #: a class of jobs with fewer in the history shares the ends of all
@@ -57,17 +63,21 @@ def get(name: str) -> Shares:
     return PUBLISHED[name]
 
 
-def apply(trace: Trace, shares: Shares, *, seed: int = 0) -> Trace:
-    """The same jobs, some of which end early; each knows the ends of past jobs like it."""
+def apply(trace: Trace, shares: Shares, *, seed: int = 0, spread: float = SPREAD) -> Trace:
+    """The same jobs, some of which end early; each knows the ends of past jobs like it.
+
+    `spread` is the standard deviation between tenants of the logarithm of the odds to end early.
+    """
     times = [_device_s(job) for job in trace.jobs]
-    early = Logistic.fit(times, shares.killed + shares.failed, shares.killed_time + shares.failed_time)
-    weight = [early.at(t) for t in times]
+    shift = _shifts({job.tenant for job in trace.jobs}, spread, seed)
+    early = Logistic.fit(times, shares.killed + shares.failed, shares.killed_time + shares.failed_time, shifts=[shift[j.tenant] for j in trace.jobs])
+    weight = [early.at(t, shift[job.tenant]) for t, job in zip(times, trace.jobs, strict=True)]
     killed = Logistic.fit(
         times, shares.killed / (shares.killed + shares.failed), shares.killed_time / (shares.killed_time + shares.failed_time), weight,
     )
-    history = _draw(trace.jobs, times, early, killed, random.Random(f"history {seed}"))
-    known = _learn(history)
-    jobs = _draw(trace.jobs, times, early, killed, random.Random(f"jobs {seed}"))
+    chances = list(zip(times, weight, strict=True))
+    known = _learn([job for i in range(HISTORIES) for job in _draw(trace.jobs, chances, killed, random.Random(f"history {seed} {i}"))])
+    jobs = _draw(trace.jobs, chances, killed, random.Random(f"jobs {seed}"))
     whole = known[None]
     return replace(trace, jobs=tuple(replace(job, ends=known.get(_class(job), whole)) for job in jobs))
 
@@ -76,10 +86,15 @@ def _device_s(job: Job) -> float:
     return max(1.0, job.speed.seconds(job.work, 0, job.devices, job.devices, False) * job.devices)
 
 
-def _draw(jobs: Sequence[Job], times: Sequence[float], early: Logistic, killed: Logistic, draw: random.Random) -> list[Job]:
+def _shifts(tenants: set[str], spread: float, seed: int) -> dict[str, float]:
+    draw = random.Random(f"tenants {seed}")
+    return {tenant: draw.gauss(0, spread) for tenant in sorted(tenants)}
+
+
+def _draw(jobs: Sequence[Job], chances: Sequence[tuple[float, float]], killed: Logistic, draw: random.Random) -> list[Job]:
     out = []
-    for job, time_s in zip(jobs, times, strict=True):
-        ends, how, far = draw.random() < early.at(time_s), draw.random() < killed.at(time_s), draw.random()
+    for job, (time_s, early) in zip(jobs, chances, strict=True):
+        ends, how, far = draw.random() < early, draw.random() < killed.at(time_s), draw.random()
         if not ends:
             out.append(job)
             continue
@@ -88,16 +103,16 @@ def _draw(jobs: Sequence[Job], times: Sequence[float], early: Logistic, killed: 
     return out
 
 
-def _class(job: Job) -> tuple[int, int]:
-    """Jobs alike: by the work they ask for (half decades) and by devices (doublings)."""
-    return round(2 * math.log10(job.work)), job.devices.bit_length()
+def _class(job: Job) -> Alike:
+    """Jobs alike: by the work they ask for (half decades), by devices (one, a few, many) and by tenant."""
+    return round(2 * math.log10(job.work)), (job.devices.bit_length() + 1) // 2, job.tenant
 
 
-def _learn(history: Sequence[Job]) -> dict[tuple[int, int] | None, Ends]:
-    groups: dict[tuple[int, int], list[float]] = defaultdict(list)
+def _learn(history: Sequence[Job]) -> dict[Alike | None, Ends]:
+    groups: dict[Alike, list[float]] = defaultdict(list)
     for job in history:
         groups[_class(job)].append(job.ends_at if not job.succeeds else 1.0)
-    found: dict[tuple[int, int] | None, Ends] = {key: empirical(seen) for key, seen in groups.items() if len(seen) >= ENOUGH}
+    found: dict[Alike | None, Ends] = {key: empirical(seen) for key, seen in groups.items() if len(seen) >= ENOUGH}
     found[None] = empirical([share for seen in groups.values() for share in seen])
     return found
 
@@ -109,26 +124,28 @@ class Logistic:
     a: float
     b: float
 
-    def at(self, device_s: float) -> float:
-        x = self.a + self.b * math.log(device_s)
+    def at(self, device_s: float, shift: float = 0.0) -> float:
+        x = self.a + self.b * math.log(device_s) + shift
         return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
 
     @staticmethod
-    def fit(times: Sequence[float], of_jobs: float, of_time: float, weights: Sequence[float] | None = None) -> Logistic:
+    def fit(
+        times: Sequence[float], of_jobs: float, of_time: float, weights: Sequence[float] | None = None, shifts: Sequence[float] | None = None,
+    ) -> Logistic:
         """Meets a share of jobs and a share of device time, each weighted; the slope by bisection, and inside it the level by bisection."""
-        weights = weights if weights is not None else [1.0] * len(times)
-        logs = [math.log(t) for t in times]
-        jobs = math.fsum(weights)
-        whole = math.fsum(w * t for w, t in zip(weights, times, strict=True))
+        import numpy as np
 
-        def chances(a: float, b: float) -> list[float]:
-            return [1 / (1 + math.exp(-min(max(a + b * x, -60.0), 60.0))) for x in logs]
+        device_s = np.asarray(times)
+        logs = np.log(device_s)
+        shift = np.zeros_like(logs) if shifts is None else np.asarray(shifts)
+        weight = np.ones_like(logs) if weights is None else np.asarray(weights)
+        by_job, by_time = weight / weight.sum(), weight * device_s / (weight @ device_s)
 
         def level(b: float) -> float:
             low, high = -200.0, 200.0
-            for _ in range(50):
+            for _ in range(45):
                 a = (low + high) / 2
-                if math.fsum(w * p for w, p in zip(weights, chances(a, b), strict=True)) < of_jobs * jobs:
+                if by_job @ (0.5 + 0.5 * np.tanh((a + b * logs + shift) / 2)) < of_jobs:
                     low = a
                 else:
                     high = a
@@ -137,10 +154,8 @@ class Logistic:
         low, high = -3.0, 3.0
         for _ in range(25):
             b = (low + high) / 2
-            share = math.fsum(w * t * p for w, t, p in zip(weights, times, chances(level(b), b), strict=True))
-            if share < of_time * whole:
+            if by_time @ (0.5 + 0.5 * np.tanh((level(b) + b * logs + shift) / 2)) < of_time:
                 low = b
             else:
                 high = b
-        b = (low + high) / 2
-        return Logistic(level(b), b)
+        return Logistic(level((low + high) / 2), (low + high) / 2)

@@ -13,14 +13,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.train.checkpoint import Checkpoints
+    from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
     from paceline.train.parallel import close, of, parallelize
+    from paceline.train.pipeline import Pipeline
+    from paceline.train.precision import Scaler
 
-__all__ = ["close", "of", "parallelize"]
+__all__ = [
+    "LAMB", "LARS", "BatchGrowth", "Checkpoints", "NoiseScale", "Pipeline", "Scaler", "close", "of", "parallelize", "scaled_lr", "warmup",
+]
 
-_EXPORTS = {"close": "paceline.train.parallel", "of": "paceline.train.parallel", "parallelize": "paceline.train.parallel"}
+_EXPORTS = {
+    "Checkpoints": "checkpoint", "LAMB": "optim", "LARS": "optim", "BatchGrowth": "optim", "NoiseScale": "optim", "scaled_lr": "optim",
+    "warmup": "optim", "close": "parallel", "of": "parallel", "parallelize": "parallel", "Scaler": "precision", "Pipeline": "pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -327,7 +327,7 @@ class Engine:
         running.issued_s = time.perf_counter()
         for request in running.requests:
             self.issued += 1
-            lane.digest.update(f"{running.ticket.name} {request.op} {[t.numel() for t in request.tensors]}\n".encode())
+            lane.digest.update(f"{running.ticket.name} {request.op} {[(t.numel(), str(t.dtype)) for t in request.tensors]}\n".encode())
         try:
             works = [list(_start(request, lane.group, self.world, self.chunk_bytes)) for request in running.requests]
         except RuntimeError as error:

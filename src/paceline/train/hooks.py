@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -157,12 +156,3 @@ class _Watch(TorchFunctionMode):
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters that get gradients, by name, each once, in the order in which the model lists them."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def replace_step(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `optimizer.step()` call `step(optimizer, ...)`; the same object, so that schedulers and scalers keep working. The old method."""
-    from types import MethodType
-
-    old = optimizer.step
-    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-    return old

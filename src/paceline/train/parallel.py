@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import RunError, SpecError
-from paceline.train import strategies
+from paceline.errors import PlanError, RunError, SpecError
+from paceline.spec.plan import Plan
+from paceline.train import asynchronous, strategies
 from paceline.train.comm import TIMEOUT_S, Engine
 from paceline.train.strategies.base import Strategy
 
@@ -19,19 +20,22 @@ _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
 
 
 def parallelize(
-    model: nn.Module, optimizer: Optimizer, plan: str | Strategy = "auto", *, timeout_s: float = TIMEOUT_S, **options: Any,
+    model: nn.Module, optimizer: Optimizer, plan: str | Plan | Strategy = "auto", *, timeout_s: float = TIMEOUT_S, **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
-    """The model and optimizer to use in the loop, kept the same on all ranks of the default process group in the way that `plan` names.
+    """The model and optimizer to use in the loop, kept one model on all ranks of the default process group in the way that `plan` says.
 
-    `plan` is a name of `paceline.train.strategies` (options as keywords), or a strategy object.
+    `plan` is a name of `paceline.train.strategies` or of an asynchronous one (options as keywords), a plan of the planner (also in its words:
+    "fsdp tp=2 bf16"), or a strategy object. Plans with pipeline stages run through `paceline.train.Pipeline`.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() and not (isinstance(plan, str) and plan in asynchronous.NAMES):
         raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group before parallelize")
     if not any(p.requires_grad for p in model.parameters()):
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
+    if isinstance(plan, str) and plan.partition(":")[0] not in strategies.names():
+        plan = _parse(plan)
+    if isinstance(plan, Plan):
+        return _planned(model, optimizer, plan, timeout_s, options)
     if isinstance(plan, str):
-        from paceline.train import asynchronous
-
         name = plan.partition(":")[0]
         if name == "ddp":
             return nn.parallel.DistributedDataParallel(model, **options), optimizer
@@ -42,6 +46,52 @@ def parallelize(
     strategy.attach(model, optimizer, Engine(timeout_s=timeout_s, device=device if device.type == "cuda" else torch.device("cpu")))
     _attached[model] = strategy
     return model, optimizer
+
+
+def _parse(text: str) -> Plan:
+    """A plan in words; where those are not, a strategy was meant, and the message names the nearest."""
+    try:
+        return Plan.parse(text)
+    except PlanError:
+        strategies.make(text)
+        raise
+
+
+def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: float, options: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
+    """Memory, precision, then sharding or a strategy."""
+    from paceline.train.memory import offload, recompute
+    from paceline.train.precision import autocast
+
+    if plan.pp > 1:
+        raise PlanError(f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline")
+    if plan.cp > 1 or plan.ep > 1:
+        raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
+    offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
+    if plan.sharding in ("fsdp", "hsdp", "zero2") or plan.tp > 1:
+        from paceline.train.sharded import shard
+
+        if plan.tp > 1 and plan.sharding not in ("fsdp", "hsdp", "zero2", "none") and (plan.dp or 1) > 1:
+            raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={plan.dp} is not run; use fsdp or hsdp with it")
+        if plan.precision not in ("bf16", "fp32", "tf32"):
+            raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
+        shard(model, optimizer, plan)
+        return model, optimizer
+    autocast(model, plan.precision)
+    return parallelize(model, optimizer, _name(plan), timeout_s=timeout_s, **options)
+
+
+def _name(plan: Plan) -> str:
+    """The strategy of a plan without model parallelism."""
+    relax = plan.relax
+    if relax.compress:
+        return str(relax.scheme)
+    if relax.mode in ("local-sgd", "diloco"):
+        return {"local-sgd": "local", "diloco": "diloco"}[relax.mode]
+    if relax.mode != "replicas":
+        return relax.mode
+    if plan.sharding == "zero1":
+        return "overlap"  # optimizer state shared out, parameters gathered under the next forward pass
+    return relax.average
 
 
 def of(model: nn.Module) -> Strategy:

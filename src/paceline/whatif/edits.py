@@ -10,6 +10,8 @@
     model.layers=48                   any size of a transformer
     batch=64, precision=amp_bf16      how a module is captured, also as workload.batch=64
     host.speed=2                      how fast operators are issued, over the usual host
+    sparsity.weights=2:4              zeros that hardware skips in products, declared: so many of so many kept, or a share of zeros (60%)
+    sparsity.activations=60%
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from paceline.whatif.subject import Subject
 
 #: stands for no limit: a finite number, so that formulas stay numbers
 BOUNDLESS = 1e9
+SPARSITIES = {"sparsity.weights": "weight_density", "sparsity.activations": "activation_density"}
 _CAPTURE = {"batch": int, "seq": int, "image": int, "precision": str, "optimizer": str, "checkpointing": bool, "compile": bool, "channels_last": bool}
 _PLAN_WORDS = ("bucket", "zero")
 _PLAN = (*(f.name for f in fields(Plan) if f.name not in ("relax", "bucket_bytes")), *RELAXED_KEYS, *_PLAN_WORDS)
@@ -69,7 +72,7 @@ def paths(subject: Subject) -> list[str]:
     tiers = [f"network.{name}.{key}" for name in (*_named(subject.cluster), *(t.name for t in subject.cluster.tiers)) for key in TIER_FIELDS]
     device = [f"device.{path}" for path in FIELDS] + [f"device.peak.{dtype}" for dtype in DTYPES]
     model = [f"model.{f.name}" for f in fields(Transformer)] if isinstance(subject.model, Transformer) else [f"workload.{key}" for key in _CAPTURE]
-    first = ["nodes", "node.devices", "stragglers.cv", "host.speed", "device", "device.arithmetic"]
+    first = ["nodes", "node.devices", "stragglers.cv", "host.speed", *SPARSITIES, "device", "device.arithmetic"]
     return [*first, *tiers, *device, *model, *(f"plan.{key}" for key in _PLAN)]
 
 
@@ -80,6 +83,9 @@ def _apply(subject: Subject, edit: Edit) -> Subject:
     if edit.path in ("stragglers.cv", "host.speed"):
         value = _quantity(edit, "fraction", subject.cluster.straggler_cv if head == "stragglers" else subject.host_speed)
         return replace(subject, cluster=replace(subject.cluster, straggler_cv=value)) if head == "stragglers" else replace(subject, host_speed=value)
+    if edit.path in SPARSITIES:
+        changed: dict[str, Any] = {SPARSITIES[edit.path]: _density(edit)}
+        return replace(subject, **changed)
     if edit.path == "device":
         return replace(subject, cluster=replace(subject.cluster, device=devices.get(edit.value)))
     if head == "network":
@@ -94,6 +100,18 @@ def _apply(subject: Subject, edit: Edit) -> Subject:
     if key in _PLAN and head != "workload":
         return _planned(subject, edit, key)
     raise UnknownName("field", edit.path, [*paths(subject), *_PLAN, *(_CAPTURE if isinstance(subject.model, Workload) else ())])
+
+
+def _density(edit: Edit) -> float:
+    """The share that is not zero: `2:4` keeps two of four, `60%` are zeros."""
+    kept, colon, of = edit.value.partition(":")
+    try:
+        density = float(kept) / float(of) if colon else 1 - units.parse(edit.value, "fraction")
+    except (ValueError, ZeroDivisionError, UnitError):
+        density = math.nan
+    if not 0 < density <= 1:
+        raise SpecError(f"{edit.path} is so many of so many, as 2:4, or a share of zeros, as 60%; got {edit.value!r}")
+    return density
 
 
 # -- cluster ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 from paceline import api
 from paceline.capture import capture
 from paceline.catalog import clusters
+from paceline.cost.curves import Curves, curves_for
 from paceline.errors import SpecError
 from paceline.predict import distributed, parallel, simulated
 from paceline.predict.distributed import default_framework
@@ -37,6 +38,9 @@ class Subject:
     plan: Plan
     #: how fast the host issues work, over the usual one
     host_speed: float = 1.0
+    #: shares of weights and of activations that are not zero, where declared and where hardware skips the others
+    weight_density: float = 1.0
+    activation_density: float = 1.0
     #: the name a module was captured by, and the settings; empty where it cannot be captured again
     source: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -60,9 +64,10 @@ class Subject:
     def predict(self, *, closed: bool = False) -> DistributedPrediction:
         """One step: simulated, or in closed form where there is one and it will do."""
         if isinstance(self.model, Workload):
-            return parallel.predict(self.model, self.cluster, self.plan, conditions=Conditions(host_scale=1 / self.host_speed))
+            conditions = Conditions(host_scale=1 / self.host_speed, curves=self.curves)
+            return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions)
         run = distributed.predict if closed else simulated.predict
-        return run(self.model, self.cluster, self.plan, framework=self.framework)
+        return run(self.model, self.cluster, self.plan, framework=self.framework, curves=self.curves)
 
     @property
     def title(self) -> str:
@@ -78,6 +83,17 @@ class Subject:
         style = frameworks.get(self.plan.framework or default_framework(self.plan))
         names = ("issue_s", "issue_backward_s", "issue_collective_s", "step_s", "micro_batch_s")
         return replace(style, **{name: getattr(style, name) / self.host_speed for name in names})
+
+    @property
+    def curves(self) -> Curves | None:
+        """The device's, with products that skip declared zeros: of weights forward and for input gradients, of activations forward and
+        for weight gradients."""
+        w, a = self.weight_density, self.activation_density
+        if w == a == 1.0:
+            return None
+        usual = curves_for(self.cluster.device)
+        share = (w * a + w + a) / 3
+        return replace(usual, scales=(*usual.scales, {"gemm": share, "conv": share}))
 
     def captured(self, **changes: Any) -> Subject:
         """The same with the module captured in other settings."""

@@ -155,11 +155,15 @@ def test_damaged_indices_are_refused():
         kernels.indices_decode(lows, highs[:-1], 1000, 100)
 
 
-@given(n=st.integers(1, 5000), seed=SEEDS)
-def test_shuffled_is_a_permutation(n, seed):
-    places = kernels.shuffled(n, n, seed, torch.device("cpu"))
-    assert torch.equal(places.sort().values, torch.arange(n))
-    assert torch.equal(places, kernels.shuffled(n, n, seed, torch.device("cpu"), False))
+@given(n=st.integers(1, 10**6), share=st.floats(0.001, 1), seed=SEEDS)
+def test_strata_are_different_places(n, share, seed):
+    k = cost.kept(n, share)
+    places, sizes = reference.strata(n, k, reference.seed_tensor(seed, torch.device("cpu")))
+    assert int(sizes.sum()) == n
+    assert int(sizes.max() - sizes.min()) <= 1
+    assert int(places[0]) >= 0
+    assert int(places[-1]) < n
+    assert bool((places[1:] > places[:-1]).all())
 
 
 def test_threads_change_nothing(monkeypatch):
@@ -183,10 +187,10 @@ def test_threads_change_nothing(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
 def test_torch_compile_takes_them():
-    """What is compiled for GPUs is one graph for all sizes, without a break; here run as it was traced."""
+    """What is compiled for GPUs is one graph without a break, for several sizes; here run as it was traced."""
     seed = reference.seed_tensor(77, torch.device("cpu"))
-    compiled = {f.__name__: torch.compile(f, dynamic=True, fullgraph=True, backend="aot_eager")
-                for f in (reference.sign_encode, reference.qsgd_encode, reference.accumulate)}
+    compiled = {f.__name__: torch.compile(f, fullgraph=True, backend="aot_eager")
+                for f in (reference.sign_encode, reference.sign_decode, reference.qsgd_encode, reference.qsgd_decode, reference.accumulate)}
     for n in (4096, 10_240):
         x, error, other = gradient(n), gradient(n, 1), gradient(n, 1)
         packed, sums = compiled["sign_encode"](x, error, 0.5)
@@ -194,8 +198,15 @@ def test_torch_compile_takes_them():
         assert torch.equal(packed, plain)
         assert torch.equal(sums, expected)
         assert torch.equal(error, other)
-        _, codes = compiled["qsgd_encode"](x, seed, 4, 512, False)
+        norms, codes = compiled["qsgd_encode"](x, seed, 4, 512, False)
         assert torch.equal(codes, reference.qsgd_encode(x, seed, 4, 512, False)[1])
+        one, two = torch.empty(n), torch.empty(n)
+        compiled["qsgd_decode"]([codes], [norms], 4, 512, one)
+        reference.qsgd_decode([codes], [norms], 4, 512, two)
+        assert torch.equal(one, two)
+        compiled["sign_decode"]([packed], sums[:1].float(), sums[1:2].float(), None, one)
+        reference.sign_decode([packed], sums[:1].float(), sums[1:2].float(), None, two)
+        assert torch.equal(one, two)
         compiled["accumulate"](x, torch.tensor(0.5), None, 0.0, False, error)
         reference.accumulate(x, torch.tensor(0.5), None, 0.0, False, other)
         assert torch.equal(error, other)

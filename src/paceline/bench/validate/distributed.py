@@ -15,6 +15,7 @@ from paceline.errors import PacelineError, PlanError, SpecError
 from paceline.predict.distributed import predict
 from paceline.predict.interval import around
 from paceline.spec.cluster import Cluster, Tier
+from paceline.spec.device import Device
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer, from_columns
 
@@ -203,20 +204,28 @@ def _number(row: Row, column: str, default: int = 0) -> int:
         raise SpecError(f"{column} is {text!r}, not a number") from None
 
 
+def _plain_name(row: Row) -> str:
+    """The model's name without what is said of it in brackets."""
+    return re.sub(r" *[(\[].*$", "", row["model"])
+
+
+def _known(name: str) -> bool:
+    return models.fold(name) in {models.fold(known) for known in transformers.names()}
+
+
 def _experts(row: Row) -> Transformer:
     """Tables give no sizes of experts: the catalog's model of that name, with as many layers as the row says."""
-    name = re.sub(r" *[(\[].*$", "", row["model"])
-    known = {models.fold(known) for known in transformers.names()}
-    model = transformers.get(name if models.fold(name) in known else re.sub(r"-\d+B$", "", name))  # "Grok-1-314B" is Grok-1
+    name = _plain_name(row)
+    model = transformers.get(name if _known(name) else re.sub(r"[- ]\d+B$", "", name))  # "Grok-1-314B" is Grok-1
     return replace(model, layers=_number(row, "n_layers", model.layers))
 
 
 def _complete(row: Row) -> Row:
     """The row with sizes that it leaves out, where the catalog has its model; models called GPT have GPT-2's vocabulary."""
-    name = re.sub(r" *[(\[].*$", "", row["model"])
+    name = _plain_name(row)
     if row.get("hidden") and row.get("vocab"):
         return row
-    if models.fold(name) in {models.fold(known) for known in transformers.names()}:
+    if _known(name):
         found = transformers.get(name)
         known = {"n_layers": found.layers, "hidden": found.hidden, "heads": found.heads, "kv_heads": found.kv_heads, "ffn_hidden": found.ffn,
                  "vocab": found.vocab}
@@ -227,7 +236,7 @@ def _complete(row: Row) -> Row:
 def _read(row: Row) -> Made:
     """Model, cluster, plan and framework of a row, or SpecError with what is missing."""
     if row.get("family", "transformer-lm") not in ("transformer-lm", "moe-lm"):
-        raise SpecError(f"family {row['family']} is not a language model")
+        raise SpecError(f"family {row['family']}: only decoders of language models are read from tables")
     model = _experts(row) if row["family"] == "moe-lm" else from_columns(_complete(row))
     count = _number(row, "n_gpus")
     surroundings = frameworks.distributed(row)
@@ -249,14 +258,19 @@ def _read(row: Row) -> Made:
         seq=_number(row, "seq_len"), sharding=frameworks.sharding(row), sp=frameworks.sequence_parallel(row), recompute=frameworks.recompute(row),
         precision=frameworks.precision(row), adapters=frameworks.adapters(row), reshard=frameworks.reshard(row),
     )
+    cluster = _cluster(row, device, count)
+    if surroundings.framework.whole_batch and not row.get("recompute"):
+        plan = _least_recomputed(model, cluster, plan, surroundings)
+    return model, cluster, plan, surroundings
+
+
+def _cluster(row: Row, device: Device, count: int) -> Cluster:
+    """The nodes of a row."""
     per_node = _number(row, "gpus_per_node", 8)
     gbps = float(row.get("inter_node_gbps_per_node") or DEFAULT_GBPS.get(device.architecture, 800.0))
     domain = 72 if device.name.startswith("gb") else per_node
     kind = "omnipath" if "Omni-Path" in (row.get("inter_node") or "") else "infiniband"
-    cluster = cluster_of(device.name, count, per_node, gbps, domain, kind)
-    if surroundings.framework.whole_batch and not row.get("recompute"):
-        plan = _least_recomputed(model, cluster, plan, surroundings)
-    return model, cluster, plan, surroundings
+    return cluster_of(device.name, count, per_node, gbps, domain, kind)
 
 
 def _least_recomputed(model: Transformer, cluster: Cluster, plan: Plan, surroundings: frameworks.Surroundings) -> Plan:

@@ -45,18 +45,18 @@ NETWORK: tuple[tuple[str, str, float], ...] = (
 )
 #: cores of one of Cori's nodes, and the clocks of one core alone and of all of them with AVX (Intel, Xeon E5 v3 specification update)
 CORES, ONE_HZ, ALL_HZ = 32, 3.3e9, 1.9e9
-#: by paper: what we know about an error
+#: by paper: what we know about an error. Rates per device are the published ones
 WHY: tuple[tuple[str, str], ...] = (
-    ("Goyal", "Caffe2 of 2017 reached 172 images/s on a P100 where later kernels reach more; input and the first epochs included in its hour"),
-    ("Akiba", "Chainer ran its optimizer and copies as separate kernels and did not overlap reduction with the backward pass"),
-    ("Cho", "Torch7 with an own multi-ring reduction; batch and network recalled, input included"),
-    ("You", "Intel Caffe on many-core CPUs: nobody measured our CPU curves on them"),
-    ("Jia", "fp16 products are converted to fp32 on a P40, and 2,048 of them shared a cluster; network recalled"),
-    ("Mikami", "the batch grew during training; one average size is assumed"),
-    ("Iandola", "Caffe on K20X reached more of its peak than our curves (scaled from Pascal) do; one-device batch not stated; Gemini's rate assumed"),
-    ("Lee", "single-core baseline: their code's efficiency on one core and on 32 is not published; equal efficiency and AVX clocks are assumed"),
-    ("Horovod", "which Pascal GPU is not stated; TensorFlow's input pipeline is synthetic"),
-    ("Keuper", "iteration times are rounded to one digit, and of Caffe in 2016"),
+    ("Goyal", "138 images/s per P100 on 8 of them; TensorFlow of the same year reached 219 (tf_cnn_benchmarks_2017), which our curves follow"),
+    ("Akiba", "125 images/s per P100 over the whole job, evaluation and input included; no overlap assumed; network recalled"),
+    ("Cho", "156 images/s per P100 over the whole job; batch and network recalled"),
+    ("You", "47 images/s per KNL; our CPU curves were never measured on one, and assume that matrix units are fed from MCDRAM"),
+    ("Jia", "AlexNet: 495 images/s per P40 of the 1,024, which reading and decoding images may bound; network recalled"),
+    ("Mikami", "237 images/s per V100 over the whole job, two thirds of the rate of one; the batch grew during training, one size is assumed"),
+    ("Iandola", "batch of the one-device baseline not stated; gradients went through host memory by MPI at an unknown rate, Gemini's is assumed"),
+    ("Lee", "batch of the 8,192-core runs not in our source, one sample per node assumed; one core taken as 1/18 of a node (AVX clocks)"),
+    ("Horovod", "which Pascal GPU, and whether RoCE was used by GPUDirect, is not stated"),
+    ("Keuper", "iteration times are rounded to one digit"),
     ("Wen", "their performance model is not published in full: whether it overlaps, and how servers are placed, is assumed"),
     ("fast.ai", "sizes and epochs of its three phases recalled; input, evaluation and the start of each phase are not in a step"),
 )

@@ -30,6 +30,8 @@ from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part,
 
 #: share of computation that a device loses while it sends and receives beside it
 CONTENTION = 0.1
+#: of what is sent while passes go on, the share of the layer that nothing is left to hide
+LAST_SHARE = 0.05
 #: arrivals of many workers are as random as Poisson's, service is constant: Kingman's (1 + 0) / 2
 VARIABILITY = 0.5
 #: what exchanges are called in a breakdown
@@ -121,7 +123,7 @@ def synchronous(replica: Replica) -> Exchange:
     senders = replica.replicas * replica.width
     push = found.way_s(size, senders) + found.sum_s(size, senders)
     pull = found.way_s(size, senders)
-    exposed = max(push - replica.backward_s, push * 0.05) + max(pull - replica.forward_s, pull * 0.05)
+    exposed = max(push - replica.backward_s, push * LAST_SHARE) + max(pull - replica.forward_s, pull * LAST_SHARE)
     waiting, used = straggling(replica)
     return Exchange(seconds={SERVERS: exposed, WAITING: waiting}, used=used, remarks=_hosts(found))
 

@@ -284,24 +284,6 @@ API int64_t indices_decode(const uint8_t *restrict lows, const uint8_t *restrict
     return j;
 }
 
-/* the first k of a pseudo-random order of n places: a Feistel network on 2 half bits, walked until below n */
-API void shuffled(int64_t n, int64_t k, int half, uint32_t seed, int64_t *restrict out) {
-    uint32_t mask = (1u << half) - 1;
-    for (int64_t j = 0; j < k; j++) {
-        uint64_t place = (uint64_t)j;
-        do {
-            uint32_t left = (uint32_t)(place >> half), right = (uint32_t)place & mask;
-            for (uint32_t turn = 1; turn <= 4; turn++) {
-                uint32_t next = left ^ (mix(right + seed + 0x9e3779b9u * turn) & mask);
-                left = right;
-                right = next;
-            }
-            place = ((uint64_t)left << half) | right;
-        } while (place >= (uint64_t)n);
-        out[j] = (int64_t)place;
-    }
-}
-
 API void scatter_add(const int64_t *restrict index, const float *restrict values, int64_t k, float factor, float *restrict out) {
     for (int64_t j = 0; j < k; j++) out[index[j]] += factor * values[j];
 }

@@ -38,7 +38,8 @@ def backend(tensor: Tensor, fused: bool = True) -> str:
 
 @cache
 def _compiled(function: Function) -> Function:
-    return cast(Function, torch.compile(function, dynamic=True))
+    # sizes become symbols when a second one comes; settings such as bits per element stay numbers, which bit operations need
+    return cast(Function, torch.compile(function))
 
 
 def _torch(function: Function, tensor: Tensor, fused: bool) -> Function:
@@ -237,15 +238,6 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int, fused: bool = Tr
     found = _c("indices_decode", address(lows), address(highs), c_int64(sizes[1]), c_int64(k), c_int(cost.low_bits(n, k)), address(index))
     if found != k or int(index[-1]) >= n:
         raise DataError(f"indices of {k} of {n} elements arrived damaged: {found} found, the last one {int(index[found - 1])}")
-    return index
-
-
-def shuffled(n: int, k: int, seed: int, device: torch.device, fused: bool = True) -> Tensor:
-    """The first k places (int64) of a pseudo-random order of n."""
-    index = torch.empty(k, dtype=torch.int64, device=device)
-    if backend(index, fused) != "c" or n >= 1 << 60:
-        return reference.shuffled(n, k, seed, device)
-    _c("shuffled", c_int64(n), c_int64(k), c_int(reference.half_bits(n)), c_uint32(seed), address(index))
     return index
 
 

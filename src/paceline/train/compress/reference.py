@@ -33,7 +33,7 @@ def mix(h: Tensor) -> Tensor:
 
 def uniform(counter: Tensor) -> Tensor:
     """Float32 in [0, 1) with 23 bits, of an int32 counter."""
-    return (((mix(counter) >> 9) & 0x7FFFFF) | 0x3F800000).view(torch.float32) - 1.0
+    return ((mix(counter) >> 9) & 0x7FFFFF).to(torch.float32) * 2.0**-23
 
 
 def seed_tensor(seed: int, device: torch.device) -> Tensor:
@@ -212,25 +212,9 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int) -> Tensor:
     return ((ones - torch.arange(k, device=lows.device)) << low) | rest
 
 
-def half_bits(n: int) -> int:
-    """Half the bits of a place below n, rounded up."""
-    return max(1, -(-(n - 1).bit_length() // 2))
-
-
-def shuffled(n: int, k: int, seed: int, device: torch.device) -> Tensor:
-    """k different int64 places below n, the first of a pseudo-random order: a Feistel network on the next power of four, walked until
-    below n."""
-    half = half_bits(n)
-    mask = (1 << half) - 1
-
-    def permute(place: Tensor) -> Tensor:
-        left, right = place >> half, place & mask
-        for turn in range(4):
-            key = signed((seed + 0x9E3779B9 * (turn + 1)) & 0xFFFFFFFF)
-            left, right = right, left ^ (mix(right.to(torch.int32) + key).to(torch.int64) & mask)
-        return (left << half) | right
-
-    place = permute(torch.arange(k, dtype=torch.int64, device=device))
-    while bool((outside := place >= n).any()):
-        place = torch.where(outside, permute(place), place)
-    return place
+def strata(n: int, k: int, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """k different int64 places below n, ascending: one drawn from each of k ranges of nearly equal size; and the sizes of the ranges."""
+    edges = torch.arange(k + 1, dtype=torch.int64, device=seed.device) * n // k
+    sizes = edges[1:] - edges[:-1]
+    drawn = mix(counters(0, k, seed)).to(torch.int64) & 0xFFFFFFFF
+    return edges[:-1] + drawn % sizes, sizes

@@ -123,7 +123,10 @@ class DGC(_Largest):
 
 
 class RandomK(Compressor):
-    """k elements at places that all ranks draw alike: values alone are sent, and summed by an all-reduce."""
+    """k elements at places that all ranks draw alike: values alone are sent, and summed by an all-reduce.
+
+    One place is drawn from each of k ranges: as likely as any other, different by construction, and in the order of memory.
+    """
 
     scheme: spec.RandomK
     local_state: ClassVar[tuple[str, ...]] = ("residual",)
@@ -131,12 +134,13 @@ class RandomK(Compressor):
     def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
         x = flat(grad)
         n = x.numel()
-        index = kernels.shuffled(n, cost.kept(n, self.scheme.ratio), self._seed(key, shared=True), x.device, self.fused)
+        seed = reference.seed_tensor(self._seed(key, shared=True), x.device)
+        index, sizes = reference.strata(n, cost.kept(n, self.scheme.ratio), seed)
         self._pending[key] = index
         # elements that are not drawn must tell of an overflow, too: 0, or NaN if anything is not finite
         poison = 0.0 * kernels.moments(x, self.fused)[0].to(torch.float32) if self._saved is not None else 0.0
         if not self.scheme.feedback:
-            return [x[index] * (n / index.numel() / self.loss_scale) + poison]
+            return [x[index] * (sizes / self.loss_scale).to(torch.float32) + poison]
         residual = self._tensor(key, "residual", x)
         residual.add_(x, alpha=1.0 / self.loss_scale)
         values = residual[index] + poison

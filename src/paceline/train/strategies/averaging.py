@@ -21,7 +21,7 @@ from paceline.sim.program import buckets
 from paceline.spec import compression as spec
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.compress import Compressor, Round, for_model, make
-from paceline.train.hooks import Gradients, Sequencer, replace_step
+from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.strategies.base import Strategy, agree
 
 #: of float32 gradients put into one bucket, and of the first, which starts communication early
@@ -70,7 +70,6 @@ class Averaging(Strategy):
         self._in_step, self._agreed = False, False
         self._arrange(range(len(self.parameters) - 1, -1, -1))
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
-        self._plain_step = replace_step(self.optimizer, lambda _, *args, **kwargs: self._step(*args, **kwargs))
 
     def _arrange(self, order: Sequence[int]) -> None:
         """Buckets in the order given (places in `self.parameters`)."""
@@ -191,6 +190,13 @@ class Averaging(Strategy):
         for compressor in self._distinct:
             if str(compressor.scheme) in state:
                 compressor.load_state_dict(state[str(compressor.scheme)])
+
+    def reshard(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of this rank, from those of all ranks of a run of another size."""
+        return {
+            str(c.scheme): type(c).reshard([state[str(c.scheme)] for state in states], rank=self.rank, world=self.world)
+            for c in self._distinct if str(c.scheme) in states[0]
+        }
 
 
 def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -> Job:

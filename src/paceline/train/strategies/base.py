@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -17,6 +19,14 @@ from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.hooks import trained
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """An optimizer in the hands of a strategy: whose, and its own method."""
+
+    by: Strategy
+    plain: Callable[..., Any]
 
 
 class Strategy(ABC):
@@ -48,7 +58,21 @@ class Strategy(ABC):
         self._buffers_ticket: Ticket | None = None
         model.register_forward_pre_hook(self._before_forward)
         model.register_state_dict_pre_hook(self._before_state_dict)
+        self._hold_step()
         self._begin()
+
+    def _hold_step(self) -> None:
+        """`optimizer.step()` comes to this strategy from now on; the object stays, so that schedulers and scalers keep working."""
+        held = getattr(self.optimizer, "_paceline", None)
+        if held is None:
+            held = self.optimizer._paceline = _Held(self, self.optimizer.step)  # type: ignore[attr-defined]
+            self.optimizer.step = MethodType(_step, self.optimizer)  # type: ignore[method-assign]
+        held.by = self
+        self._plain_step: Callable[..., Any] = held.plain
+
+    @abstractmethod
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        """What `optimizer.step` does now."""
 
     @abstractmethod
     def _begin(self) -> None:
@@ -98,6 +122,10 @@ class Strategy(ABC):
         self._before_forward()
 
 
+def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer._paceline.by._step(*args, **kwargs)
+
+
 def average(tensors: list[Tensor], world: int) -> Job:
     """A job: each tensor becomes its mean over ranks; one message per dtype."""
     for dtype in sorted({t.dtype for t in tensors}, key=str):
@@ -107,12 +135,6 @@ def average(tensors: list[Tensor], world: int) -> Job:
         joined /= world
         for tensor, mean in zip(members, joined.split([t.numel() for t in members]), strict=True):
             tensor.detach().copy_(mean.view(tensor.shape))
-
-
-def nothing() -> Job:
-    """A job without a collective."""
-    return
-    yield
 
 
 def share_from_first(model: nn.Module) -> None:

@@ -17,7 +17,8 @@ the all-reduce is that of Jayarajan et al., Priority-based Parameter Propagation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -26,8 +27,9 @@ from torch import nn
 
 from paceline.errors import SpecError
 from paceline.train.comm import Collective, Job, Ticket
-from paceline.train.hooks import Gradients, Sequencer, Uses, replace_step
+from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, groups_of
+from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import MODES, FactorPart, Shape
 from paceline.train.strategies.parts import Part, PiecePart
@@ -49,19 +51,20 @@ class Deferred(Strategy):
         self.parts: list[Part] = []
         self._pending: dict[int, list[Ticket]] = {}
         self._scale: float | None = None
+        #: gradients are multiplied by this before the update: the reverse of a loss scale
+        self.unscale: float | None = None
 
     # -- the first step --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._seen: list[nn.Parameter] = []
+        self._seen: list[tuple[nn.Parameter, float]] = []
         self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
         self._uses.watch()
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
-        self._plain_step = replace_step(self.optimizer, lambda _, closure=None: self._step(closure))
 
     def _ready(self, parameter: nn.Parameter) -> None:
         if not self.parts:
-            self._seen.append(parameter)
+            self._seen.append((parameter, time.perf_counter()))
             return
         flat, slot = self._slots[id(parameter)]
         assert parameter.grad is not None
@@ -121,7 +124,7 @@ class Deferred(Strategy):
         index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         known = {id(p) for p in self._uses.order}
         unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
-        used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [index[id(p)] for p in self._seen]))
+        used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen]))
         parts, rest = self._special([self.parameters[i] for i in used])
         self._flats = flatten(rest, groups_of(self.optimizer), self.world)
         for flat in self._flats:
@@ -138,22 +141,24 @@ class Deferred(Strategy):
         for _, parameter in self.parameters:
             self.optimizer.state.pop(parameter, None)
             parameter.grad = None
-        turn = {id(self.parameters[i][1]): at for at, i in enumerate(ready)}
+        at = {id(self.parameters[i][1]): seconds for i, seconds in ready}
+        last = max(at.values())
         # a part is ready with the last of its gradients
-        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: max(turn.get(id(p), len(turn)) for p in part.parameters))))
+        when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
+        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
         self._restart()
 
     def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
         """Parts of parameters that do not travel as pieces, and the parameters that do."""
         return [], parameters
 
-    def _order(self, ready: Sequence[Part]) -> Sequence[Part]:
-        """The order in which gradients travel, given the order in which they become ready."""
+    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
+        """The order in which gradients travel, given the order in which they become ready, and when (seconds, by the id of the part)."""
         return ready
 
     # -- every step ------------------------------------------------------------------------------------
 
-    def _step(self, closure: Any) -> Any:
+    def _step(self, closure: Any = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -165,8 +170,11 @@ class Deferred(Strategy):
             return loss
         self.synchronize()
         now = settings(self.optimizer)
+        self._scale = self.unscale
         ready = [part for part in self.parts if part.reduced is not None]
         norm = self._norm(ready)
+        if isinstance(self.optimizer, Layerwise):
+            norm = [self._layer_norms(ready, now, norm)]
         for part in ready:
             assert part.reduced is not None
             ticket = self.engine.submit(part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm])
@@ -188,9 +196,28 @@ class Deferred(Strategy):
             square = torch.stack([part.square() for part in parts]).sum().view(1)
             if self.world > 1:
                 yield Collective("sum", [square])
-            self._scale = min(1.0, limit / (float(square.sqrt()) + 1e-6))
+            before = 1.0 if self.unscale is None else self.unscale
+            self._scale = before * min(1.0, limit / (before * float(square.sqrt()) + 1e-6))
 
         return [self.engine.submit("norm of all gradients", job(), after=[part.reduced for part in parts if part.reduced is not None])]
+
+    def _layer_norms(self, parts: list[Part], now: list[dict[str, Any]], after: list[Ticket]) -> Ticket:
+        """For layer-wise optimizers, a job that finds both norms of every parameter; updates wait for it."""
+
+        def job() -> Job:
+            squares = [part.measure(now, self._scale) for part in parts]
+            place = {id(p): i for i, (_, p) in enumerate(self.parameters)}
+            total = squares[0].new_zeros(len(place), 2)
+            for part, found in zip(parts, squares, strict=True):
+                total.index_add_(0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found)
+            if self.shares and self.world > 1:
+                yield Collective("sum", [total])
+            for part in parts:
+                if isinstance(part, PiecePart):
+                    part.norms = total[[place[id(p)] for p in part.parameters]].sqrt()
+
+        reduced = [part.reduced for part in parts if part.reduced is not None]
+        return self.engine.submit("norms of layers", job(), after=[*reduced, *after])
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -285,7 +312,7 @@ class Overlap(Deferred):
 
     def _choose(self, layers: list[nn.Linear]) -> dict[str, tuple[str, int]]:
         """By name, what a layer exchanges (where not its gradient) and its rows per step."""
-        if self.world == 1 or self.fc == "gradient":
+        if self.world == 1 or self.fc == "gradient" or isinstance(self.optimizer, Layerwise):
             return {}
         machine = probe(self.engine, self.parameters[0][1].device) if self.fc == "auto" else None
         found = {}
@@ -303,8 +330,28 @@ class Overlap(Deferred):
 
 
 class Priority(Deferred):
-    """All-reduce in pieces; bottom layers, which the next forward pass needs first, overtake where they can."""
+    """All-reduce in pieces; bottom layers, which the next forward pass needs first, overtake where they can.
+
+    Which can is found once, by playing the first backward pass on the link found here: whenever the link is free, of the pieces that are ready
+    the one needed first goes. The order found holds for all ranks and steps.
+    """
 
     name = "priority"
     paper = "Jayarajan et al., SysML 2019; Peng et al., SOSP 2019"
     shares = False
+
+    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
+        if self.world == 1:
+            return ready
+        machine = probe(self.engine, self.parameters[0][1].device)
+        need = {id(part): i for i, part in enumerate(self.parts)}
+        waiting, order = list(ready), list[Part]()
+        now = 0.0
+        while waiting:
+            now = max(now, when[id(waiting[0])])
+            part = min((p for p in waiting if when[id(p)] <= now), key=lambda p: need[id(p)])
+            waiting.remove(part)
+            order.append(part)
+            size = part.piece.bytes if isinstance(part, PiecePart) else 0
+            now += machine.latency_s + 2 * (self.world - 1) / self.world * size / machine.link_Bps
+        return order

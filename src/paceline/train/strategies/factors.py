@@ -67,7 +67,7 @@ class FactorPart(Part):
         self, name: str, layer: nn.Linear, mode: str, rows: int, optimizer: Optimizer, groups: Mapping[int, int], rank: int, world: int,
         ready: Callable[[FactorPart], None], paused: Callable[[], bool],
     ) -> None:
-        held = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        held = [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
         super().__init__(name, held, rank, world)
         self.waiting = 1
         self.layer, self.mode, self.rows = layer, mode, rows
@@ -93,7 +93,7 @@ class FactorPart(Part):
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
-        out: Tensor = _Linear.apply(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self)
+        out: Tensor = _Linear.apply(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self)  # type: ignore[no-untyped-call]
         return out
 
     def keep(self, x: Tensor, errors: Tensor) -> None:

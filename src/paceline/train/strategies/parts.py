@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.layout import Piece
+from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.updates import clone, spread_state, take_state, update
 
 Settings = Sequence[Mapping[str, Any]]
@@ -43,6 +44,10 @@ class Part(ABC):
     def square(self) -> Tensor:
         """Of the reduced gradient, such that the sum over ranks is the square of its norm."""
 
+    def measure(self, now: Settings, scale: float | None) -> Tensor:
+        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the update that follows is prepared."""
+        raise NotImplementedError
+
     @abstractmethod
     def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
         """Takes its share of the state of whole parameters."""
@@ -63,6 +68,33 @@ class PiecePart(Part):
         self.arrived = torch.empty_like(piece.grad) if self.shares else None
         self.gradient = torch.empty_like(self.values) if self.shares else piece.grad
         self.twin = clone(optimizer, piece.flat.group, self.values)
+        #: of layer-wise optimizers, both norms of each parameter, once they are known
+        self.norms: Tensor | None = None
+
+    def _stretches(self) -> list[slice]:
+        """Of each parameter, the elements of it that this rank updates."""
+        start, stop = self.own.start, self.own.stop
+        return [slice(max(slot.start, start) - start, max(0, min(slot.stop, stop) - start)) for slot in self.piece.slots]
+
+    def measure(self, now: Settings, scale: float | None) -> Tensor:
+        assert isinstance(self.twin, Layerwise)
+        if scale is not None:
+            self.gradient.mul_(scale)
+        group = self.twin.param_groups[0]
+        group.update(now[self.piece.flat.group])
+        both = self.twin.measure(self.values, self.gradient, group, self.twin.state[self.values])
+        return torch.stack([torch.stack([t[part].square().sum() if part.stop > part.start else t.new_zeros(()) for t in both])
+                            for part in self._stretches()])
+
+    def _finish(self) -> None:
+        assert isinstance(self.twin, Layerwise) and self.norms is not None
+        group = self.twin.param_groups[0]
+        ratios = self.twin.ratio(self.norms[:, 0], self.norms[:, 1], group)
+        spread = torch.ones_like(self.values)
+        for slot, part, ratio in zip(self.piece.slots, self._stretches(), ratios, strict=True):
+            if slot.parameter.dim() > 1 and part.stop > part.start:
+                spread[part] = ratio
+        self.twin.finish(self.values, self.gradient, group, self.twin.state[self.values], spread)
 
     def reduce(self) -> Job:
         if self.world == 1:
@@ -79,7 +111,10 @@ class PiecePart(Part):
         total.div_(self.world)
 
     def update(self, now: Settings, scale: float | None) -> Job:
-        update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
+        if self.norms is not None:
+            self._finish()
+        else:
+            update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
         if self.shares:
             yield Collective("gather", [self.values], [self.piece.data])
 
@@ -91,7 +126,7 @@ class PiecePart(Part):
         take_state(self.twin, full, self.piece.slots, self.own.start, self.own.stop)
 
     def spread(self, engine: Engine, full: State) -> None:
-        entries = next(iter(self.twin.state.values()), {})
+        entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
         count = self.own.stop - self.own.start
         split = {name: value for name, value in entries.items() if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count}
         if self.shares and split:

@@ -1,0 +1,67 @@
+"""`paceline bench`: measurements on an emulated cluster, predictions beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from paceline.cli.options import Json, show, whole
+
+app = App(name="bench", help="Measure on an emulated cluster: hosts are network namespaces with shaped links (needs root on Linux).")
+
+Hosts = Annotated[str, Parameter(help="hosts, one or several numbers separated by commas")]
+Link = Annotated[str, Parameter(help="rate of each host's link, one or several: 100Mbit/s, 1Gbit/s, unshaped")]
+
+
+def _links(text: str) -> list[float | None]:
+    from paceline.units import parse
+
+    return [None if word.strip() == "unshaped" else parse(word.strip(), "bandwidth") for word in text.split(",")]
+
+
+def _counts(text: str) -> list[int]:
+    from paceline.errors import SpecError
+
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise SpecError(f"hosts are whole numbers separated by commas; got {text!r}") from None
+
+
+@app.command
+def strategies(
+    *, hosts: Hosts = "2", link: Link = "100Mbit/s",
+    model: Annotated[str, Parameter(help="cnn, vgg-like or mlp, each 20 to 30 MB of gradients")] = "cnn",
+    strategy: Annotated[str, Parameter(help="which, separated by commas; `none` does not communicate")] = "",
+    steps: Annotated[int, Parameter(converter=whole, help="timed steps of each round")] = 5,
+    rounds: Annotated[int, Parameter(converter=whole, help="rounds over all strategies; the median counts")] = 3,
+    batch: Annotated[int | None, Parameter(converter=whole, help="samples per step of one rank")] = None,
+    cpus: Annotated[float | None, Parameter(help="cores that each host may use")] = None, json_: Json = False,
+) -> None:
+    """Time training steps under each strategy, predicted and measured side by side, with the bytes on the wire."""
+    from paceline.bench.strategies import STRATEGIES, compare
+
+    found = compare(model=model, strategies=strategy.split(",") if strategy else STRATEGIES, hosts=_counts(hosts), links_Bps=_links(link),
+                    steps=steps, rounds=rounds, batch=batch, cpus=cpus)
+    if json_:
+        print(json.dumps(found.to_dict()))
+    else:
+        show(found)
+
+
+@app.command
+def collectives(
+    *, hosts: Hosts = "2", link: Link = "100Mbit/s", largest: Annotated[str, Parameter(help="size of the largest message")] = "4 MB",
+    json_: Json = False,
+) -> None:
+    """Time collectives on gloo, in the columns of nccl-tests, with the predicted time beside."""
+    from paceline.bench.emulated_collectives import measure
+    from paceline.units import parse
+
+    found = measure(hosts=_counts(hosts), links_Bps=_links(link), largest_bytes=int(parse(largest, "bytes")))
+    if json_:
+        print(json.dumps(found.to_dict()))
+    else:
+        show(found)

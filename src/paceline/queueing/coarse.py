@@ -1,0 +1,92 @@
+"""The coarse model: a job as a closed queueing network, or as rounds with a barrier; microseconds per answer, for schedulers.
+
+Asynchronous: compute is a delay, servers' uplinks, locks and downlinks are stations with as many servers as the job has (`mva`). Their
+demands are bytes over bandwidth; the delay is what a lone worker's step takes beyond them. How much workers wait below saturation depends on
+how regular they are: where a run of two was profiled the variability is the one that explains it.
+
+Synchronous: a round lasts as a lone worker's step, longer by the barrier (slowest of n computes) and by what each further worker adds to
+the transfers: R(n) = R(1) + barrier(n) + overlap (n - 1) (up + down) / servers. Uploads of early workers run while late ones still
+receive, so `overlap` is below one; from a profiled run of two, drawn towards what is usual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.queueing.mva import Curve, Station, Vector, solve
+from paceline.queueing.order import kth_of
+from paceline.queueing.profile import JobProfile
+
+#: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared downloads leave
+_OVERLAP = 0.8
+#: how far a run of two, which is noisy, moves the overlap away from that
+_TRUST = 0.4
+_VARIABILITY = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coarse:
+    """Steps per second of all workers for 1..n, and what limits them in the end."""
+
+    throughput: Vector
+    #: workers beyond which more of them bring little
+    saturation: float
+    bottleneck: str
+
+
+def coarse(job: JobProfile, workers: int) -> Coarse:
+    """The curve for 1..`workers`."""
+    return _rounds(job, workers) if job.mode in ("sync", "backup") else _network(job, workers)
+
+
+def stations(job: JobProfile) -> list[Station]:
+    """The closed network of an asynchronous job."""
+    up, down = job.link.seconds(job.up_bytes), job.link.seconds(job.down_bytes)
+    update = float(job.samples("update_s").mean())
+    busy = [Station(name="uplink", demand_s=up, servers=job.servers), Station(name="server", demand_s=update, servers=1),
+            Station(name="downlink", demand_s=down, servers=job.servers)]
+    think = max(_alone(job) - sum(station.demand_s for station in busy), 0.0)
+    return [Station(name="compute", demand_s=think, servers=0), *busy]
+
+
+def _alone(job: JobProfile) -> float:
+    """Seconds of a step of one worker that shares with nobody."""
+    return float(job.samples("compute_s").mean() + (job.samples("round_s") - job.samples("waited_s")).mean())
+
+
+def _network(job: JobProfile, workers: int) -> Coarse:
+    network = stations(job)
+    lively, clockwork = solve(network, workers), solve(network, workers, variability=0.0)
+    two, variability = job.measured(2), _VARIABILITY
+    if two and workers >= 2 and lively.throughput[1] < clockwork.throughput[1] * 0.999:
+        # waiting is linear in the variability, so this is where the profiled run lies between the two
+        long, short = (1 / float(curve.throughput[1]) for curve in (lively, clockwork))
+        seen = float(np.clip((1 / two - short) / (long - short), 0.0, 1.0))
+        variability = 0.5 * (seen + _VARIABILITY)
+    curve: Curve = solve(network, workers, variability=variability)
+    return Coarse(throughput=curve.throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
+
+
+def _rounds(job: JobProfile, workers: int) -> Coarse:
+    compute = job.samples("compute_s")
+    update = float(job.samples("update_s").mean())
+    each = (job.link.seconds(job.up_bytes) + job.link.seconds(job.down_bytes)) / job.servers
+    spare = job.backups if job.mode == "backup" else 0
+    alone = _alone(job)
+    overlap, two = _OVERLAP, job.measured(2)
+    if two and each > 0:
+        seen = (2 / two - alone - (kth_of([compute] * 2, 2) - float(compute.mean()))) / each
+        overlap += _TRUST * (float(np.clip(seen, 0.3, 1.3)) - _OVERLAP)
+    rounds, useful = np.empty(workers), np.empty(workers)
+    for n in range(1, workers + 1):
+        needed = max(1, n - spare)
+        barrier = kth_of([compute] * n, needed) - float(compute.mean())
+        rounds[n - 1] = alone + barrier + overlap * (n - 1) * each
+        useful[n - 1] = needed
+    limits = {"compute": float(compute.mean()), "network": overlap * each, "server": update / max(1, workers)}
+    # half of what ever more workers could bring
+    saturation = alone / (overlap * each) if each else float("inf")
+    return Coarse(throughput=useful / rounds, saturation=saturation, bottleneck=max(("network", "compute"), key=lambda name: limits[name] * (
+        workers if name == "network" else 1)))

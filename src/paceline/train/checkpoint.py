@@ -1,0 +1,201 @@
+"""Checkpoints that are whole or not there: written beside, checksummed, renamed; the last ones kept; of use to any number of ranks.
+
+    checkpoints = Checkpoints(folder)
+    start = checkpoints.load(model, optimizer)              # 0 where there is none
+    for step in range(start, steps):
+        ...
+        if (step + 1) % 100 == 0:
+            checkpoints.save(step + 1, model, optimizer)    # returns when tensors are copied; a thread writes them
+
+The model and the optimizer's state are stored as one process would have them. What a strategy keeps per rank (what compressors hold back,
+random numbers) is stored per rank, and shared out anew where the number of ranks has changed. The folder must be one that all ranks see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import RunError, SpecError
+from paceline.train.strategies.averaging import Averaging
+from paceline.train.strategies.base import Strategy, agree
+
+_MANIFEST, _PARTIAL = "manifest.json", ".partial"
+#: seconds after which a rank that has not written its part is given up
+_PATIENCE_S = 120.0
+
+
+class Checkpoints:
+    """The checkpoints of one run, `keep` of them, in a folder."""
+
+    def __init__(self, folder: Path | str, *, keep: int = 2, asynchronous: bool = True) -> None:
+        if keep < 1:
+            raise SpecError(f"at least one checkpoint must be kept, got {keep}")
+        self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self._thread: threading.Thread | None = None
+        #: what went wrong with the last one (a full disk, a rank that is gone); training goes on, the ones before stay
+        self.problem: str | None = None
+
+    # -- saving ----------------------------------------------------------------------------------------
+
+    def save(self, step: int, model: nn.Module, optimizer: Optimizer, extra: dict[str, Any] | None = None) -> None:
+        """Saves the state after `step`; all ranks call it. Waits for the one before, if that is still being written."""
+        self.wait()
+        strategy = _strategy(optimizer)
+        whole = {"step": step, "model": _plain(model).state_dict(), "extra": extra or {}, "world": self.world,
+                 "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict()}
+        own = {"strategy": strategy.state_dict() if strategy else {}, "random": torch.get_rng_state()}
+        copies = {f"rank{self.rank}.pt": _copy(own), **({"model.pt": _copy(whole)} if self.rank == 0 else {})}
+        self._thread = threading.Thread(target=self._write, args=(step, copies), name="paceline-checkpoint", daemon=False)
+        self._thread.start()
+        if not self.asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, step: int, files: dict[str, Any]) -> None:
+        partial = self.folder / f"step-{step:09d}{_PARTIAL}"
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                temporary = partial / f"{name}.writing"
+                torch.save(content, temporary)
+                _flush(temporary)
+                (partial / f"{name}.sha256").write_text(_digest(temporary))
+                temporary.replace(partial / name)
+            if self.rank == 0:
+                self._complete(step, partial)
+            self.problem = None
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            self.problem = f"checkpoint of step {step} was not written: {str(error).splitlines()[0]}"
+            if self.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def _complete(self, step: int, partial: Path) -> None:
+        """Rank 0: once every rank's file is there, lists them, and makes the checkpoint appear."""
+        names = ["model.pt", *(f"rank{r}.pt" for r in range(self.world))]
+        deadline = time.monotonic() + _PATIENCE_S
+        while not all((partial / name).exists() for name in names):
+            if time.monotonic() > deadline:
+                raise OSError(f"no file of {', '.join(n for n in names if not (partial / n).exists())} after {_PATIENCE_S:g} s")
+            time.sleep(0.01)
+        sums = {name: (partial / f"{name}.sha256").read_text() for name in names}
+        (partial / _MANIFEST).write_text(json.dumps({"step": step, "world": self.world, "sha256": sums}))
+        _flush(partial / _MANIFEST)
+        final = self.folder / partial.name.removesuffix(_PARTIAL)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.replace(final)
+        _flush(self.folder)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.folder / f"step-{old:09d}", ignore_errors=True)
+        for left in self.folder.glob(f"step-*{_PARTIAL}"):  # of runs that were killed while they wrote
+            if int(left.name[5:14]) < step:
+                shutil.rmtree(left, ignore_errors=True)
+
+    # -- loading ---------------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a checkpoint, in order; not looked into."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*") if not path.name.endswith(_PARTIAL))
+
+    def check(self, step: int) -> str | None:
+        """What is wrong with a checkpoint, if anything."""
+        place = self.folder / f"step-{step:09d}"
+        try:
+            manifest = json.loads((place / _MANIFEST).read_text())
+            for name, wanted in manifest["sha256"].items():
+                if _digest(place / name) != wanted:
+                    return f"{place / name} is not what was written (checksum differs)"
+        except (OSError, ValueError, KeyError) as error:
+            return f"{place} cannot be read: {error}"
+        return None
+
+    def load(self, model: nn.Module, optimizer: Optimizer) -> int:
+        """Takes up the last checkpoint that is whole, on all ranks; its step, or 0 where there is none."""
+        step, world = agree(self._newest())
+        if not step:
+            return 0
+        place = self.folder / f"step-{step:09d}"
+        whole = torch.load(place / "model.pt", map_location="cpu", weights_only=False)
+        _plain(model).load_state_dict(whole["model"])
+        strategy = _strategy(optimizer)
+        if strategy is None:
+            optimizer.load_state_dict(whole["optimizer"])
+            return step
+        strategy.load_optimizer_state(whole["optimizer"])
+        states = [torch.load(place / f"rank{r}.pt", map_location="cpu", weights_only=False) for r in range(world)] if world != self.world else [
+            torch.load(place / f"rank{self.rank}.pt", map_location="cpu", weights_only=False)]
+        if world == self.world:
+            strategy.load_state_dict(states[0]["strategy"])
+            torch.set_rng_state(states[0]["random"])
+        elif isinstance(strategy, Averaging):
+            strategy.load_state_dict(strategy.reshard([state["strategy"] for state in states]))
+        else:
+            strategy.load_state_dict(states[0]["strategy"])
+        return step
+
+    def _newest(self) -> tuple[int, int]:
+        problems = []
+        for step in reversed(self.steps()):
+            problem = self.check(step)
+            if problem is None:
+                return step, json.loads((self.folder / f"step-{step:09d}" / _MANIFEST).read_text())["world"]
+            problems.append(problem)
+        if problems:
+            raise RunError(f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}; remove the folder to begin anew")
+        return 0, 0
+
+
+def _strategy(optimizer: Optimizer) -> Strategy | None:
+    held = getattr(optimizer, "_paceline", None)
+    return held.by if held is not None else None
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The user's module: DDP wraps it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _copy(value: Any) -> Any:
+    """The same with tensors copied to host memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(item) for item in value)
+    return value
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that it is on the disk before anything depends on it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems do not do this for folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

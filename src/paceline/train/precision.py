@@ -1,0 +1,103 @@
+"""Mixed precision: passes in half precision, parameters in float32, and a loss scale that finds its own level.
+
+float16 needs the scale: gradients below 6e-8 would vanish. `Scaler` works as `torch.amp.GradScaler` does, and also with strategies whose
+gradients never come back to the parameters (`overlap`): there, all ranks agree on whether any part of any gradient overflowed.
+
+Micikevicius et al., Mixed Precision Training, ICLR 2018.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.errors import PlanError, SpecError
+from paceline.train.comm import Collective, Job
+from paceline.train.strategies.deferred import Deferred
+
+DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(model: nn.Module, precision: str) -> nn.Module:
+    """Runs the forward pass in that precision where torch knows it to be safe; the model, changed."""
+    if precision not in DTYPES:
+        raise PlanError(f"precision {precision!r} is not run here; allowed: {', '.join(DTYPES)}")
+    dtype = DTYPES[precision]
+    if dtype is None:
+        return model
+    inner = model.forward
+    kind = next(model.parameters()).device.type
+
+    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(kind, dtype=dtype):
+            return inner(*args, **kwargs)
+
+    model.forward = MethodType(forward, model)
+    return model
+
+
+class Scaler:
+    """Dynamic loss scaling: halved when a gradient overflows (the step is skipped, on all ranks), doubled after `growth` good steps."""
+
+    def __init__(self, scale: float = 65536.0, *, growth: int = 2000) -> None:
+        if scale <= 0 or growth < 1:
+            raise SpecError(f"the scale must be positive and growth 1 or more; got {scale:g} and {growth}")
+        self.value, self.growth = scale, growth
+        self.skipped = 0
+        self._good = 0
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call `backward` on."""
+        return loss * self.value
+
+    def get_scale(self) -> float:
+        """For strategies that keep state in true units."""
+        return self.value
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Unscales, and steps unless something overflowed; whether it did step."""
+        held = getattr(optimizer, "_paceline", None)
+        deferred = held.by if held is not None and isinstance(held.by, Deferred) and held.by.parts else None
+        finite = self._deferred(deferred) if deferred is not None else self._plain(optimizer)
+        if not finite:
+            self.value, self._good = self.value / 2, 0
+            self.skipped += 1
+            return False
+        optimizer.step()
+        self._good += 1
+        if self._good >= self.growth:
+            self.value, self._good = self.value * 2, 0
+        return True
+
+    def _plain(self, optimizer: Optimizer) -> bool:
+        """Gradients are the same on all ranks: so is the answer."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for gradient in gradients:
+            gradient.div_(self.value)
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def _deferred(self, strategy: Deferred) -> bool:
+        parts = [part for part in strategy.parts if part.reduced is not None]
+        strategy.unscale = 1 / self.value
+        bad = torch.zeros(1)
+
+        def job() -> Job:
+            squares = torch.stack([part.square() for part in parts]).sum()
+            bad[0] = 0.0 if bool(torch.isfinite(squares)) else 1.0
+            if strategy.world > 1:
+                yield Collective("max", [bad])
+
+        strategy.engine.submit("overflow", job(), after=[part.reduced for part in parts if part.reduced is not None]).wait()
+        return not bool(bad[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"value": self.value, "good": self._good, "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up where `state_dict` stopped."""
+        self.value, self._good, self.skipped = state["value"], state["good"], state["skipped"]

@@ -1,0 +1,106 @@
+"""FSDP2, HSDP and tensor parallelism by plan, through torch.distributed, for models with repeated blocks.
+
+    fsdp    parameters, gradients and optimizer state of every block shared by all data-parallel ranks
+    hsdp    the same within groups of `shard` ranks, replicated across groups
+    tp      attention and feed-forward of each block split by heads and by hidden units: the first products by columns, the last by rows
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim import Optimizer
+
+from paceline.errors import PlanError
+from paceline.spec.plan import Plan
+from paceline.train.memory import blocks_of
+
+
+def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
+    """Ranks arranged as the plan says: replicas, shards, tensor; names of axes as torch's own examples have them."""
+    world = dist.get_world_size()
+    dp = plan.dp or world // plan.tp
+    if dp * plan.tp != world:
+        raise PlanError(f"the plan's dp {dp} x tp {plan.tp} = {dp * plan.tp} is not the {world} ranks that were started")
+    sizes: dict[str, int] = {}
+    if plan.sharding == "hsdp":
+        shard = plan.shard or dp
+        if dp % shard:
+            raise PlanError(f"hsdp: shard={shard} does not divide dp={dp}")
+        sizes["replicate"], sizes["shard"] = dp // shard, shard
+    else:
+        sizes["shard"] = dp
+    if plan.tp > 1:
+        sizes["tensor"] = plan.tp
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> DeviceMesh:
+    """Splits a model and hands its new parameters to the optimizer, which must not have stepped yet."""
+    if optimizer.state:
+        raise PlanError("the optimizer has state already; parallelize before the first step")
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    mesh = mesh_of(plan, next(model.parameters()).device)
+    renamed: dict[str, list[str]] = {}
+    if plan.tp > 1:
+        renamed = _tensor(model, mesh["tensor"], plan)
+    if plan.sharding in ("fsdp", "hsdp", "zero2"):
+        axes = mesh["replicate", "shard"] if plan.sharding == "hsdp" else mesh["shard"]
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if plan.precision == "bf16" else MixedPrecisionPolicy()
+        options: dict[str, Any] = {"mesh": axes, "mp_policy": policy, "reshard_after_forward": plan.reshard and plan.sharding != "zero2"}
+        for block in blocks_of(model):
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+    new = dict(model.named_parameters())
+    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [new[now] for name in wanted for now in renamed.get(name, [name])]
+    return mesh
+
+
+def _tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:
+    """Splits attention and feed-forward of each block; names that a fused projection's parameters were replaced by."""
+    from paceline.catalog.models.layers import Attention, FeedForward, SwiGLU
+
+    renamed: dict[str, list[str]] = {}
+    found = False
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Attention):
+            found = True
+            if module.heads % plan.tp or module.kv_heads % plan.tp:
+                raise PlanError(f"tp={plan.tp} does not divide {module.heads} heads ({module.kv_heads} of keys and values) of {name}")
+            if module.fused:
+                renamed |= _unfuse(name, module)
+            parallelize_module(module, mesh, {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()})
+        elif isinstance(module, (FeedForward, SwiGLU)):
+            plan_of = {"up": ColwiseParallel(), "down": RowwiseParallel(), **({"gate": ColwiseParallel()} if isinstance(module, SwiGLU) else {})}
+            parallelize_module(module, mesh, plan_of)
+    if not found:
+        raise PlanError(f"tp={plan.tp}: {type(model).__name__} has no attention of the catalog's kind to split; use tp=1")
+    return renamed
+
+
+def _unfuse(name: str, module: Any) -> dict[str, list[str]]:
+    """One projection to queries, keys and values becomes three: its rows are theirs one after another, not head by head."""
+    fused: nn.Linear = module.qkv
+    parts = "qkv"
+    renamed: dict[str, list[str]] = {}
+    weights = fused.weight.detach().split(module.split)
+    biases = fused.bias.detach().split(module.split) if fused.bias is not None else (None,) * 3
+    for part, weight, bias in zip(parts, weights, biases, strict=True):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device, dtype=weight.dtype)
+        linear.weight.data.copy_(weight)
+        if bias is not None:
+            linear.bias.data.copy_(bias)
+        setattr(module, part, linear)
+    for kind in ("weight", "bias") if fused.bias is not None else ("weight",):
+        renamed[f"{name}.qkv.{kind}"] = [f"{name}.{part}.{kind}" for part in parts]
+    del module.qkv
+    module.fused = False
+    return renamed

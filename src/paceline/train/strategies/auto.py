@@ -1,0 +1,191 @@
+"""`auto`: watches a few steps, probes the link and the encoders, and takes what the model of each strategy says is fastest here.
+
+It says no where nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs. What may be lost is
+the user's to say (`loss`): "none" keeps synchronous SGD exact, "rounding" allows half precision on the wire, "some" allows every scheme of
+`schemes`, layer by layer: each goes as float32 or compressed, whichever ends the step sooner.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.cost.compression import assign
+from paceline.errors import SpecError
+from paceline.spec.compression import Float32, Scheme, parse
+from paceline.train.compress import lockstep, make
+from paceline.train.profile import Layer, Profile, Profiler
+from paceline.train.strategies.averaging import Averaging
+from paceline.train.strategies.base import Strategy, agree
+from paceline.train.strategies.deferred import Overlap, Priority
+from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s
+from paceline.train.strategies.probe import probe
+
+LOSSES: Mapping[str, tuple[str, ...]] = {"none": (), "rounding": ("bf16", "fp16"), "some": ("bf16", "fp16", "terngrad", "dgc")}
+#: a strategy must be faster by this share to replace plain all-reduce
+MARGIN = 0.03
+FLOAT32 = Float32()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen, why, and what was expected of everything else; seconds per step."""
+
+    strategy: str
+    expected_s: Mapping[str, float]
+    #: scheme of each parameter where compression was chosen
+    by_name: Mapping[str, Scheme]
+    reason: str
+    setting: Setting
+    profile: Profile
+
+
+class Auto(Strategy):
+    """Plain averaging for `watch` steps, then what is fastest."""
+
+    name = "auto"
+    paper = "choice per layer as in Wang et al., Espresso, 2022; model in `estimate`"
+
+    def __init__(self, *, loss: str = "some", schemes: tuple[str, ...] | None = None, watch: int = 4, cores: int | None = None) -> None:
+        super().__init__()
+        if loss not in LOSSES:
+            raise SpecError(f"loss must be {', '.join(LOSSES)}; got {loss!r}")
+        if watch < 2:
+            raise SpecError(f"auto watches at least 2 steps, got {watch}")
+        self.schemes = tuple(LOSSES[loss] if schemes is None else schemes)
+        self.watch, self.cores = watch, cores
+        self.choice: Choice | None = None
+        self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))  # after the passes: they are timed
+
+    def _begin(self) -> None:
+        self.inner.attach(self.model, self.optimizer, self.engine)
+        self._hold_step()
+        self._profiler = Profiler(self.model)
+        self._left = self.watch
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = self.inner._step(*args, **kwargs)
+        if self.choice is None:
+            self._profiler.stepped(time.perf_counter() - start)
+            self._left -= 1
+            if not self._left:
+                self._profiler.remove()
+                self._switch()
+        return result
+
+    def _switch(self) -> None:
+        with torch.no_grad():
+            self.choice = self._choose()
+        if self.choice.strategy in ("overlap", "priority"):
+            new: Strategy = Overlap() if self.choice.strategy == "overlap" else Priority()
+        else:
+            new = Averaging(by_name=self.choice.by_name)
+        self.inner.detach()
+        self.inner = new
+        new.attach(self.model, self.optimizer, self.engine)
+        self._hold_step()
+
+    def _choose(self) -> Choice:
+        """Rank 0 decides from its own profile; all take part in the probe."""
+        device = self.parameters[0][1].device
+        machine = probe(self.engine, device)
+        profile = self._profiler.profile()
+        cores = self.cores or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        setting = Setting(machine=machine, world=self.world, cores=2 if device.type == "cuda" else cores,
+                          rates=rates(self.schemes, max(p.numel() for _, p in self.parameters), self.world, device))
+        return agree(choose(profile, setting, self.schemes))
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
+
+    def no_sync(self) -> Any:
+        return self.inner.no_sync()
+
+    def detach(self) -> None:
+        self.inner.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return self.inner.optimizer_state()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.inner.load_optimizer_state(state)
+
+
+def rates(schemes: tuple[str, ...], elements: int, world: int, device: torch.device) -> Rates:
+    """Times encoders and decoders on a tensor like the largest gradient; seconds per element."""
+    count = min(elements, 1 << 20)
+    gradient = torch.randn(count, device=device)
+    encode, decode = {}, {}
+    for name in schemes:
+        compressors = [make(name, rank=r, world=world) for r in range(world)]
+        lockstep(compressors[:1] if world == 1 else compressors, "probe", [gradient] * world)  # compile, allocate
+        start = time.perf_counter()
+        lockstep(compressors, "probe", [gradient] * world)
+        # all ranks' work was done here: one rank does the world's share of it
+        total = (time.perf_counter() - start) / world / count
+        encode[parse(name).name], decode[parse(name).name] = total / 2, total / 2
+    start = time.perf_counter()
+    gradient.clone()
+    return Rates(encode_s=encode, decode_s=decode, copy_s=max(1e-11, (time.perf_counter() - start) / count))
+
+
+def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choice:
+    """The fastest strategy by the model, plain all-reduce unless the gain is worth it."""
+    plain = averaging_s(profile, setting, lambda _: FLOAT32)
+    expected = {"allreduce": plain, "overlap": overlap_s(profile, setting), "priority": overlap_s(profile, setting, shares=False)}
+    mixes: dict[str, dict[str, Scheme]] = {}
+    for text in schemes:
+        allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
+        mixes[text] = mix(profile, setting, allowed)
+        expected[text] = averaging_s(profile, setting, lambda layer, m=mixes[text]: m[layer.name])  # type: ignore[misc]
+    best = min(expected, key=lambda name: expected[name])
+    if expected[best] > plain * (1 - MARGIN):
+        reason = f"nothing is faster than all-reduce by more than {MARGIN:.0%}: communication hides, or costs less than what would save it"
+        best = "allreduce"
+    else:
+        reason = f"{best} is expected to take {expected[best] / plain:.0%} of the time of all-reduce"
+    return Choice(strategy=best, expected_s=expected, by_name=mixes.get(best) or {layer.name: FLOAT32 for layer in profile.layers},
+                  reason=reason, setting=setting, profile=profile)
+
+
+def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
+    """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that ends the step sooner."""
+    chosen = dict(allowed)
+
+    def seconds() -> float:
+        return averaging_s(profile, setting, lambda layer: chosen[layer.name])
+
+    best = seconds()
+    for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):  # the first ready have the most slack
+        if isinstance(chosen[layer.name], Float32):
+            continue
+        kept, chosen[layer.name] = chosen[layer.name], FLOAT32
+        if (now := seconds()) < best:
+            best = now
+        else:
+            chosen[layer.name] = kept
+    return chosen
+
+
+def explain(choice: Choice) -> dict[str, Any]:
+    """Plain data for records."""
+    compressed = sum(not isinstance(s, Float32) for s in choice.by_name.values())
+    return {"strategy": choice.strategy, "reason": choice.reason, "expected_s": dict(choice.expected_s), "compressed_parameters": compressed,
+            "link_Bps": choice.setting.machine.link_Bps, "latency_s": choice.setting.machine.latency_s, "world": choice.setting.world,
+            "rank": dist.get_rank()}
+
+
+__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "rates"]

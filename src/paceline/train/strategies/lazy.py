@@ -1,0 +1,112 @@
+"""Lazy update of the bottom layers: their gradients add up for a few steps and then travel as one message.
+
+The bottom layers' gradients are ready last, so that no computation is left to hide them under; that is where an all-reduce shows. Layers
+above are treated as `priority` does. The interval adapts to what adding up does to the gradient: with A what has been added up (its mean
+over ranks) and G the latest, it grows by one where G points the way of A and is not small against it, and shrinks where neither holds:
+
+    direction    |G - A|^2 + |G|^2 <= |A|^2
+    magnitude    count |G|^2 <= |A|^2
+
+Bytes per step: those of the upper layers, and of the lower 1 / interval. Synchronous SGD with a larger batch for some layers: not exact.
+
+Lee et al., lazy parameter update, Journal of Parallel and Distributed Computing 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import SpecError
+from paceline.train.comm import Collective, Job
+from paceline.train.layout import Flat, Slot
+from paceline.train.strategies.deferred import Deferred
+from paceline.train.strategies.parts import Part, PiecePart
+
+
+class Lazy(Deferred):
+    """`share`: of the gradient bytes, counted from the bottom, that are lazy; `most`: the longest interval; `adapt=False` keeps `interval`."""
+
+    name = "lazy"
+    paper = "Lee et al., JPDC 2022"
+    exact = False
+    shares = False
+
+    def __init__(self, *, share: float = 0.3, interval: int = 2, most: int = 8, adapt: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        if not 0 <= share <= 1 or not 1 <= interval <= most:
+            raise SpecError(f"share is from 0 to 1 and 1 <= interval <= most; got share={share:g}, interval={interval}, most={most}")
+        self.share, self.interval, self.most, self.adapt = share, interval, most, adapt
+        self._lazy: list[Part] = []
+        self._count_added = 0
+
+    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
+        total = sum(part.piece.bytes for part in self.parts if isinstance(part, PiecePart))
+        held = 0.0
+        for part in self.parts:  # as the forward pass needs them
+            assert isinstance(part, PiecePart)
+            held += part.piece.bytes
+            if held > self.share * total:
+                break
+            self._lazy.append(part)
+        lazy = set(map(id, self._lazy))
+        slots = {id(p) for part in self._lazy for p in part.parameters}
+        # a parameter cut in two must not be lazy in part
+        self._lazy = [part for part in self._lazy if all(id(other) in lazy for p in part.parameters for other in self._by_parameter[id(p)])]
+        self._lazy_parameters = slots & {id(p) for part in self._lazy for p in part.parameters}
+        self._latest = [torch.zeros_like(part.piece.grad) for part in self._lazy if isinstance(part, PiecePart)]
+        return ready
+
+    def _put(self, flat: Flat, slot: Slot) -> None:
+        if id(slot.parameter) in self._lazy_parameters and self._count_added:
+            assert slot.parameter.grad is not None
+            flat.gradient(slot).add_(slot.parameter.grad)
+            slot.parameter.grad = None
+        else:
+            super()._put(flat, slot)
+
+    def _send(self, part: Part) -> None:
+        if self._count_added + 1 >= self.interval or all(part is not lazy for lazy in self._lazy):
+            super()._send(part)
+
+    def _done(self) -> None:
+        if self.parts and self._lazy and self._count_added + 1 >= self.interval and self.adapt:
+            before = [part.piece.grad.clone() for part in self._lazy[-1:] if isinstance(part, PiecePart)]
+            super()._done()
+            self._adapt(before[0])
+        else:
+            super()._done()
+        if self.parts:
+            self._count_added = 0 if self._count_added + 1 >= self.interval else self._count_added + 1
+            if self._count_added and self._latest:
+                part = self._lazy[-1]
+                assert isinstance(part, PiecePart)
+                self._latest[-1].copy_(part.piece.grad)
+
+    def _adapt(self, local: torch.Tensor) -> None:
+        """Judges the last lazy piece, whose sum is on its way: `local` is what this rank added up."""
+        part, count = self._lazy[-1], self._count_added + 1
+        assert isinstance(part, PiecePart) and part.reduced is not None
+        latest = local - self._latest[-1] if count > 1 else local
+        part.reduced.wait()
+        mean = part.gradient
+        numbers = torch.stack([(latest - mean).square().sum(), latest.square().sum(), mean.square().sum()])
+
+        def job() -> Job:
+            yield Collective("sum", [numbers])
+
+        self.engine.submit("interval", job()).wait()
+        apart, new, added = (float(n) for n in numbers)
+        direction, magnitude = apart + new <= added, count * new <= added
+        if direction and magnitude:
+            self.interval = min(self.most, self.interval + 1)
+        elif not direction and not magnitude:
+            self.interval = max(1, self.interval - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"interval": self.interval}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.interval = state["interval"]

@@ -1,0 +1,138 @@
+"""Replicas that drift apart and are averaged now and then.
+
+    local       every `period` steps parameters are averaged                         (Stich, Local SGD Converges Fast, ICLR 2019)
+    post-local  every step at first, then as local                                   (Lin et al., Don't Use Large Mini-Batches, ICLR 2020)
+    diloco      every `period` steps the mean drift is the gradient of an outer SGD
+                with Nesterov momentum                                               (Douillard et al., DiLoCo, 2023)
+
+Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every `period` steps the average.
+Optimizer state stays local. `drop_momentum` clears it after averaging.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SpecError
+from paceline.train.comm import Collective, Job
+from paceline.train.hooks import Gradients
+from paceline.train.strategies.base import Strategy, average
+
+
+class LocalSGD(Strategy):
+    """Averages parameters every `period` steps; before step `after`, every step."""
+
+    name = "local"
+    paper = "Stich, ICLR 2019"
+    exact = False
+
+    def __init__(self, *, period: int = 8, after: int = 0, drop_momentum: bool = False) -> None:
+        super().__init__()
+        if period < 1 or after < 0:
+            raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
+        self.period, self.after, self.drop_momentum = period, after, drop_momentum
+        self.steps = 0
+
+    def _begin(self) -> None:
+        pass
+
+    def due(self, step: int) -> bool:
+        """Whether replicas are averaged after this step, counted from 1."""
+        return step < self.after or step % self.period == 0
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._plain_step(*args, **kwargs)
+        self.steps += 1
+        if self.due(self.steps):
+            self._join()
+        return result
+
+    def _join(self) -> None:
+        self.engine.submit("parameters", average([p for _, p in self.parameters], self.world)).wait()
+        self._average_buffers()
+        if self.drop_momentum:
+            for entries in self.optimizer.state.values():
+                for value in entries.values():
+                    if isinstance(value, Tensor) and value.dim() > 0:
+                        value.zero_()
+
+    def synchronize(self) -> None:
+        """Replicas differ between two averages; nothing is on its way."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+class PostLocalSGD(LocalSGD):
+    """Gradients are averaged in the first `after` steps, then parameters every `period`."""
+
+    name = "post-local"
+    paper = "Lin et al., ICLR 2020"
+
+    def __init__(self, *, period: int = 8, after: int = 100, drop_momentum: bool = False) -> None:
+        super().__init__(period=period, after=after, drop_momentum=drop_momentum)
+
+    def _begin(self) -> None:
+        self._gradients = Gradients([p for _, p in self.parameters], lambda _: None, self._done)
+
+    def _done(self) -> None:
+        if self.steps < self.after:
+            gradients = []
+            for _, parameter in self.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+            self.engine.submit("gradients", average(gradients, self.world)).wait()
+
+    def due(self, step: int) -> bool:
+        return step >= self.after and (step - self.after) % self.period == 0
+
+    def detach(self) -> None:
+        self._gradients.remove()
+
+
+class DiLoCo(LocalSGD):
+    """An outer optimizer on the mean drift of `period` local steps; the papers take 500 steps, 0.7 and 0.9, and AdamW inside."""
+
+    name = "diloco"
+    paper = "Douillard et al., 2023"
+
+    def __init__(self, *, period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
+        super().__init__(period=period)
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+
+    def _begin(self) -> None:
+        self._start = [p.detach().clone() for _, p in self.parameters]
+        self._outer = torch.optim.SGD(self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0)
+
+    def _join(self) -> None:
+        drift = [start - p.detach() for start, (_, p) in zip(self._start, self.parameters, strict=True)]
+        self.engine.submit("drift", self._average(drift)).wait()
+        for start, mean in zip(self._start, drift, strict=True):
+            start.grad = mean
+        self._outer.step()
+        self._outer.zero_grad()
+        with torch.no_grad():
+            for start, (_, parameter) in zip(self._start, self.parameters, strict=True):
+                parameter.copy_(start)
+        self._average_buffers()
+
+    def _average(self, drift: list[Tensor]) -> Job:
+        yield Collective("sum", drift)
+        for tensor in drift:
+            tensor.div_(self.world)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "start": [t.clone() for t in self._start], "outer": self._outer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        for own, saved in zip(self._start, state["start"], strict=True):
+            own.copy_(saved)
+        self._outer.load_state_dict(state["outer"])

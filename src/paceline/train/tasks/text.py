@@ -1,0 +1,39 @@
+"""`text-mlp`: the next character of the Python language reference, as `pydoc_data` ships it with every Python.
+
+The network is that of Bengio et al., A Neural Probabilistic Language Model, 2003, over characters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.train.tasks import Task
+
+CONTEXT = 16
+#: characters that are kept; all others become the first
+_ALPHABET = "\0\n abcdefghijklmnopqrstuvwxyz0123456789.,:;()[]{}<>=+-*/\"'_`|"
+#: of the text, samples to train on and to test on
+_TRAIN, _TEST = 60_000, 6_000
+
+
+def task() -> Task:
+    """Samples drawn once from the first nine tenths and the last tenth of the text."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[key] for key in sorted(topics)).lower()
+    place = {character: i for i, character in enumerate(_ALPHABET)}
+    codes = torch.tensor([place.get(character, 0) for character in text], dtype=torch.int64)
+    cut = len(codes) * 9 // 10
+    return Task(name="text-mlp", model=model, train=_samples(codes[:cut], _TRAIN, 0), test=_samples(codes[cut:], _TEST, 1),
+                batch=256, epochs=3, lr=0.2, momentum=0.9, target=0.45)
+
+
+def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = torch.randperm(len(codes) - CONTEXT, generator=torch.Generator().manual_seed(seed))[:count]
+    return codes[starts[:, None] + torch.arange(CONTEXT)], codes[starts + CONTEXT]
+
+
+def model() -> nn.Module:
+    """Embeddings of the last characters, a hidden layer, 120,000 parameters."""
+    return nn.Sequential(nn.Embedding(len(_ALPHABET), 24), nn.Flatten(), nn.Linear(24 * CONTEXT, 256), nn.Tanh(), nn.Linear(256, len(_ALPHABET)))

@@ -1,0 +1,60 @@
+"""Plans, checkpoints and loss scaling on real processes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.train.launch import run
+
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+def test_sharded_and_tensor_parallel_plans_follow_one_process():
+    runs = [("planned", {"kind": kind, "plan": plan}) for kind, plan in (
+        ("gpt", "fsdp fp32"), ("llama", "fsdp fp32 recompute=full"), ("gpt", "hsdp shard=1 fp32"), ("gpt", "none tp=2 fp32"), ("llama", "none tp=2 fp32"),
+        ("gpt", "zero1 fp32 recompute=selective"), ("gpt", "ddp fp32 offload=activations"))]
+    first, *_ = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    for (_, request), (losses, alone) in zip(runs, first, strict=True):
+        assert losses == pytest.approx(alone, rel=2e-3), request
+
+
+def test_pipelines_follow_one_process():
+    runs = [("staged", {"kind": kind, "plan": plan}) for kind, plan in (
+        ("gpt", "pp=2 gpipe mbs=2 gbs=8"), ("llama", "pp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8"),
+        ("llama", "pp=2 vpp=2 zb-v mbs=2 gbs=8"))]
+    ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    for i, (_, request) in enumerate(runs):
+        losses = next(rank[i][0] for rank in ranks if rank[i][0][0] is not None)
+        assert losses == pytest.approx(ranks[0][i][1], rel=2e-3), request
+
+
+def test_overflow_skips_the_step_on_all_ranks():
+    runs = [("scaled", {"strategy": name}) for name in ("allreduce", "terngrad", "onebit", "overlap", "priority")]
+    ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    for i, (_, request) in enumerate(runs):
+        assert ranks[0][i]["stepped"] == ranks[1][i]["stepped"], request
+        assert ranks[0][i]["stepped"][-1] and not all(ranks[0][i]["stepped"]), request
+        assert ranks[0][i]["same"] and ranks[0][i]["finite"], request
+
+
+@pytest.mark.parametrize("strategy", ["overlap", "onebit"])
+def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, strategy):
+    def train(folder, until, world):
+        return run("workers:resumed", world=world, arguments={"folder": str(folder), "strategy": strategy, "steps": 10, "until": until},
+                   environment=HERE, timeout_s=120)[0]
+
+    whole = train(tmp_path / "whole", 8, 2)
+    assert whole["steps"] == [6, 8]
+    train(tmp_path / "cut", 5, 2)
+    on = train(tmp_path / "cut", 8, 2)
+    assert on["start"] == 4
+    assert on["total"] == pytest.approx(whole["total"], rel=1e-9 if strategy == "overlap" else 1e-6)
+    # the newest is broken: the one before is taken
+    victim = tmp_path / "cut" / "step-000000008" / "model.pt"
+    os.truncate(victim, victim.stat().st_size // 2)
+    more = train(tmp_path / "cut", 8, 3)
+    assert more["start"] == 6
+    assert more["total"] == pytest.approx(whole["total"], rel=1e-3)
+    assert json.loads((tmp_path / "cut" / "step-000000008" / "manifest.json").read_text())["world"] == 3

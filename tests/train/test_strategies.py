@@ -1,0 +1,68 @@
+"""Strategies on real processes: replicas stay one, exact ones follow DDP, all ranks issue the same collectives in the same order."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.train.launch import run
+
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+SMALL = {"least_bytes": 4000, "most_bytes": 20000}
+BUCKETS = {"bucket_bytes": 30000}
+LOSSY = ("terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16", "bf16")
+EXACT = (("allreduce", BUCKETS), ("overlap", {**SMALL, "fc": "gradient"}), ("overlap", {**SMALL, "fc": "rows"}), ("overlap", {"fc": "factors"}),
+         ("overlap", SMALL), ("priority", SMALL), ("auto", {"loss": "none"}))
+
+
+def trained(world, runs):
+    """Results of all runs, each a list over ranks; one start of Python for all of them."""
+    ranks = run("workers:follow_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=280)
+    return [[rank[i] for rank in ranks] for i in range(len(runs))]
+
+
+def check_together(results, runs):
+    for request, ranks in zip(runs, results, strict=True):
+        assert all(rank["same"] for rank in ranks), request
+        assert len({rank["order"] for rank in ranks}) == 1, request
+
+
+@pytest.mark.parametrize(("world", "kind", "optimizer"), [(2, "mlp", "sgd"), (3, "mlp", "adam"), (2, "cnn", "adam"), (4, "mlp", "sgd")])
+def test_exact_strategies_follow_ddp(world, kind, optimizer):
+    runs = [{"strategy": name, "options": options, "kind": kind, "optimizer": optimizer, "steps": 12} for name, options in ((None, {}), *EXACT)]
+    (ddp, *others) = trained(world, runs)
+    check_together(others, runs[1:])
+    for request, ranks in zip(runs[1:], others, strict=True):
+        assert ranks[0]["losses"] == pytest.approx(ddp[0]["losses"], rel=2e-4, abs=2e-4), request
+        if kind == "mlp":  # running statistics of batch normalisation are rank 0's under DDP, the mean here
+            assert ranks[0]["values"] == pytest.approx(ddp[0]["values"], rel=1e-3, abs=2e-4), request
+
+
+def test_tied_and_unused_weights_are_never_stale():
+    runs = [{"strategy": name, "options": options, "kind": "tied", "steps": 12} for name, options in EXACT]
+    first, *others = trained(2, runs)
+    check_together([first, *others], runs)
+    for request, ranks in zip(runs[1:], others, strict=True):
+        assert ranks[0]["losses"] == pytest.approx(first[0]["losses"], rel=1e-4), request
+
+
+def test_gradients_add_up_without_sync():
+    runs = [{"strategy": name, "options": options, "accumulate": 3, "steps": 6} for name, options in ((None, {}), *EXACT[:5])]
+    runs[4]["options"] = {"fc": "factors"}
+    (ddp, *others) = trained(2, runs)
+    for request, ranks in zip(runs[1:], others, strict=True):
+        assert ranks[0]["values"] == pytest.approx(ddp[0]["values"], rel=1e-3, abs=1e-4), request
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 20])
+def test_compressed_replicas_are_identical_after_100_steps(buckets):
+    options = {"bucket_bytes": 180_000 / buckets, "first_bytes": 180_000 / buckets}
+    runs = [{"strategy": name, "options": options, "steps": 100} for name in LOSSY]
+    check_together(trained(2, runs), runs)
+
+
+def test_relaxed_replicas_meet():
+    runs = [{"strategy": "local", "options": {"period": 4}, "steps": 12}, {"strategy": "post-local", "options": {"period": 4, "after": 4}, "steps": 12},
+            {"strategy": "diloco", "options": {"period": 4}, "steps": 12}, {"strategy": "lazy", "options": {**SMALL, "share": 0.6}, "steps": 12}]
+    results = trained(3, runs)
+    check_together(results, runs)
+    assert all(ranks[0]["losses"][-1] < 3 for ranks in results)
