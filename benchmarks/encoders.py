@@ -5,7 +5,8 @@
     python benchmarks/encoders.py --only terngrad,dgc --elements 5000000 --threads 1
 
 Encoding includes what ranks agree on first; decoding is of what two ranks sent. Fused results are first compared with the plain
-reference on a smaller gradient. Times are the least of five medians; on a GPU, of the device, with launches hidden (but not where a method waits for a count).
+reference on a smaller gradient. Times are the least of five medians; on a GPU, of the device, with launches hidden (but not where a
+method waits for a count).
 """
 
 from __future__ import annotations

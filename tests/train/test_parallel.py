@@ -13,7 +13,7 @@ HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 def test_sharded_and_tensor_parallel_plans_follow_one_process():
     runs = [("planned", {"kind": kind, "plan": plan}) for kind, plan in (
-        ("gpt", "fsdp fp32"), ("llama", "fsdp fp32 recompute=full"), ("gpt", "hsdp shard=1 fp32"), ("gpt", "none tp=2 fp32"), ("llama", "none tp=2 fp32"),
+        ("gpt", "fsdp fp32"), ("llama", "fsdp fp32 recompute=full"), ("gpt", "hsdp shard=1 fp32"), ("gpt", "tp=2 fp32"), ("llama", "tp=2 fp32"),
         ("gpt", "zero1 fp32 recompute=selective"), ("gpt", "ddp fp32 offload=activations"))]
     first, *_ = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
     for (_, request), (losses, alone) in zip(runs, first, strict=True):

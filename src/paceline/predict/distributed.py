@@ -683,7 +683,7 @@ class Step:
 
     @property
     def straggling(self) -> float:
-        """By what share of its computation a step is longer because all wait for the slowest node."""
+        """By what share of its computation a step is longer because all wait for the slowest rank."""
         return straggling(self.cluster)
 
     def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:

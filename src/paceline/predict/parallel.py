@@ -415,7 +415,7 @@ class _Ranks:
         return self.answer(parts, (stage,))
 
     def answer(self, parts: dict[str, float], stages: tuple[Stage, ...]) -> DistributedPrediction:
-        """The prediction for a step whose time goes to `parts`, without the wait for the slowest node."""
+        """The prediction for a step whose time goes to `parts`, without the wait for the slowest rank."""
         plan, device, workload = self.plan, self.cluster.device, self.workload
         if plan.ranks > 1 and self.cluster.straggler_cv:
             parts["stragglers"] = sum(parts.values()) * straggling(self.cluster)

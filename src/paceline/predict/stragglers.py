@@ -1,4 +1,4 @@
-"""Waiting for the slowest: nodes that do the same work do not take the same time."""
+"""Waiting for the slowest: ranks that do the same work do not take the same time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def slowest_of(count: int) -> float:
 
 
 def straggling(cluster: Cluster) -> float:
-    """By what share of its computation a step is longer because all wait for the slowest node.
+    """By what share of its computation a step is longer because all wait for the slowest rank.
 
-    `cluster.straggler_cv` is the spread of nodes: the devices of one share host, power and cooling, and are slow together.
+    Every device draws for itself: steps of one server slow down from two devices on as those of many servers do
+    (`tf_cnn_benchmarks_2017`), and the traces that coefficients of variation come from are of workers.
     """
-    return cluster.straggler_cv * slowest_of(cluster.nodes)
+    return cluster.straggler_cv * slowest_of(cluster.device_count)

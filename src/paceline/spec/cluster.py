@@ -111,7 +111,7 @@ class Cluster:
     node_devices: int
     nodes: int = 1
     tiers: tuple[Tier, ...]
-    #: standard deviation of the nodes' step times over their mean
+    #: standard deviation of the ranks' step times over their mean
     straggler_cv: float = 0.0
     #: (device, nodes that hold it instead of `device`)
     mix: tuple[tuple[Device, int], ...] = ()

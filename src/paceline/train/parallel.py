@@ -70,8 +70,9 @@ def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: floa
     if plan.sharding in ("fsdp", "hsdp", "zero2") or plan.tp > 1:
         from paceline.train.sharded import shard
 
-        if plan.tp > 1 and plan.sharding not in ("fsdp", "hsdp", "zero2", "none") and (plan.dp or 1) > 1:
-            raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={plan.dp} is not run; use fsdp or hsdp with it")
+        dp = plan.dp or dist.get_world_size() // plan.tp
+        if plan.sharding not in ("fsdp", "hsdp", "zero2") and dp > 1:
+            raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it")
         if plan.precision not in ("bf16", "fp32", "tf32"):
             raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
         shard(model, optimizer, plan)

@@ -1,5 +1,9 @@
 """Fused encoders and decoders equal the plain reference bit for bit; sums, whose order differs, closely."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,6 +31,18 @@ def test_backends():
     x = torch.zeros(10)
     assert [kernels.backend(x), kernels.backend(x, False), kernels.backend(x.to("meta"))] == ["c", "eager", "eager"]
     assert kernels.backend(torch.zeros(4, 4).T) == "eager"
+
+
+def test_without_a_compiler_torch_does_it(tmp_path):
+    code = """
+import torch
+from paceline.train.compress import kernels, lockstep, make, native
+assert native.library() is None and kernels.backend(torch.zeros(4)) == "eager"
+print(*lockstep([make("onebit")], "w", [torch.tensor([1.0, 3.0, -2.0])])[0].tolist())
+"""
+    environment = {**os.environ, "CC": str(tmp_path / "no-compiler"), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2.0", "2.0", "-2.0"]
 
 
 def test_uniform_is_uniform():

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -58,7 +59,7 @@ def _built(compiler: str) -> Path:
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
             made = Path(file.name)
         try:
-            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"], check=True, capture_output=True, timeout=120)
+            subprocess.run([*shlex.split(compiler), *FLAGS, str(SOURCE), "-o", str(made), "-lm"], check=True, capture_output=True, timeout=120)
             made.replace(target)
         finally:
             made.unlink(missing_ok=True)
