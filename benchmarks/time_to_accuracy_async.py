@@ -10,7 +10,6 @@ those reported (`--tune`). Prints the table of docs/asynchronous.md.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -35,6 +34,7 @@ SETTINGS: dict[str, tuple[float, float, dict[str, Any]]] = {
     "hogwild": (0.05, 0.0, {}),
     "gossip": (0.05, 0.9, {"period": 1}),
 }
+RATES = (0.02, 0.05, 0.1)
 EVERY = 10  # steps of worker 0 between measurements of accuracy
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
@@ -126,8 +126,8 @@ def table(found: list[dict[str, Any]]) -> str:
         good = [row for row in rows if row["reached"]]
         if rows:
             stale = f"{statistics.mean(row['staleness'] for row in good):.1f}" if good else "-"
-            lines.append(f"| {strategy} | {lr:g}, {momentum:g} | {interval([row['seconds'] for row in good])} | {interval([row['steps'] for row in good])} | "
-                         f"{stale} | {len(good)} of {len(rows)} |")
+            seconds, steps = (interval([row[name] for row in good]) for name in ("seconds", "steps"))
+            lines.append(f"| {strategy} | {rows[0].get('lr', lr):g}, {momentum:g} | {seconds} | {steps} | {stale} | {len(good)} of {len(rows)} |")
     return "\n".join(lines)
 
 
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1500)
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each needs workers + 1 cores")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--settings", type=Path, help="learning rates by strategy, written with --tune, read without")
     parser.add_argument("--tune", action="store_true", help="try learning rates on seed 100")
     for name in ("--launch", "--worker"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
@@ -149,17 +150,21 @@ def main() -> None:
         (worker if arguments.worker else launch)(arguments)
         return
     if arguments.tune:
-        jobs = [(name, 100, lr, momentum, options) for name, (_, _, options) in SETTINGS.items()
-                for lr, momentum in itertools.product((0.02, 0.05, 0.1), (0.0,) if name == "hogwild" else (0.7, 0.9))]
+        jobs = [(name, 100, lr, momentum, options) for lr in RATES for name, (_, momentum, options) in SETTINGS.items()]
     else:
-        jobs = [(name, seed, *setting) for seed in range(arguments.seeds) for name, setting in SETTINGS.items()]
+        best = json.loads(arguments.settings.read_text()) if arguments.settings and arguments.settings.exists() else {}
+        jobs = [(name, seed, best.get(name, lr), momentum, options) for seed in range(arguments.seeds)
+                for name, (lr, momentum, options) in SETTINGS.items()]
     with ThreadPoolExecutor(arguments.parallel) as pool:
         found = list(pool.map(lambda job: run(*job, arguments), jobs))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
     if arguments.tune:
-        for row in sorted(found, key=lambda row: (row["strategy"], row.get("seconds", 1e9))):
+        ranked = sorted(found, key=lambda row: (not row["reached"], row.get("seconds", math.inf)))
+        for row in ranked:
             print(row)
+        if arguments.settings:
+            arguments.settings.write_text(json.dumps({name: next(r["lr"] for r in ranked if r["strategy"] == name and "lr" in r) for name in SETTINGS}))
     else:
         print(table(found))
 

@@ -11,13 +11,16 @@ import paceline
 
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
-ROOMS = ["errors", "units", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict", "report", "api", "plan", "whatif", "train", "sched", "bench", "cli"]
+ROOMS = [
+    "errors", "units", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict", "report", "plan", "api", "whatif", "train", "sched",
+    "bench", "cli",
+]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
 LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
     "torch": {"capture", "catalog", "train", "bench"}, "torchvision": {"capture", "bench"}, "timm": {"capture", "bench"},
-    "transformers": {"capture", "bench"}, "scipy": {"queueing", "sched", "bench"}, "cyclopts": {"cli"}, "rich": {"report", "cli", "bench"},
+    "transformers": {"capture", "bench"}, "scipy": {"queueing", "sched", "bench"}, "cyclopts": {"cli"}, "rich": {"report", "cli", "train", "bench"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))
 

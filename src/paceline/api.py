@@ -19,7 +19,7 @@ from paceline.spec.transformer import Transformer
 from paceline.spec.workload import Workload
 
 if TYPE_CHECKING:
-    from paceline.plan.answer import Planned
+    from paceline.spec.planned import Planned
 
 __all__ = ["capture", "plan", "predict"]
 

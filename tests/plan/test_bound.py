@@ -23,7 +23,8 @@ def models(draw):
     heads = draw(st.sampled_from([4, 8, 16]))
     experts = draw(st.sampled_from([0, 0, 4, 8]))
     return Transformer(
-        name="random", layers=draw(st.sampled_from([2, 4, 6, 8, 12])), hidden=128 * heads, heads=heads, kv_heads=draw(st.sampled_from([0, heads // 2])),
+        name="random", layers=draw(st.sampled_from([2, 4, 6, 8, 12])), hidden=128 * heads, heads=heads,
+        kv_heads=draw(st.sampled_from([0, heads // 2])),
         ffn=draw(st.sampled_from([256, 512])) * heads, vocab=draw(st.sampled_from([1000, 32_000, 128_000])), seq=2048, experts=experts,
         top_k=2 if experts else 0, tied=draw(st.booleans()), gated=draw(st.booleans()))
 

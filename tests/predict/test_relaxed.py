@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="capture needs torch")
 
 import paceline as pl
-from paceline.catalog import clusters, models, transformers
+from paceline.catalog import clusters, devices, models, transformers
+from paceline.cost.chip import chip
 from paceline.cost.compression import model_bytes
 from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
-from paceline.predict.relaxed.accuracy import _KNOWN
+from paceline.predict.relaxed.accuracy import _KNOWN, accuracy
 from paceline.predict.relaxed.captured import Relaxed
+from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.step import Conditions, Timed
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES, COMPRESSIONS, DDP, MODES, RELAXED_WORDS, Relaxation
@@ -59,7 +61,10 @@ def test_words_round_trip(relax):
 
 
 def test_every_relaxation_says_what_it_may_cost():
-    assert set(_KNOWN) == {*COMPRESSIONS, *AVERAGES, *MODES} - {"replicas"}
+    assert set(_KNOWN) == {*AVERAGES, *MODES} - {"replicas"}
+    for name in (*COMPRESSIONS, "overlap", "easgd"):
+        found = accuracy(Plan.parse(name if name in RELAXED_WORDS else f"compress={name}").relax)
+        assert found.what and found.source
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -154,6 +159,15 @@ def test_encoders_cost_time_and_residuals_memory():
     assert part(coded, "backward") > part(plain, "backward")
     assert coded.memory.by_kind["optimizer"] - plain.memory.by_kind["optimizer"] == 4 * coded.parameters
     assert any("encoding" in e.what for e in coded.provenance)
+
+
+@pytest.mark.parametrize(("name", "encode", "decode"), [("terngrad", 6.8e-5, 3.9e-5), ("onebit", 2.72e-4, 1.5e-4), ("dgc", 1.3e-3, 6.6e-4)])
+def test_encoders_take_what_was_measured_on_an_h200(name, encode, decode):
+    """100 MB of gradients, two ranks (bench/data/h200_encoders.jsonl)."""
+    h200, scheme = devices.get("h200"), Plan.parse(name).relax.scheme
+    assert encode_s(scheme, 25_000_000, chip(h200), h200) == pytest.approx(encode, rel=0.1)
+    assert decode_s(scheme, 25_000_000, 2, chip(h200), h200) == pytest.approx(decode, rel=0.1)
+    assert decode_s(scheme, 25_000_000, 64, chip(h200), h200) > decode_s(scheme, 25_000_000, 2, chip(h200), h200)
 
 
 def test_servers_take_codes_and_send_sums_of_them():

@@ -61,8 +61,8 @@ def test_compressed_replicas_are_identical_after_100_steps(buckets):
 
 
 def test_relaxed_replicas_meet():
-    runs = [{"strategy": "local", "options": {"period": 4}, "steps": 12}, {"strategy": "post-local", "options": {"period": 4, "after": 4}, "steps": 12},
-            {"strategy": "diloco", "options": {"period": 4}, "steps": 12}, {"strategy": "lazy", "options": {**SMALL, "share": 0.6}, "steps": 12}]
+    options = {"local": {"period": 4}, "post-local": {"period": 4, "after": 4}, "diloco": {"period": 4}, "lazy": {**SMALL, "share": 0.6}}
+    runs = [{"strategy": name, "options": given, "steps": 12} for name, given in options.items()]
     results = trained(3, runs)
     check_together(results, runs)
     assert all(ranks[0]["losses"][-1] < 3 for ranks in results)

@@ -224,7 +224,7 @@ def scaled(strategy, steps=6):
     rank = dist.get_rank()
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    scaler = Scaler(1e30, growth=3)
+    scaler = Scaler(3e38, growth=3)
     options = {"scaler": scaler} if strategy not in ("overlap", "priority") else {}
     net, opt = pt.parallelize(net, opt, plan=strategy, **options)
     stepped = []
@@ -232,7 +232,7 @@ def scaled(strategy, steps=6):
         x, y = batch(step, rank)
         opt.zero_grad()
         if rank == 1 and step == 2:
-            scaler.value = 1e38
+            scaler.value = 3e38
         if step == 3:
             scaler.value = 1024.0
         dist.barrier()

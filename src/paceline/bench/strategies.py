@@ -132,6 +132,7 @@ def _time(model: str, name: str, steps: int, batch: int | None, warm: int) -> tu
     import torch.distributed as dist
 
     import paceline.train as pt
+    from paceline.train.record import sent_bytes
 
     torch.manual_seed(0)
     net, shape, usual = network(model)
@@ -151,31 +152,18 @@ def _time(model: str, name: str, steps: int, batch: int | None, warm: int) -> tu
     if name not in ("none", "ddp"):
         pt.of(net).synchronize()
     dist.barrier()
-    before, start = _sent(), time.perf_counter()
+    before, start = sent_bytes(), time.perf_counter()
     for _ in range(steps):
         step()
     if name not in ("none", "ddp"):
         pt.of(net).synchronize()
     dist.barrier()
-    seconds, sent = (time.perf_counter() - start) / steps, (_sent() - before) / steps
+    seconds, sent = (time.perf_counter() - start) / steps, (sent_bytes() - before) / steps
     note = ""
     if name == "auto":
         note = getattr(pt.of(net), "choice").strategy  # noqa: B009
     pt.close(net)
     return seconds, sent, note
-
-
-def _sent() -> int:
-    """Bytes that this host's interface has sent, by the kernel's count."""
-    import os
-    from pathlib import Path
-
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
-        name, _, numbers = line.partition(":")
-        if name.strip() == wanted:
-            return int(numbers.split()[8])
-    return 0
 
 
 def _profile(model: str, batch: int | None) -> dict[str, Any]:
@@ -236,27 +224,11 @@ UNSHAPED_BPS, LATENCY_S = 1.2e9, 1e-3
 
 def predict(measured: Mapping[str, Any], strategies: Sequence[str], hosts: int, link: float | None) -> dict[str, float]:
     """Seconds per step by the model that `auto` decides with; passes from the profile, scaled to the floor measured beside the rest."""
-    from paceline.cost.compression import assign
-    from paceline.spec.compression import SCHEMES, Float32, parse
     from paceline.train.profile import Profile
-    from paceline.train.strategies.auto import choose
-    from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s
+    from paceline.train.strategies.estimate import Rates, Setting, step_s
     from paceline.train.strategies.probe import Machine
 
     profile = Profile.from_dict(measured["profile"])
     machine = Machine(latency_s=LATENCY_S, link_Bps=UNSHAPED_BPS if link is None else link * PAYLOAD, flops=measured["flops"])
     setting = Setting(machine=machine, world=hosts, rates=Rates(**measured["rates"]), cores=1)
-    plain = Float32()
-    out = {"none": profile.compute_s}
-    for name in strategies:
-        if name in ("ddp", "allreduce"):
-            size = {"bucket_bytes": 25 * 2.0**20, "first_bytes": 2.0**20} if name == "ddp" else {}
-            out[name] = averaging_s(profile, setting, lambda _: plain, **size)
-        elif name in ("overlap", "priority"):
-            out[name] = overlap_s(profile, setting, shares=name == "overlap")
-        elif name.partition(":")[0] in SCHEMES:
-            chosen = assign(parse(name), [(layer.name, layer.shape) for layer in profile.layers])
-            out[name] = averaging_s(profile, setting, lambda layer, c=chosen: c[layer.name])  # type: ignore[misc]
-        elif name == "auto":
-            out[name] = min(choose(profile, setting, ("bf16", "fp16", "terngrad", "dgc")).expected_s.values())
-    return out
+    return {name: step_s(name, profile, setting) for name in strategies}

@@ -1,109 +1,11 @@
-"""The answer to "what is the best plan": the winner, those that came near and why they lost, and the certificate."""
+"""Comparisons of plans: the term in which one lost, and the front over several objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan
+from paceline.spec.planned import Ranked
 from paceline.spec.prediction import DistributedPrediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """A plan with its prediction; `lost` names the term in which it is worse than the winner."""
-
-    plan: Plan
-    cluster: Cluster
-    prediction: DistributedPrediction
-    #: what the objective counts: seconds, dollars or joules of a step (per sample where plans differ in batch)
-    value: float
-    #: seconds that it takes at least
-    bound_s: float
-    lost: str = ""
-    #: what it may change in the result of training; empty where nothing does
-    lossy: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        p = self.prediction
-        return {
-            "plan": str(self.plan), "cluster": self.cluster.name, "devices": p.devices, "step_s": p.step_s, "step_s_low": p.step_s_low,
-            "step_s_high": p.step_s_high, "throughput": p.throughput, "mfu": p.mfu, "peak_bytes": p.peak_bytes, "value": self.value,
-            "cost_per_step": self.cost, "energy_j": p.energy_j, "bound_s": self.bound_s, "lost": self.lost, "lossy": self.lossy,
-            "breakdown": {part.name: part.seconds for part in p.breakdown},
-        }
-
-    @property
-    def cost(self) -> float | None:
-        """Dollars of a step, where the device has a price."""
-        price = self.cluster.device.price_per_s
-        return price * self.prediction.devices * self.prediction.step_s if price else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Over what factors of one quantity (bandwidth, memory, batch) the winner stays the winner, and who wins beyond."""
-
-    what: str
-    low: float | None
-    high: float | None
-    below: str = ""
-    above: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """The best plan of a space, with its certificate: no plan of the space is better by more than `gap_pct` percent, as the model predicts."""
-
-    model: str
-    objective: str
-    gbs: int
-    seq: int
-    space: int
-    by_memory: int
-    by_bound: int
-    #: plans simulated, and plans whose bound would allow them to be better by up to `gap_pct`
-    by_evaluation: int
-    undecided: int
-    gap_pct: float
-    elapsed_s: float
-    top: tuple[Ranked, ...]
-    ranges: tuple[Range, ...] = ()
-    pareto: tuple[Ranked, ...] = ()
-    notes: tuple[str, ...] = ()
-    interrupted: bool = False
-    #: steps of the whole job, where tokens were given
-    steps: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def best(self) -> Ranked:
-        return self.top[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        best = self.best.to_dict()
-        if self.steps:
-            best |= {"job_s": self.steps * self.best.prediction.step_s, "job_cost": self.steps * self.best.cost if self.best.cost else None}
-        return {
-            "model": self.model, "objective": self.objective, "gbs": self.gbs, "seq": self.seq, "space": self.space,
-            "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
-            "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
-            "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto], "notes": list(self.notes),
-            "interrupted": self.interrupted,
-        }
-
-    def __rich__(self) -> Any:
-        from paceline.report.plan import planned_view
-
-        return planned_view(self)
-
-    def _repr_html_(self) -> str:
-        from paceline.report.plan import planned_html
-
-        return planned_html(self)
 
 
 def why(loser: DistributedPrediction, winner: DistributedPrediction) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.plan.space import Block, Choice
+from paceline.plan.space import Block, Choice, distinct
 from paceline.plan.table import Row, State, Table
 from paceline.sim.schedules import SPLIT, V_SHAPED
 
@@ -122,7 +122,7 @@ def passes(pieces: Array, copies: Array, states: Sequence[State], kinds: Sequenc
 def bounds(block: Block, table: Table) -> Array:
     """Seconds that each plan of a block takes at least: (shapes, orders, states)."""
     pieces = np.stack([table.pieces(block, shape) for shape in block.shapes])
-    where, kinds = _distinct(block.states)
+    where, kinds = distinct(block.states, ("sharding", "shard", "reshard", "offload"))  # buckets and prefetching are not seen here
     step = table.step(block, block.shapes[0])
     f, mesh, m = step.framework, block.mesh, block.micro_batches
     rows = [table.rows(block, order) for order in block.orders]
@@ -150,18 +150,3 @@ def bounds(block: Block, table: Table) -> Array:
     steady = np.minimum.reduceat(pieces[:, 0, _WORK] @ known.work[:, _WORK].T, known.starts, axis=-1)[:, None]
     found = longest + after + early + f.step_s + max(0, m - 1) * f.micro_batch_s + step.straggling * steady
     return np.asarray(found[:, where].transpose(0, 2, 1))
-
-
-def _distinct(states: Sequence[Choice]) -> tuple[NDArray[np.int64], list[Choice]]:
-    """States that differ in what the bound sees (not in buckets or prefetching), and which of them each state is."""
-    seen: dict[tuple[object, ...], int] = {}
-    kinds: list[Choice] = []
-    where = []
-    for state in states:
-        key = tuple(state.get(name) for name in ("sharding", "shard", "reshard", "offload"))
-        if key not in seen:
-            seen[key] = len(kinds)
-            kinds.append(state)
-        where.append(seen[key])
-    return np.array(where), kinds
-

@@ -14,13 +14,14 @@ from typing import Any
 
 from paceline.capture import capture
 from paceline.errors import PacelineError, PlanError, nearest
-from paceline.plan.answer import Planned, Ranked, front, why
+from paceline.plan.answer import front, why
 from paceline.plan.run import goal
 from paceline.plan.search import Progress
 from paceline.plan.space import BUCKETS, Limits
 from paceline.predict.parallel import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
+from paceline.spec.planned import Planned, Ranked
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given

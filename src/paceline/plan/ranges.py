@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.errors import PacelineError
-from paceline.plan.answer import Range, Ranked
 from paceline.predict.distributed import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
+from paceline.spec.planned import Range, Ranked
 from paceline.spec.transformer import Transformer
 
 #: plans that are compared, and factors that are tried, each way

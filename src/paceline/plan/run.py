@@ -9,11 +9,12 @@ from dataclasses import replace
 from paceline import units
 from paceline.catalog import clusters
 from paceline.errors import PlanError, SpecError, nearest
-from paceline.plan.answer import AXES, Planned, Ranked, front, why
+from paceline.plan.answer import AXES, front, why
 from paceline.plan.ranges import ranges
 from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
 from paceline.plan.space import LOSSY, Limits, Space
 from paceline.spec.cluster import Cluster
+from paceline.spec.planned import Planned, Ranked
 from paceline.spec.transformer import Transformer
 
 #: tokens of a step where no batch is given, as large language models are trained with

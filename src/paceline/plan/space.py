@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.errors import PlanError, nearest
 from paceline.sim.schedules import chunks_per_rank
 from paceline.spec.cluster import Cluster
@@ -74,6 +77,12 @@ class Block:
         for choice in choices:
             merged |= choice
         return Plan(**merged)
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What blocks have in common whose layers are the same."""
+        m, shapes = self.mesh, tuple(tuple(shape.values()) for shape in self.shapes)
+        return self.cluster.name, m.tp, m.cp, m.ep, *self.common.values(), self.micro_batches > 1, shapes
 
     @property
     def micro_batches(self) -> int:
@@ -235,3 +244,17 @@ class Space:
 
 def _with(plan: Plan, choice: Choice) -> Plan:
     return Plan(**{**{f.name: getattr(plan, f.name) for f in fields(Plan)}, **choice})
+
+
+def distinct(states: Sequence[Choice], names: Sequence[str]) -> tuple[NDArray[np.int64], list[Choice]]:
+    """States that differ in some fields, and which of them each state is."""
+    seen: dict[tuple[object, ...], int] = {}
+    kinds: list[Choice] = []
+    where = []
+    for state in states:
+        key = tuple([state.get(name) for name in names])
+        if key not in seen:
+            seen[key] = len(kinds)
+            kinds.append(state)
+        where.append(seen[key])
+    return np.array(where), kinds

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from paceline.cost.curves import Curves, curves_for
 from paceline.plan.space import Block, Choice
-from paceline.predict.distributed import Exchange, Step
+from paceline.predict.distributed import Step
+from paceline.predict.gradients import Exchange
 from paceline.predict.simulated import Simulation
 from paceline.sim.schedules import V_SHAPED
 from paceline.spec import framework as frameworks

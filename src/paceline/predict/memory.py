@@ -25,7 +25,8 @@ from paceline.spec.prediction import Memory
 from paceline.spec.workload import ITEMSIZE
 
 if TYPE_CHECKING:
-    from paceline.predict.distributed import Held, Step
+    from paceline.predict.distributed import Step
+    from paceline.predict.layer import Held
 
 #: bytes of the two moments of Adam, and of a copy of a parameter in fp32
 MOMENTS, MASTER = 8, 4

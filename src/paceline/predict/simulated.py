@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from paceline.cost.collectives import share_links
 from paceline.cost.curves import Curves
 from paceline.cost.transformer import Collective
-from paceline.predict.distributed import TITLES, Exchange, StageTime, Step
+from paceline.predict.distributed import TITLES, Step
+from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.interval import Errors
 from paceline.predict.rounds import folded
 from paceline.sim import engine

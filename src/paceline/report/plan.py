@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,9 +10,7 @@ from rich.text import Text
 from paceline import units
 from paceline.report.page import page
 from paceline.report.terminal import distributed_view, listing
-
-if TYPE_CHECKING:
-    from paceline.plan.answer import Planned, Range, Ranked
+from paceline.spec.planned import Planned, Range, Ranked
 
 
 def planned_view(p: Planned) -> RenderableType:

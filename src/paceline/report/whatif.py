@@ -112,7 +112,8 @@ def _bottlenecks(e: Explanation) -> list[RenderableType]:
         share = b.saved_s / e.resources.step_s
         table.add_row(b.name, f"{show(b.saved_s, 'time') if b.saved_s > 0 else '0'} ({100 * share:.1f} %)", show(b.step_s, "time"),
                       f"{b.elasticity:.3f} %", b.then, f"--set {b.edit}")
-    fixed = f"elasticities add up to {1 - e.resources.fixed:.2f}; the rest, {100 * e.resources.fixed:.0f} %, is latency that no rate changes"
+    rest = f"the rest, {100 * e.resources.fixed:.0f} %, is latency, or what has no field (a server's memory)"
+    fixed = f"elasticities add up to {1 - e.resources.fixed:.2f}; {rest}"
     return [table, Text(fixed, style="dim")]
 
 
@@ -137,7 +138,7 @@ def _readings(a: Anatomy) -> list[RenderableType]:
     b = a.bsp
     line = (f"BSP: w + h g + s l = {show(b['w_s'], 'time')} + {show(b['h_bytes'], 'bytes')} x {b['g_s_per_byte'] * 1e9:.3g} ns/B + "
             f"{b['supersteps']:.0f} x {show(b['l_s'], 'time')} = {show(b['seconds'], 'time')} without overlap; with it {show(a.step_s, 'time')}")
-    return [*([table] if a.sent else []), Text(line)]
+    return [table, Text(line)] if a.sent else [Text("no collectives: what is exchanged is in the breakdown above", style="dim")]
 
 
 def _concurrency(e: Explanation) -> list[RenderableType]:

@@ -2,7 +2,8 @@
 
     python -m paceline.sched.fit_philly philly.csv.gz > src/paceline/sched/philly.toml
 
-Sizes: the share of jobs by devices. Lengths: quantiles by devices. Tenants: the share of jobs by virtual cluster. Arrivals: quantiles of the gaps, the rank correlation of one gap with the
+Sizes: the share of jobs by devices. Lengths: quantiles by devices. Tenants: the share of jobs by virtual
+cluster. Arrivals: quantiles of the gaps, the rank correlation of one gap with the
 next (they come in bursts), and how many arrive at each hour of the day.
 """
 

@@ -87,7 +87,7 @@ class Active:
     """What the scheduler knows of a job that is not over. Policies read it; only the state machine writes it."""
 
     __slots__ = (
-        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "phase", "rate", "ready_s",
+        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "phase", "rate", "ready_s",
         "restarts", "since_s", "started_s", "status",
     )
 
@@ -113,6 +113,8 @@ class Active:
         self.started_s = math.nan
         self.first_start_s = math.nan
         self.restarts = 0
+        #: how it ended, once it is over
+        self.outcome = ""
 
     @property
     def name(self) -> str:

@@ -232,7 +232,7 @@ class Machine:
             self.policy.reported(job, state.now_s)
             return self.policy.follows_reports
         elif isinstance(event, ev.Ended):
-            self._end(self._active(event.name))
+            self._end(self._active(event.name), event.outcome)
         elif isinstance(event, ev.Preempted):
             job = self._active(event.name)
             if job.status == RUNNING:
@@ -256,7 +256,7 @@ class Machine:
         self._count += 1
         self.policy.added(record, state.now_s)
 
-    def _end(self, job: Active) -> None:
+    def _end(self, job: Active, outcome: str) -> None:
         state = self.state
         if job.status == RUNNING:
             state._free(job)
@@ -265,7 +265,7 @@ class Machine:
             del state.waiting[job.name]
             self.policy.removed(job, state.now_s)
         del state.jobs[job.name]
-        job.status = OVER
+        job.status, job.outcome = OVER, outcome
         self.policy.left(job, state.now_s)
 
     def _active(self, name: str) -> Active:

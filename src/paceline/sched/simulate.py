@@ -111,10 +111,11 @@ class Simulator:
             submit_s = jobs[at].submit_s if at < total else math.inf
             wake_s = machine.wake_s
             first = heap[0] if heap else (math.inf, _LATE)
+            other_s = min(submit_s, wake_s)
             # at equal times an end comes before a submission, that before a round, and a late end after it
-            if first[0] < min(submit_s, wake_s) or (first[0] == min(submit_s, wake_s) and (first[1] < _SUBMIT or first[0] < min(submit_s, wake_s))):
+            if first[0] < other_s or (first[0] == other_s < math.inf and first[1] < _SUBMIT):
                 self._next()
-            elif submit_s <= wake_s and submit_s <= first[0]:
+            elif at < total and submit_s <= wake_s and submit_s <= first[0]:
                 job = jobs[at]
                 at += 1
                 self._runs[job.name] = _Run(job)

@@ -144,7 +144,7 @@ def _ray(setups: Sequence[Setup]) -> Iterator[dict[str, Any]]:
         raise MissingExtra("ray", "ray", "--engine ray") from None
     ours = not ray.is_initialized()
     if ours:
-        ray.init(log_to_driver=False, logging_level="error")
+        ray.init(log_to_driver=False)
     try:
         remote = ray.remote(_run)
         yield from ray.get([remote.remote(setup) for setup in setups])

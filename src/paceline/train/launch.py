@@ -60,6 +60,17 @@ def _here(command: Sequence[str], world: int, environment: Mapping[str, str], ti
     supervise(start, world, timeout_s)
 
 
+def elastic(module: str, arguments: Sequence[str], *, world: int, restarts: int = 3, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a module under torchrun, which starts all ranks again, up to `restarts` times, when one of them dies.
+
+    Each start gets a store of its own: ranks that meet in the old one may find addresses of the dead (pytorch issues 135712, 167288).
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", module, *arguments]
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT if output is not None else None)
+
+
 def free_port() -> int:
     """A TCP port of the loopback interface that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +80,17 @@ def timeline(events: Iterable[Event], phases: Iterable[tuple[str, float, float]]
     origin = min((span.start_s for span in spans), default=0.0)
     moved = (Span(s.name, s.stream, s.start_s - origin, s.end_s - origin, s.category, s.details, s.rank) for s in spans)
     return Timeline(tuple(sorted(moved, key=lambda span: span.start_s)), title)
+
+
+def sent_bytes(interface: str | None = None) -> int:
+    """Bytes that an interface (by default the one that gloo uses, or loopback) has sent since it came up, by the kernel's count; 0: unknown."""
+    wanted = interface or os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    table = Path("/proc/net/dev")
+    for line in table.read_text().splitlines()[2:] if table.exists() else ():
+        name, _, numbers = line.partition(":")
+        if name.strip() == wanted:
+            return int(numbers.split()[8])
+    return 0
 
 
 def read(folder: Path | str) -> list[dict[str, Any]]:

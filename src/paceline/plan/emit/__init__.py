@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import SpecError, nearest
-from paceline.plan.answer import Planned
 from paceline.plan.emit import accelerate, deepspeed, launch, megatron, torchtitan
 from paceline.plan.emit.facts import Facts
+from paceline.spec.planned import Planned
 
 #: name -> files it makes, by name; it raises PlanError for what the tool cannot do
 EMITTERS: Mapping[str, Callable[[Facts], dict[str, str]]] = {

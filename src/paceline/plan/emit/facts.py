@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from paceline import units
 from paceline.errors import PacelineError, PlanError
-from paceline.plan.answer import Planned
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, resolve
+from paceline.spec.planned import Planned
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 

@@ -14,16 +14,6 @@ _KNOWN = {
     "allreduce": (_NONE, "definition of synchronous SGD"),
     "overlap": ("none: the same sums, in another order", "Lee et al., MLHPC 2018"),
     "priority": ("none: the same sums, in another order", "Jayarajan et al., MLSys 2019; Peng et al., SOSP 2019"),
-    "fp16": ("none to speak of, as long as nothing overflows 65,504", "Micikevicius et al., ICLR 2018, trains in it; ours not measured"),
-    "bf16": ("none to speak of: 8 bits of significand in the sum", "Kalamkar et al., 2019, train in it; ours not measured"),
-    "terngrad": ("none on AlexNet, up to 2 % on GoogLeNet", "Wen et al., TernGrad, NIPS 2017 (ImageNet)"),
-    "qsgd": ("none with 4 bits on AlexNet, ResNet-50 and an LSTM", "Alistarh et al., QSGD, NIPS 2017"),
-    "signsgd": ("about 2 % on ResNet-50; may not converge where noise is skewed", "Bernstein et al., ICML 2018; Karimireddy et al., ICML 2019"),
-    "onebit": ("none on speech with error feedback after a warm-up", "Seide et al., Interspeech 2014"),
-    "topk": ("small at 1 % with error feedback, growing as fewer are sent", "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018"),
-    "randomk": ("more steps than top-k at the same ratio", "Stich et al., NeurIPS 2018"),
-    "dgc": ("none at 0.1 % with momentum correction and a warm-up of four epochs", "Lin et al., Deep Gradient Compression, ICLR 2018"),
-    "powersgd": ("none at rank 2 on ResNet-18, rank 4 on an LSTM", "Vogels et al., PowerSGD, NeurIPS 2019"),
     "local-sgd": (
         "small for 8 or 16 local steps after a warm-up, growing with the period", "Lin et al., Don't Use Large Mini-Batches, ICLR 2020 (ImageNet)"),
     "diloco": ("none with 8 islands and 500 steps; more islands lose some", "Douillard et al., DiLoCo, 2023 (C4, up to 400M parameters)"),
@@ -42,5 +32,5 @@ _KNOWN = {
 
 def accuracy(relax: Relaxation) -> Evidence:
     """What a relaxation may cost in accuracy, and who says so; `derived` where nothing but the order of sums changes."""
-    what, source = _KNOWN[relax.label]
+    what, source = (relax.scheme.accuracy, relax.scheme.evidence) if relax.compress else _KNOWN[relax.label]
     return Evidence(what=what, kind="derived" if what.startswith("none: ") else "measured", source=source)

@@ -18,28 +18,18 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.cost.chip import Chip
-from paceline.cost.compression import Work, assign, decode_work, encode_work, exchanges, wire_bytes
+from paceline.cost.compression import assign, exchanges, wire_bytes
 from paceline.predict.parallel import GATHER, REDUCE, Array, Ranks, buckets
 from paceline.predict.relaxed.accuracy import accuracy
+from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.relaxed.hosts import Servers, servers
 from paceline.sim.overlap import Transfer
 from paceline.spec.compression import Scheme
-from paceline.spec.device import Device
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory
 from paceline.spec.workload import ITEMSIZE, Parameter
 
-#: share of peak arithmetic and of memory bandwidth that encoders of plain loops reach
-ENCODER_SHARE = 0.7
-#: seconds of a launch where a device's file does not say
-LAUNCH_S = 2e-6
 #: bytes of a gradient element that the schemes count from
 FULL_BYTES = 4
-
-
-def work_s(work: Work, chip: Chip, device: Device) -> float:
-    """Device seconds of passes over a gradient: arithmetic or memory traffic, whichever takes longer, and launches."""
-    return max(work.flops / chip.peaks["fp32"], work.bytes / chip.bandwidth) / ENCODER_SHARE + work.passes * (device.launch_s or LAUNCH_S)
 
 
 class Relaxed(Ranks):
@@ -86,8 +76,8 @@ class Relaxed(Ranks):
         """Device seconds to encode, or decode, gradients."""
         senders = self.plan.dp if self.plan.relax.mode == "replicas" else 1  # servers send one sum
         coded = [(self.schemes[p.name], p.shape) for p in parameters if self.schemes[p.name].name != "fp32"]
-        works = [decode_work(scheme, shape, senders) if decode else encode_work(scheme, shape) for scheme, shape in coded]
-        return sum(work_s(work, self.timed.chip, self.cluster.device) for work in works)
+        chip, device = self.timed.chip, self.cluster.device
+        return sum(decode_s(scheme, shape, senders, chip, device) if decode else encode_s(scheme, shape, chip, device) for scheme, shape in coded)
 
     # -- overlapped --------------------------------------------------------------------------------
 
@@ -241,4 +231,4 @@ class Relaxed(Ranks):
         yield from super().provenance()
         if self.coding_s:
             what = f"encoding and decoding {1e3 * self.coding_s:.3g} ms, {self.plan.relax.scheme.title}"
-            yield Evidence(what=what, kind="derived", source="work counted from fused kernels, at a share of the device's peaks")
+            yield Evidence(what=what, kind="derived", source="copies of the gradient that encoders were measured to take, or their work counted")

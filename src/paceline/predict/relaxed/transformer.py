@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 
-from paceline.cost.compression import Work, assign, decode_work, encode_work, exchanges
+from paceline.cost.compression import assign, exchanges
 from paceline.errors import PlanError
-from paceline.predict.distributed import Exchange, StageTime, Step
+from paceline.predict.distributed import Step
+from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.interval import Errors
 from paceline.predict.relaxed import modes
 from paceline.predict.relaxed.accuracy import accuracy
-from paceline.predict.relaxed.captured import work_s
+from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.simulated import REDUCTION, Simulation
 from paceline.sim.timeline import Timeline
 from paceline.spec.plan import Plan
@@ -88,13 +89,15 @@ class Averaged(Step):
         shapes = [(count // hidden, hidden) if count > hidden and count % hidden == 0 else (count,) for count in counts]
         chosen = assign(replace(scheme, keep_last=False), [(str(i), shape) for i, shape in enumerate(shapes)])
         sizes: dict[str, float] = defaultdict(float)
-        works: list[Work] = []
+        spent = 0.0
         for i, shape in enumerate(shapes):
             for exchange in exchanges(chosen[str(i)], shape):
                 sizes[exchange.collective] += exchange.bytes * (ranks if exchange.collective == "all_gather" else 1)
-            works += [encode_work(chosen[str(i)], shape), decode_work(chosen[str(i)], shape, ranks)]
+            if chosen[str(i)].name != "fp32":
+                spent += encode_s(chosen[str(i)], shape, self.chip, self.cluster.device)
+                spent += decode_s(chosen[str(i)], shape, ranks, self.chip, self.cluster.device)
         total = sum(counts)
-        return {op: size / total for op, size in sizes.items()}, sum(work_s(work, self.chip, self.cluster.device) for work in works) / total
+        return {op: size / total for op, size in sizes.items()}, spent / total
 
     def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
         """What reduces the gradients of so many parameters, encoded."""
@@ -119,5 +122,5 @@ class Averaged(Step):
         if CODING not in parts:
             return found
         what = f"{CODING} {1e3 * parts[CODING]:.3g} ms, {relax.scheme.title}"
-        source = "work counted from fused kernels, at a share of the device's peaks"
+        source = "copies of the gradient that encoders were measured to take, or their work counted"
         return replace(found, provenance=(*found.provenance, Evidence(what=what, kind="derived", source=source)))

@@ -13,7 +13,8 @@ from paceline.errors import SpecError, UnknownName
 from paceline.sched.policies.backfill import Easy
 from paceline.sched.policies.elastic import Elastic
 from paceline.sched.policies.fair import Gavel, MaxMin
-from paceline.sched.policies.las import Gittins, Las
+from paceline.sched.policies.gittins import Gittins
+from paceline.sched.policies.las import Las
 from paceline.sched.policies.optimus import Optimus
 from paceline.sched.policies.order import Fifo, Sjf, Srsf, Srtf
 from paceline.sched.policies.success import Success
@@ -29,6 +30,7 @@ POLICIES: dict[str, tuple[Callable[..., Policy], str]] = {
     "las": (Las, "least attained service in two levels (Tiresias), rounds of 60 s"),
     "tiresias": (Las, "the same as las"),
     "gittins": (Gittins, "Gittins index over levels of attained service, learnt from jobs that are over"),
+    "gittins-ends": (lambda **kw: Gittins(**{"successes": True, **kw}), "the same, knowing which ends are successes (Yao et al., lengths unknown)"),
     "optimus": (Optimus, "one device each, then by gain in remaining time (Optimus), rounds of 60 s"),
     "pollux": (lambda **kw: Elastic(**{"haste": 0.0, "adaptive": True, **kw}), "largest sum of goodput speedups"),
     "goodput": (lambda **kw: Elastic(**{"haste": 0.5, "adaptive": True, **kw}), "goodput per device, weighted towards short jobs; batches adapt"),
@@ -82,8 +84,8 @@ def split(text: str) -> list[str]:
 
 
 def _options(text: str) -> tuple[str, dict[str, Any]]:
-    base, _, inside = text.partition("(")
-    if not inside:
+    base, opens, inside = text.partition("(")
+    if not opens:
         return base.strip(), {}
     if not inside.endswith(")"):
         raise SpecError(f"policy {text!r}: a closing parenthesis is missing")

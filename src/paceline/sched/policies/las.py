@@ -1,4 +1,4 @@
-"""Least attained service in a few levels, as Tiresias (NSDI 2019) discretises it, and the Gittins index over the same levels.
+"""Least attained service in a few levels, as Tiresias (NSDI 2019) discretises it.
 
 A job enters the first level; once its device-seconds pass a threshold it falls to the next, behind those already there. Higher levels
 run first, inside a level first come, first served. Rounds of a minute and one threshold at 16 device-hours are what the simulator of the
@@ -37,10 +37,10 @@ class Las(Ordered):
 
     def rank(self, job: Active, now_s: float) -> tuple[float, int]:
         level, entry = self._levels[job.name]
-        return self.rank_of(level), entry
+        return self.rank_of(job, level), entry
 
-    def rank_of(self, level: int) -> float:
-        """Lower runs first."""
+    def rank_of(self, job: Active, level: int) -> float:
+        """Of a job in a level; lower runs first."""
         return level
 
     def why(self, job: Active) -> str:
@@ -86,63 +86,3 @@ class Las(Ordered):
     def wake_s(self, state: State) -> float:
         return self._crossings[0][0] if self._crossings else math.inf
 
-
-class Gittins(Las):
-    """Levels ranked by the Gittins index of a known distribution of device-seconds: the best chance to end per device-second spent.
-
-    `sizes` are device-seconds of past jobs; without any it is least attained service until `learns_after` jobs are over.
-    """
-
-    name = "gittins"
-
-    def __init__(
-        self, *, sizes: Sequence[float] = (), levels: int = 12, learns_after: int = 50, interval_s: float = 60.0,
-        quotas: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(thresholds=tuple(60.0 * 3.0**i for i in range(levels)), interval_s=interval_s, quotas=quotas)
-        self.learns_after = learns_after
-        self._sizes = sorted(sizes)
-        self._index: list[float] = []
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """The index of each level: the largest, over later thresholds, of P(ends before it) / E[device-seconds until then]."""
-        sizes = self._sizes
-        if len(sizes) < self.learns_after:
-            return
-        starts = [0.0, *self.thresholds]
-        goals = [*self.thresholds, sizes[-1] + 1.0]
-        self._index = []
-        for start in starts:
-            rest = sizes[bisect_right(sizes, start):]
-            best, done, spent = 0.0, 0, 0.0
-            for goal in (g for g in goals if g > start):
-                until = bisect_right(rest, goal)
-                spent += sum(rest[done:until])
-                done = until
-                cost = spent + goal * (len(rest) - until) - start * len(rest)
-                if rest and cost > 0:
-                    best = max(best, done / cost)
-            self._index.append(best)
-
-    def rank_of(self, level: int) -> float:
-        return -self._index[level] if self._index else float(level)
-
-    def left(self, job: Active, now_s: float) -> None:
-        super().left(job, now_s)
-        self._sizes.append(job.attained_s)
-        if len(self._sizes) in (self.learns_after, 4 * self.learns_after, 16 * self.learns_after, 64 * self.learns_after):
-            self._sizes.sort()
-            self._refresh()
-            self._resort(now_s)
-
-    def _resort(self, now_s: float) -> None:
-        """Ranks have changed: the queues are sorted anew."""
-        waiting = [job for queue in self._queues.values() for _, job in queue]
-        held = [job for _, job in self._held]
-        self._queues.clear()
-        self._wanted = 0
-        for job in waiting:
-            Ordered.added(self, job, now_s)
-        for job in held:
-            self.reported(job, now_s)

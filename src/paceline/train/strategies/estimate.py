@@ -7,11 +7,13 @@ One link per rank, which carries one message after another; one thread that comp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.cost import compression as cost
+from paceline.errors import SpecError
 from paceline.sim.program import buckets
-from paceline.spec.compression import Float32, Scheme
+from paceline.spec.compression import SCHEMES, Float32, Scheme, parse
+from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES
 from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES
@@ -38,6 +40,11 @@ class Setting:
     #: cores of one rank
     cores: int = 1
 
+    @property
+    def gap_s(self) -> float:
+        """Seconds that a message keeps the link besides its bytes: several are in flight, so that their latencies overlap."""
+        return self.machine.latency_s / IN_FLIGHT
+
 
 def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme], bucket_bytes: float = BUCKET_BYTES,
                 first_bytes: float = FIRST_BYTES) -> float:
@@ -50,9 +57,9 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
         encode = sum(_work(scheme(layer), layer, at, at.rates.encode_s) for layer in chosen)
         decode = sum(_work(scheme(layer), layer, at, at.rates.decode_s) for layer in chosen)
         stages = max(len(cost.exchanges(scheme(layer), layer.shape)) for layer in chosen)
-        wire = sum(cost.sent_bytes(scheme(layer), layer.shape, at.world) for layer in chosen) / at.machine.link_Bps + stages * at.machine.latency_s
-        link = max(link, max(layer.ready_s for layer in chosen) + encode) + wire
-        end = max(end, link + decode)
+        wire = sum(cost.sent_bytes(scheme(layer), layer.shape, at.world) for layer in chosen) / at.machine.link_Bps
+        link = max(link, max(layer.ready_s for layer in chosen) + encode) + wire + at.gap_s
+        end = max(end, link + stages * at.machine.latency_s + decode)
         worked += encode + decode
     if at.cores < 2:
         end = max(end, profile.backward_s + worked)
@@ -93,15 +100,15 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         link, worker = 0.0, 0.0
         summed: dict[int, float] = {}
         for part in by_ready:
-            link = max(link, middle + part.ready_s) + part.out_s
-            worker = max(worker, link) + part.sum_s
+            link = max(link, middle + part.ready_s) + part.out_s + at.gap_s
+            worker = max(worker, link + at.machine.latency_s) + part.sum_s
             summed[id(part)] = worker
         end = middle + profile.backward_s
         for part in by_need:
             worker = max(worker, end, summed[id(part)]) + part.update_s
             if part.back_s:
-                link = max(link, worker) + part.back_s
-                here[id(part)] = link
+                link = max(link, worker) + part.back_s + at.gap_s
+                here[id(part)] = link + at.machine.latency_s
             else:
                 here[id(part)] = worker
         begin = end
@@ -112,7 +119,7 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
 
 def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> list[_Sent]:
     share = 1 / at.world if shares else 1.0
-    link, latency, copy = at.machine.link_Bps, at.machine.latency_s, at.rates.copy_s
+    link, copy = at.machine.link_Bps, at.rates.copy_s
     update = profile.update_s / max(1, profile.bytes)
     out: list[_Sent] = []
     small: list[Layer] = []
@@ -124,8 +131,8 @@ def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> list[_
             back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
             sent = shape.sent_bytes(mode, at.world) - back
             whole = 1.0 if mode == "factors" else share
-            out.append(_Sent(layer.ready_s, layer.need_s, latency + sent / link, shape.extra_flops(mode, at.world) / at.machine.flops,
-                             update * layer.bytes * whole, latency + back / link if back else 0.0))
+            out.append(_Sent(layer.ready_s, layer.need_s, sent / link, shape.extra_flops(mode, at.world) / at.machine.flops,
+                             update * layer.bytes * whole, back / link))
             continue
         small.append(layer)
         if sum(one.bytes for one in small) >= LEAST_BYTES:
@@ -144,12 +151,41 @@ def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, share: float, up
     way = (at.world - 1) / at.world * size / at.machine.link_Bps
     # a copy into flat memory, then the sum of everyone's part
     arithmetic = copy * size / 4 * (1 + 1 / (at.world if shares else 1))
-    one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers), at.machine.latency_s + (way if shares else 2 * way),
-                arithmetic, update * size * share, at.machine.latency_s + way if shares else 0.0)
-    return [one] * 1 if count == 1 else [_Sent(*(getattr(one, name) for name in one.__slots__)) for _ in range(count)]
+    one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers), way if shares else 2 * way,
+                arithmetic, update * size * share, way if shares else 0.0)
+    return [replace(one) for _ in range(count)]
 
 
 def _mode(layer: Layer, at: Setting) -> str:
     if len(layer.shape) != 2 or not layer.rows:
         return "gradient"
     return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows).choose(at.world, at.machine.link_Bps, at.machine.flops)
+
+
+def step_s(strategy: str, profile: Profile, at: Setting) -> float:
+    """Seconds of a step under a strategy of this name; `none` does not communicate, `auto` takes what is fastest."""
+    name = strategy.partition(":")[0]
+    if at.world == 1 or name == "none":
+        return profile.compute_s
+    if name in ("ddp", "allreduce"):
+        sizes = {"bucket_bytes": DDP_BUCKET_BYTES, "first_bytes": DDP_FIRST_BYTES} if name == "ddp" else {}
+        return averaging_s(profile, at, lambda _: FLOAT32, **sizes)
+    if name in ("overlap", "priority"):
+        return overlap_s(profile, at, shares=name == "overlap")
+    if name in SCHEMES:
+        chosen = cost.assign(parse(strategy), [(layer.name, layer.shape) for layer in profile.layers])
+        return averaging_s(profile, at, lambda layer: chosen[layer.name])
+    if name in PERIODS:
+        once = 2 * (at.world - 1) / at.world * profile.bytes / at.machine.link_Bps + at.machine.latency_s
+        return profile.compute_s + once / PERIODS[name]
+    if name == "auto":
+        candidates = ("allreduce", "overlap", "priority", "bf16", "fp16", "terngrad", "dgc")
+        return min(step_s(candidate, profile, at) for candidate in candidates)
+    raise SpecError(f"no model of strategy {strategy!r}")
+
+
+#: DDP's own, in its default settings
+DDP_BUCKET_BYTES, DDP_FIRST_BYTES = 25 * 2.0**20, 2.0**20
+#: steps between two averages, as the strategies have them by default
+PERIODS = {"local": 8, "post-local": 8, "diloco": 50}
+FLOAT32 = Float32()

@@ -21,9 +21,15 @@ from torch import Tensor, nn
 
 import paceline.train as pt
 from paceline.errors import SpecError
+from paceline.spec.compression import SCHEMES
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.comm import Engine
 from paceline.train.optim import LARS
+from paceline.train.profile import Profiler
 from paceline.train.record import Record
+from paceline.train.strategies.auto import rates
+from paceline.train.strategies.estimate import Setting, step_s
+from paceline.train.strategies.probe import probe
 from paceline.train.tasks import Task, get
 
 
@@ -73,6 +79,8 @@ def train(
     losses, reached, began = [], None, time.perf_counter()
     with Record(record, rank=rank) as log:
         log.write("run", task=task, strategy=strategy, world=world, seed=seed, batch=batch, start=start)
+        if record:
+            _predict(log, chosen, strategy, net, batch // world)
         for step, indices in enumerate(batches(chosen, total, batch, seed, start), start + 1):
             if warmup:
                 for group, top in zip(opt.param_groups, peak, strict=True):
@@ -97,6 +105,29 @@ def train(
         log.write("end", **{key: value for key, value in found.items() if key != "losses"})
     pt.close(net)
     return found
+
+
+def _predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -> None:
+    """What a step should take here, from a rank alone and a probe of the link; into the record, for `paceline check`. All ranks take part."""
+    with Engine() as engine:
+        machine = probe(engine, torch.device("cpu"))
+    alone = task.model()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=task.lr, momentum=task.momentum)
+    profiler = Profiler(alone)
+    for _ in range(8):
+        _, times = _step(alone, optimizer, task.train[0][:rows], task.train[1][:rows])
+        profiler.stepped(times["update_s"])
+    profile = profiler.profile()
+    names = (strategy,) if strategy.partition(":")[0] in SCHEMES else ()
+    world = dist.get_world_size()
+    cores = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    measured = rates(names, max(p.numel() for p in net.parameters()), world, torch.device("cpu"))
+    setting = Setting(machine=machine, world=world, cores=cores, rates=measured)
+    with contextlib.suppress(SpecError):  # no model of this one: the record goes without
+        seconds = step_s(strategy, profile, setting)
+        forward, update = profile.forward_s, profile.update_s
+        log.write("predicted", step=8 if strategy == "auto" else 2, seconds={
+            "forward": forward, "backward": seconds - forward - update, "update": update, "step": seconds})
 
 
 def _step(net: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor) -> tuple[float, dict[str, float]]:

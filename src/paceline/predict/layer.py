@@ -1,0 +1,285 @@
+"""The layers of a pipeline stage: what one micro-batch takes on one rank, in closed form, and what the rank holds.
+
+Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron, DeepSpeed
+and torchtitan number them, so that a stride says which network a group uses.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.cost.chip import Chip
+from paceline.cost.collectives import collective_s
+from paceline.cost.curves import Curves
+from paceline.cost.operators import OpTimes
+from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, saved_bytes
+from paceline.sim.schedules import V_SHAPED, chunks_of, chunks_per_rank
+from paceline.spec.cluster import Cluster, Group
+from paceline.spec.framework import Framework
+from paceline.spec.plan import Plan, stage_layers
+from paceline.spec.transformer import Transformer
+from paceline.spec.workload import ITEMSIZE
+
+#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16
+HOST_BPS = 15.75e9
+#: of that, for each device while all of a node copy: two share an uplink, and reach 80 % of it
+HOST_SHARE = 0.4
+#: between kernels that follow each other on the device
+GAP_S = 1.3e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the host's time."""
+
+    compute_s: float
+    exposed: Mapping[str, float]
+    host_s: float
+    flops: float
+    blocking: bool = False
+    #: seconds of these that the device waits for, whatever it does before and after
+    wait_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.beside(0.0)
+
+    def beside(self, gathers_s: float) -> float:
+        """Seconds with what gathering parameters adds on the device."""
+        return max(self.device_s + gathers_s, 0.0 if self.blocking else self.host_s)
+
+    @property
+    def device_s(self) -> float:
+        """Seconds when the host is never in the way, or always where it waits for every kernel."""
+        return self.compute_s + sum(self.exposed.values()) + (self.host_s if self.blocking else self.wait_s)
+
+    def plus(self, other: Pass, times: float = 1.0) -> Pass:
+        axes = {*self.exposed, *other.exposed}
+        return Pass(
+            self.compute_s + times * other.compute_s, {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
+            self.host_s + times * other.host_s, self.flops + times * other.flops, self.blocking or other.blocking,
+            self.wait_s + times * other.wait_s,
+        )
+
+
+#: neither time nor work
+NOTHING = Pass(0.0, {}, 0.0, 0.0)
+
+
+class Held(Protocol):
+    """What a stage of the pipeline holds."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def first(self) -> bool: ...
+    @property
+    def last(self) -> bool: ...
+
+
+class Layers(NamedTuple):
+    """Layers of a stage, and whether the embedding and the head are with them."""
+
+    layers: int
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A resolved plan on a cluster, with the operators of its layers timed."""
+
+    model: Transformer
+    cluster: Cluster
+    plan: Plan
+    framework: Framework
+    shape: Shape
+    chip: Chip
+    curves: Curves
+    found: Blocks
+    pieces: Mapping[str, PieceTime]
+    costs: OpTimes
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def group(self, axis: str) -> Group:
+        """Where the ranks of a mesh axis sit; `dp` is every rank that holds the same parameters."""
+        p = self.plan
+        inner = p.tp * p.cp
+        size, stride = {
+            "tp": (p.tp, 1), "cp": (p.cp, p.tp), "dp": (p.dp * p.cp, p.tp), "ep": (p.ep, 1), "pp": (2 if p.pp > 1 else 1, inner * p.dp),
+            "ends": (2 if p.pp > 1 else 1, inner * p.dp * max(1, p.pp - 1)),
+            "shard": ((p.shard or p.dp * p.cp), p.tp), "replicas": (p.dp * p.cp // (p.shard or p.dp * p.cp), p.tp * (p.shard or p.dp * p.cp)),
+            "expert-dp": (max(1, p.dp * inner // p.ep), p.ep),
+        }[axis]
+        return self.cluster.group(size, stride)
+
+    def send(self, op: str, size: float, axis: str) -> float:
+        """Seconds of a collective over a mesh axis."""
+        group = self.group(axis)
+        if group.size == 1 or size <= 0:
+            return 0.0
+        if axis == "ep" and self.framework.dispatch == "once":
+            size *= self.copies(group) / self.model.top_k
+        if axis == "shard" and self.framework.flat_gathers and group.size > self.cluster.node_devices:
+            size *= self.cluster.node_devices
+        return collective_s(op, size, group, self.cluster)
+
+    def copies(self, group: Group) -> float:
+        """Domains of the outermost link that a token's experts are in, on average: each gets one copy and passes it on inside."""
+        m = self.model
+        domains = next(fan for i in reversed(range(len(self.cluster.tiers))) if (fan := group.fan(i)) > 1)
+        found = domains * (1 - (1 - 1 / domains) ** m.top_k)
+        return min(found, m.top_groups) if m.top_groups and domains < group.size else found
+
+    # -- one micro-batch ---------------------------------------------------------------------------
+
+    def run(self, name: str, keep: NDArray[np.bool_] | None = None) -> Pass:
+        """A piece's operators with what they cannot hide of its collectives; or only those to `keep`, without collectives."""
+        timed = self.pieces[name]
+        every = np.ones(len(timed.each), dtype=bool) if keep is None else keep
+        left = np.where(every, timed.each, 0.0)
+        compute = float(left.sum() + self.gaps(name)[every].sum())
+        exposed: dict[str, float] = defaultdict(float)
+        collectives = timed.piece.collectives if keep is None else []
+        for collective in collectives:
+            exposed[collective.axis] += self.exposed(collective, left)
+        flops = self.found.packed.flops[self.place(name)]
+        host = float(self.issue(name)[every].sum()) + self.framework.issue_collective_s * len(collectives)
+        wait = self.wait(name) if keep is None else 0.0
+        return Pass(compute, dict(exposed), host, float(flops[every].sum()), self.framework.blocking, wait)
+
+    def place(self, name: str) -> slice:
+        """Where a piece's operators stand among all that are packed."""
+        return slice(self.found.starts[name], self.found.starts[name] + len(self.pieces[name].each))
+
+    def gaps(self, name: str) -> NDArray[np.float64]:
+        """Seconds between the kernels of each of a piece's operators."""
+        out = GAP_S * self.costs.kernels[self.place(name)]
+        for place, count in self.pieces[name].piece.launches.items():
+            out[place] = GAP_S * count
+        return out
+
+    def issue(self, name: str) -> NDArray[np.float64]:
+        """Host seconds of each operator of a piece."""
+        found = self.pieces[name]
+        out = np.full(len(found.each), self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s)
+        for place, count in found.piece.launches.items():
+            cast = found.piece.ops[place].kind == "cast"
+            out[place] += count * (self.framework.issue_expert_cast_s if cast else self.framework.issue_expert_s)
+        return out
+
+    def wait(self, name: str) -> float:
+        """Seconds that the device waits in a piece for a host that could not run ahead of it."""
+        timed, start = self.pieces[name], self.pieces[name].piece.sync
+        if start < 0 or self.framework.blocking:
+            return 0.0
+        sent = sum(self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind)
+        return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
+
+    def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
+        """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for the contention."""
+        seconds = self.send(collective.op, collective.size, collective.axis)
+        behind = list(collective.behind)
+        room = float(left[behind].sum()) if behind else 0.0
+        if not room or not seconds:
+            return seconds
+        first = seconds / collective.parts if collective.parts > 1 else 0.0
+        beside = min(room / (1 - self.framework.contention), seconds - first)  # operators are slower meanwhile
+        hidden = (1 - self.framework.contention) * beside
+        left[behind] *= 1 - hidden / room
+        return seconds - hidden
+
+    def again(self) -> NDArray[np.bool_]:
+        """Which operators of a layer's forward pass the backward pass runs again."""
+        piece = self.pieces["layer.forward"].piece
+        count = len(piece.ops)
+        if self.plan.recompute != "selective":
+            return np.full(count, self.plan.recompute == "full")
+        if self.framework.selective == "core":
+            return np.isin(np.arange(count), piece.core)
+        # operators other than products run again, and every second product
+        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
+        return ~np.isin(np.arange(count), [*products[::2], *piece.core])
+
+    def recomputed(self) -> Pass:
+        """What of a layer's forward pass the backward pass runs again."""
+        if self.plan.recompute == "none":
+            return NOTHING
+        return self.run("layer.forward", None if self.plan.recompute == "full" else self.again())
+
+    @property
+    def host_Bps(self) -> float:  # noqa: N802
+        """Bytes per second between a device and its host's memory while all devices of a node copy."""
+        return HOST_SHARE * (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds to copy what a layer saves to the host's memory, or back."""
+        if self.plan.offload != "activations":
+            return 0.0
+        return saved_bytes(self.shape, self.plan.recompute) / self.host_Bps
+
+    def copied(self, layer: Pass, again: Pass = NOTHING) -> Pass:
+        """A layer that waits for its copies, which go on beside it and what it runs `again`."""
+        wait = max(0.0, self.copying_s - layer.plus(again).seconds)
+        return layer.plus(Pass(0.0, {"host": wait}, 0.0, 0.0)) if wait else layer
+
+    # -- what a rank holds -------------------------------------------------------------------------
+
+    def chunks(self) -> list[tuple[tuple[int, int], ...]]:
+        """The chunks of each rank of the pipeline, as (number along the model, layers)."""
+        p = self.plan
+        each = chunks_per_rank(p.schedule, p.vpp)
+        held = [chunks_of(p.schedule, rank, p.pp, each) for rank in range(p.pp)]
+        whole, total = self.model.layers, p.pp * each
+        if whole % total and (whole + 2) % total == 0 and total > 1:  # one layer fewer beside the embedding and beside the head
+            return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
+        counts = stage_layers(whole, p.pp, each)
+        return [tuple((c, counts[rank] // each + (i < counts[rank] % each)) for i, c in enumerate(mine)) for rank, mine in enumerate(held)]
+
+    def ends(self, rank: int) -> tuple[bool, bool]:
+        """Whether a rank of the pipeline holds the embedding, and the head."""
+        return rank == 0, rank == (0 if self.plan.schedule in V_SHAPED else self.plan.pp - 1)
+
+    def held(self) -> list[Layers]:
+        """What each stage of the pipeline holds, in order."""
+        return [Layers(sum(count for _, count in mine), *self.ends(i)) for i, mine in enumerate(self.chunks())]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one parameter, as it is reduced."""
+        return 4 if self.framework.reduce_fp32 else ITEMSIZE[self.shape.dtype]
+
+    def layer_parameters(self) -> float:
+        """Of a layer on one rank."""
+        return self.model.dense_parameters / self.plan.tp + self.expert_parameters()
+
+    def expert_parameters(self) -> float:
+        """Of a layer's experts on one rank."""
+        return self.model.expert_parameters / self.plan.ep
+
+    def end_parameters(self, first: bool, last: bool) -> float:
+        """Of the embedding and the head on one rank; a tied projection is held at both ends."""
+        m, tp = self.model, self.plan.tp
+        tied = m.vocab * m.hidden if m.tied and last and not first else 0
+        return ((m.embedding_parameters if first else 0) + ((m.head_parameters + tied) if last else 0)) / tp
+
+    def parameters(self, stage: Held) -> float:
+        return stage.layers * self.layer_parameters() + self.end_parameters(stage.first, stage.last)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are sharded, and gathered layer by layer."""
+        return self.plan.sharding in ("fsdp", "hsdp")
+
+    @property
+    def replicated(self) -> bool:
+        """Whether whole gradients are reduced once per step."""
+        return self.plan.dp * self.plan.cp > 1 and not self.sharded and not self.plan.adapters
