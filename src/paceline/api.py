@@ -19,9 +19,9 @@ from paceline.spec.transformer import Transformer
 from paceline.spec.workload import Workload
 
 if TYPE_CHECKING:
-    from paceline.spec.planned import Planned
+    from paceline.spec.planned import Answer, Planned, Question, Study
 
-__all__ = ["capture", "plan", "predict"]
+__all__ = ["capture", "plan", "predict", "study"]
 
 
 @overload
@@ -70,7 +70,7 @@ def plan(
     model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
     seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
     tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int = 256,
-    progress: Any = None, **options: Any,
+    processes: int | None = None, progress: Any = None, **options: Any,
 ) -> Planned:
     """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
 
@@ -88,13 +88,39 @@ def plan(
             raise SpecError(f"{next(iter(options))} is for captured models; for {sized.name} it is a word of --fix")
         return plan_transformer(
             sized, where, gbs=gbs, seq=seq, objective=objective, fix=fix, forbid=forbid, allow=allow, tokens=tokens, deadline_s=deadline_s, top=top,
-            pareto=pareto, most=most, progress=progress)
+            pareto=pareto, most=most, processes=processes, progress=progress)
     if tokens or deadline_s:
         raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
     saved = Workload.load(Path(model)) if _saved(model) else model
     return plan_module(
         saved, where, gbs=gbs, objective=objective, fix=fix, forbid=forbid, allow=allow, top=top, pareto=pareto,
         options=options if seq is None else {**options, "seq": seq}, progress=progress)
+
+
+def study(asked: Sequence[Question], *, engine: str = "local", progress: Any = None) -> Study:
+    """Many questions planned in one go (`paceline.plan.study.questions`); a question without a plan is answered with the reason.
+
+    `engine="ray"` fans them out over an existing Ray cluster, with the same answers.
+    """
+    from paceline.plan.study import study as run
+
+    return run(asked, _answer if engine == "local" else _answer_alone, engine=engine, progress=progress)
+
+
+def _answer(question: Question, processes: int | None = None) -> Answer:
+    from paceline.spec.planned import Answer
+
+    q = question
+    try:
+        found = plan(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, processes=processes, **q.options)
+    except PacelineError as error:
+        return Answer(question=question, error=str(error))
+    return Answer(question=question, planned=found)
+
+
+def _answer_alone(question: Question) -> Answer:
+    """With one process: other questions have the other cores."""
+    return _answer(question, processes=1)
 
 
 def _clusters(cluster: Cluster | str | None, gpus: str | None, device: str | None) -> tuple[Cluster, ...]:

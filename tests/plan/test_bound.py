@@ -46,9 +46,9 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
 
 def test_bounds_are_close_where_plans_are_good():
     model, cluster = transformers.get("gpt3-13b"), clusters.get("2xdgx-a100")
-    space, table = Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload"])), Table(model)
+    space, table = Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload", "zb-v", "dualpipev"])), Table(model)
     low = [bounds(block, table).ravel() for block in space.blocks]
     best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
     for bound, i, index in best:
         step = Step.of(model, cluster, space.blocks[i].plan(index), None, table.curves(cluster))
-        assert bound >= 0.9 * Simulation(step).prediction(None).step_s
+        assert bound >= 0.93 * Simulation(step).prediction(None).step_s

@@ -24,8 +24,8 @@ def step(text, model=MODEL, cluster=CLUSTER):
     return Step.of(model, cluster, resolve(Plan.parse(text), cluster.device_count, model), None, None)
 
 
-def state(text, model=MODEL, index=0):
-    made = step(text, model)
+def state(text, model=MODEL, index=0, cluster=CLUSTER):
+    made = step(text, model, cluster)
     stage = made.held()[index]
     return made, kept(made, stage), made.parameters(stage)
 
@@ -74,7 +74,7 @@ def test_experts_are_shared_by_fewer_ranks():
 def test_adapters_leave_only_weights():
     _, found, count = state("tp=8 gbs=64 adapters")
     assert (found.parameters, found.gradients, found.optimizer) == pytest.approx((2 * count, 0, 0))
-    made, small, _ = state("tp=8 gbs=64 adapters fp8 framework=nemo")
+    made, small, _ = state("tp=8 gbs=64 adapters fp8 framework=nemo", cluster=clusters.get("8xdgx-h100"))
     assert small.parameters == pytest.approx(2 * count - MODEL.layers * made.layer_parameters())
     assert saved_bytes(made.shape, "none") < saved_bytes(replace(made.shape, trained=True), "none")
 

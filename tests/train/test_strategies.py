@@ -1,5 +1,9 @@
 """Strategies on real processes: replicas stay one, exact ones follow DDP, all ranks issue the same collectives in the same order."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,17 @@ def test_exact_strategies_follow_ddp(world, kind, optimizer):
             assert ranks[0]["values"] == pytest.approx(ddp[0]["values"], rel=1e-3, abs=2e-4), request
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_layer_norms_are_those_of_whole_layers_also_where_updates_are_shared(optimizer):
+    options = {"least_bytes": 4000, "most_bytes": 20000}
+    runs = [{"strategy": name, "options": given, "optimizer": optimizer, "steps": 8} for name, given in (
+        (None, {}), ("overlap", options), ("priority", options), ("overlap", {**options, "clip_norm": 1e6}))]
+    (ddp, *others) = trained(3, runs)
+    check_together(others, runs[1:])
+    for request, ranks in zip(runs[1:], others, strict=True):
+        assert ranks[0]["values"] == pytest.approx(ddp[0]["values"], rel=1e-3, abs=2e-5), request
+
+
 def test_tied_and_unused_weights_are_never_stale():
     runs = [{"strategy": name, "options": options, "kind": "tied", "steps": 12} for name, options in EXACT]
     first, *others = trained(2, runs)
@@ -66,3 +81,13 @@ def test_relaxed_replicas_meet():
     results = trained(3, runs)
     check_together(results, runs)
     assert all(ranks[0]["losses"][-1] < 3 for ranks in results)
+
+
+def test_the_fake_process_group_sees_the_same_collectives():
+    runs = [{"strategy": name, "options": options, "steps": 4} for name, options in (
+        ("allreduce", BUCKETS), ("overlap", {**SMALL, "fc": "gradient"}), ("overlap", {"fc": "rows"}), ("overlap", {"fc": "factors"}),
+        ("terngrad", {}), ("dgc", {}), ("powersgd", {}), ("onebit", {}), ("local", {"period": 2}))]
+    real = [ranks[0]["order"] for ranks in trained(2, runs)]
+    script = "import json, sys, workers; print(json.dumps(workers.pretend(json.loads(sys.argv[1]))))"
+    done = subprocess.run([sys.executable, "-c", script, json.dumps(runs)], capture_output=True, text=True, check=True, env={**os.environ, **HERE})
+    assert json.loads(done.stdout.splitlines()[-1]) == real

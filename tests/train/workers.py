@@ -94,6 +94,10 @@ def optimizer_of(name, parameters):
     parameters = list(parameters)
     if name == "adam":
         return torch.optim.AdamW(parameters, lr=3e-3)
+    if name in ("lars", "lamb"):
+        from paceline.train import LAMB, LARS
+
+        return LARS(parameters, lr=0.5, weight_decay=1e-3, eta=0.02) if name == "lars" else LAMB(parameters, lr=0.01)
     half = len(parameters) // 2
     return torch.optim.SGD([{"params": parameters[:half]}, {"params": parameters[half:], "weight_decay": 1e-3}], lr=0.05, momentum=0.9)
 
@@ -217,36 +221,29 @@ def parallel_all(runs):
 
 
 def scaled(strategy, steps=6):
-    """fp16 loss scaling that overflows at first: replicas stay the same, the step is skipped on all ranks, then training goes on."""
+    """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with half the scale."""
     import paceline.train as pt
-    from paceline.train.precision import Scaler
 
     rank = dist.get_rank()
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    scaler = Scaler(3e38, growth=3)
+    scaler = pt.Scaler(1024.0, growth=100)
     options = {"scaler": scaler} if strategy not in ("overlap", "priority") else {}
     net, opt = pt.parallelize(net, opt, plan=strategy, **options)
     stepped = []
     for step in range(steps):
         x, y = batch(step, rank)
+        if rank == 1 and step == 3:
+            x[0] = float("inf")
         opt.zero_grad()
-        if rank == 1 and step == 2:
-            scaler.value = 3e38
-        if step == 3:
-            scaler.value = 1024.0
-        dist.barrier()
-        loss = torch.nn.functional.cross_entropy(net(x), y)
-        values = [torch.zeros(1) for _ in range(dist.get_world_size())]
-        dist.all_gather(values, torch.tensor([scaler.value]))
-        scaler.value = max(v.item() for v in values)
-        scaler.scale(loss).backward()
+        scaler.scale(torch.nn.functional.cross_entropy(net(x), y)).backward()
         stepped.append(scaler.step(opt))
     values = torch.cat([v.reshape(-1) for v in net.state_dict().values()])
     pt.close(net)
     both = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(both, values)
-    return {"stepped": stepped, "same": all(torch.equal(both[0], b) for b in both), "finite": bool(torch.isfinite(values).all())}
+    same, finite = all(torch.equal(both[0], b) for b in both), bool(torch.isfinite(values).all())
+    return {"stepped": stepped, "same": same, "finite": finite, "scale": scaler.value}
 
 
 def resumed(folder, strategy, steps, until):
@@ -271,3 +268,39 @@ def resumed(folder, strategy, steps, until):
     total = sum(v.double().sum().item() for v in net.state_dict().values())
     pt.close(net)
     return {"start": start, "total": total, "steps": saved.steps()}
+
+
+def pretend(runs, world=2):
+    """The same trainings under torch's fake process group, in this process alone; the digests of what they issued."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        return [run["order"] for run in follow_all(runs)]
+    finally:
+        dist.destroy_process_group()
+
+
+def wired(strategies, steps=4):
+    """Bytes that the interface sent per step, and those that the strategy counts; of two ranks."""
+    import paceline.train as pt
+    from paceline.train.record import sent_bytes
+
+    out = []
+    for name in strategies:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(1024, 512, bias=False)
+        net, opt = pt.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9), plan=name)
+        x = torch.randn(8, 1024)
+        for step in range(steps + 2):
+            if step == 2:
+                dist.barrier()
+                before = sent_bytes()
+            opt.zero_grad()
+            net(x).square().sum().backward()
+            opt.step()
+        dist.barrier()
+        sent = (sent_bytes() - before) / steps
+        out.append((sent, pt.of(net).wire_bytes()))
+        pt.close(net)
+    return out

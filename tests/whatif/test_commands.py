@@ -100,6 +100,16 @@ def test_mistakes_are_one_line(capsys, arguments, words):
     assert words in fails(capsys, *arguments)
 
 
+def test_from_python():
+    from paceline import whatif
+
+    subject = whatif.Subject.of("resnet18", "2xp100-node-10gbe", "ddp", batch=4, image=64)
+    assert whatif.change(subject, ["network.inter.bandwidth=40Gb/s"]).speedup > 1
+    assert whatif.compare(subject, ["ddp", "dgc"]).best.plan and whatif.sweep(subject, "nodes=1,2").scaling
+    assert whatif.job(subject.predict(), subject.cluster, whatif.Budget(epochs=1)).steps > 0
+    assert all(hasattr(whatif, name) for name in whatif.__all__)
+
+
 # -- plots -----------------------------------------------------------------------------------------
 
 

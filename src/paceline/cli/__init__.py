@@ -8,14 +8,32 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from paceline import __version__
-from paceline.cli import bench, calibrate, capture, catalog, check, compare, explain, plan, predict, simulate, train, validate, whatif
+from paceline.cli import (
+    bench,
+    calibrate,
+    capture,
+    catalog,
+    check,
+    compare,
+    explain,
+    plan,
+    predict,
+    profile,
+    schedule,
+    simulate,
+    throughput,
+    train,
+    validate,
+    whatif,
+)
 from paceline.errors import PacelineError
 
 app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
 
 for _command in (
     predict.predict, plan.plan, compare.compare, whatif.whatif, explain.explain, simulate.simulate, capture.capture, calibrate.calibrate,
-    validate.validate, train.train, check.check,
+    validate.validate, train.train, check.check, profile.profile, throughput.throughput,
+    schedule.schedule, schedule.submit, schedule.queue, schedule.eta, schedule.cancel,
 ):
     app.command(_command)
 app.command(bench.app)

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from paceline.cli.options import Json, show, whole
+from paceline.cli.throughput import score
 
 app = App(name="bench", help="Measure on an emulated cluster: hosts are network namespaces with shaped links (needs root on Linux).")
 
@@ -65,3 +66,6 @@ def collectives(
         print(json.dumps(found.to_dict()))
     else:
         show(found)
+
+
+app.command(score, name="throughput")

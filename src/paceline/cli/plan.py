@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Image, Json, Optimizer, Precision, Seq, show, whole
+from paceline.cli.options import Image, Json, Optimizer, Precision, show, whole
 
 if TYPE_CHECKING:
     from paceline.plan.search import Progress
+    from paceline.spec.planned import Question
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 
 
 def plan(
-    model: str, /, *, cluster: Annotated[str | None, Parameter(help="such as 32xdgx-h100; or --gpus and --device")] = None,
+    model: str, /, *, cluster: Annotated[str | None, Parameter(help="such as 32xdgx-h100, or several with commas; or --gpus and --device")] = None,
     gpus: Annotated[str | None, Parameter(help="a range of sizes to choose from, such as 64..4096, of --device")] = None,
     device: Annotated[str | None, Parameter(name=["--device", "-d"], help="the device of --gpus")] = None,
-    gbs: Annotated[int | None, Parameter(converter=whole, help="samples per step, of all devices")] = None, seq: Seq = None, image: Image = None,
+    gbs: Annotated[str | None, Parameter(help="samples per step, of all devices; several with commas")] = None,
+    seq: Annotated[str | None, Parameter(help="tokens per sample, for models that take text; several with commas")] = None, image: Image = None,
     precision: Precision | None = None, optimizer: Optimizer = None,
     objective: Annotated[str, Parameter(help="time, cost or energy")] = "time",
     tokens: Annotated[str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")] = None,
@@ -34,6 +36,8 @@ def plan(
     top: Annotated[int, Parameter(converter=whole, help="plans to list")] = 10,
     pareto: Annotated[str | None, Parameter(help="also the front over some of time,cost,energy,memory,gpus")] = None,
     most: Annotated[int, Parameter(converter=whole, help="plans to simulate at most")] = 256,
+    engine: Annotated[str, Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster")] = "local",
+    measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
     emit: Annotated[str | None, Parameter(help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm")] = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="the folder for --emit")] = Path("run"),
     html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None, json_: Json = False,
@@ -43,19 +47,38 @@ def plan(
     Parameters
     ----------
     model
-        a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and shares its work by data
+        a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and shares its work by data.
+        Several with commas, or a study's .toml file, are planned in one go
     """
     from paceline import units
+    from paceline.plan.study import questions, read
+
+    words = {"fix": _split(fix), "forbid": _split(forbid), "allow": _split(allow), "pareto": _split([pareto] if pareto else None)}
+    options = {
+        **{name: value for name, value in words.items() if value}, "objective": objective, "top": top, "most": most,
+        "tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None,
+        **{name: value for name, value in {"image": image, "precision": precision, "optimizer": optimizer}.items() if value is not None}}
+    if model.endswith(".toml"):
+        asked = read(Path(model))
+    else:
+        asked = questions(
+            _list(model), _list(cluster), _numbers("--gbs", gbs), _numbers("--seq", seq), gpus=gpus, device=device, **options)
+    if len(asked) > 1 or model.endswith(".toml") or engine != "local":
+        _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
+    else:
+        _single(asked[0], measure, _split([emit]) if emit else [], output, html, json_)
+
+
+def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
     from paceline.api import plan as run
 
-    captured = {"image": image, "precision": precision, "optimizer": optimizer}
+    q = question
     with _progress(json_) as progress:
-        found = run(
-            model, cluster=cluster, gpus=gpus, device=device, gbs=gbs, seq=seq, objective=objective, fix=_split(fix), forbid=_split(forbid),
-            allow=_split(allow), tokens=units.parse(tokens, "count") if tokens else None,
-            deadline_s=units.parse(deadline, "time") if deadline else None, top=top,
-            pareto=_split([pareto] if pareto else None), most=most, progress=progress,
-            **{name: value for name, value in captured.items() if value is not None})
+        found = run(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, progress=progress, **q.options)
+        if measure is not None:
+            from paceline.bench.tune import tune
+
+            found = tune(q, found, measure, progress=progress)
     if html is not None:
         from paceline.report import page
         from paceline.report.plan import planned_html
@@ -65,13 +88,47 @@ def plan(
     if emit:
         from paceline.plan.emit import emit as write
 
-        written = write(found, _split([emit]), output)
+        written = write(found, emit, output)
     if json_:
         print(json.dumps(found.to_dict()))
     else:
         show(found)
         for path in written:
             print(f"wrote {path}")
+
+
+def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> None:
+    from paceline.api import study
+    from paceline.errors import SpecError
+
+    wrong = next((name for name, value in single.items() if value), None)
+    if wrong:
+        raise SpecError(f"{wrong} is for one question, and this is a study of {len(asked)}; ask for one model, cluster and batch")
+    with _progress(json_) as progress:
+        found = study(asked, engine=engine, progress=progress and (lambda done, total: progress("planning", done, total, 0.0)))
+    if html is not None:
+        from paceline.report import page
+        from paceline.report.plan import study_html
+
+        page.write(html, study_html(found))
+    if json_:
+        print(json.dumps(found.to_dict()))
+    else:
+        show(found)
+
+
+def _list(text: str | None) -> list[str]:
+    """What commas separate."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _numbers(name: str, text: str | None) -> list[int]:
+    from paceline.errors import SpecError
+
+    wrong = next((word for word in _list(text) if not word.isdigit() or not int(word)), None)
+    if wrong is not None:
+        raise SpecError(f"{name} takes whole numbers above zero, such as 512 or 256,512; got {wrong!r}")
+    return [int(word) for word in _list(text)]
 
 
 def _split(words: list[str] | None) -> list[str]:

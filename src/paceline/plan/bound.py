@@ -137,8 +137,10 @@ def bounds(block: Block, table: Table) -> Array:
     reduces, regathers = (np.array([np.concatenate([getattr(state, name) for state in of]) for of in states]) for name in ("reduce_s", "regather_s"))
     once, last, early, update = (
         np.array([[getattr(state, name) for state in of] for of in states]) for name in ("tied_s", "last_reduce_s", "first_gather_s", "update_s"))
-    span = (spent @ known.span.T).max(axis=0) + hop * known.hops
-    own = (spent @ known.own.T).max(axis=0)
+    # a host may issue a pass while its rank waits for another, so that hosts' times of several ranks do not add up
+    issued, spent = spent[2] @ known.work.T, spent[[0, 1, 3]]
+    span = np.maximum((spent @ known.span.T).max(axis=0) + hop * known.hops, issued)
+    own = np.maximum((spent @ known.own.T).max(axis=0), issued)
     # reduced beside the last passes, or after them; the first rank is the last to be done
     begin = (spent @ known.ready.T).max(axis=0) if f.dp_overlap else own
     tail = np.where(known.first, (last + once)[:, per_line], 0.0)

@@ -70,22 +70,23 @@ def _network(job: JobProfile, workers: int) -> Coarse:
 
 
 def _rounds(job: JobProfile, workers: int) -> Coarse:
-    compute = job.samples("compute_s")
+    compute = job.samples("compute_s").tolist()
+    mean = sum(compute) / len(compute)
     update = float(job.samples("update_s").mean())
     each = (job.link.seconds(job.up_bytes) + job.link.seconds(job.down_bytes)) / job.servers
     spare = job.backups if job.mode == "backup" else 0
     alone = _alone(job)
     overlap, two = _OVERLAP, job.measured(2)
     if two and each > 0:
-        seen = (2 / two - alone - (kth_of([compute] * 2, 2) - float(compute.mean()))) / each
+        seen = (2 / two - alone - (kth_of([compute] * 2, 2) - mean)) / each
         overlap += _TRUST * (float(np.clip(seen, 0.3, 1.3)) - _OVERLAP)
     rounds, useful = np.empty(workers), np.empty(workers)
     for n in range(1, workers + 1):
         needed = max(1, n - spare)
-        barrier = kth_of([compute] * n, needed) - float(compute.mean())
+        barrier = kth_of([compute] * n, needed) - mean
         rounds[n - 1] = alone + barrier + overlap * (n - 1) * each
         useful[n - 1] = needed
-    limits = {"compute": float(compute.mean()), "network": overlap * each, "server": update / max(1, workers)}
+    limits = {"compute": mean, "network": overlap * each, "server": update / max(1, workers)}
     # half of what ever more workers could bring
     saturation = alone / (overlap * each) if each else float("inf")
     return Coarse(throughput=useful / rounds, saturation=saturation, bottleneck=max(("network", "compute"), key=lambda name: limits[name] * (

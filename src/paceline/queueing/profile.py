@@ -121,14 +121,15 @@ class JobProfile:
         return next((run.throughput for run in self.runs if run.workers == workers), None)
 
     def with_link(self, link: Link) -> JobProfile:
-        """The same job on other links: transfers take as long as their bytes, everything else as it did."""
-        return replace(self, link=link, runs=tuple(_relinked(run, self, link) for run in self.runs))
+        """The same job on other links: transfers take as long as their bytes, everything else as it did. Kept is the smallest run: how
+        several workers shared the old links says little about the new ones."""
+        return replace(self, link=link, runs=(_relinked(min(self.runs, key=lambda run: run.workers), self, link),))
 
     def to_dict(self) -> dict[str, Any]:
         names = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness")
         return {
-            "kind": "paceline job profile", "version": 1, "name": self.name, "batch": self.batch, "up_bytes": self.up_bytes, "down_bytes": self.down_bytes,
-            "mode": self.mode, "servers": self.servers, "staleness": self.staleness, "backups": self.backups,
+            "kind": "paceline job profile", "version": 1, "name": self.name, "batch": self.batch, "up_bytes": self.up_bytes,
+            "down_bytes": self.down_bytes, "mode": self.mode, "servers": self.servers, "staleness": self.staleness, "backups": self.backups,
             "link": {"rate_Bps": self.link.rate_Bps, "burst_bytes": self.link.burst_bytes}, "fields": list(names),
             "runs": [[[[round(getattr(step, name), 7) for name in names] for step in steps] for steps in run.steps] for run in self.runs],
         }

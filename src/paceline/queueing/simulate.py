@@ -112,7 +112,8 @@ class _Network:
         open_, room = set(self.flows), {id(port): port.rate for flow in self.flows for port in flow.ports}
         ports = {id(port): port for flow in self.flows for port in flow.ports}
         while open_:
-            level, tight = min((room[key] / total, key) for key, port in ports.items() if (total := sum(f.weight for f in port.flows if f in open_)) > 0)
+            weights = {key: sum(flow.weight for flow in port.flows if flow in open_) for key, port in ports.items()}
+            level, tight = min((room[key] / weight, key) for key, weight in weights.items() if weight > 0)
             for flow in [f for f in ports[tight].flows if f in open_]:
                 flow.rate = max(level * flow.weight, 1.0)
                 open_.discard(flow)
@@ -158,7 +159,7 @@ class _Run:
         self.other, self.update = job.samples("other_s").tolist(), job.samples("update_s").tolist()
         self.stale: Counter[int] = Counter()
         self.spans: list[Span] = []
-        self.spent: Counter[str] = Counter()
+        self.spent = dict.fromkeys(("compute", "up", "update", "down"), 0.0)
 
     # -- clockwork ---------------------------------------------------------------------------------
 

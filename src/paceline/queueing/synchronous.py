@@ -141,7 +141,7 @@ class SynchronousModel:
         try:
             local = {int(count): (tuple(map(float, batches)), tuple(map(float, times))) for count, (batches, times) in raw["local"].items()}
             return cls(local=local, **{key: float(raw[key]) for key in ("transfer_s", "sharing", "overlap", "spread")})
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a synchronous model: {error!r}; write one with SynchronousModel.to_dict") from None
 
 

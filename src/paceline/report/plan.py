@@ -10,7 +10,7 @@ from rich.text import Text
 from paceline import units
 from paceline.report.page import page
 from paceline.report.terminal import distributed_view, listing
-from paceline.spec.planned import Planned, Range, Ranked
+from paceline.spec.planned import Answer, Planned, Range, Ranked, Study
 
 
 def planned_view(p: Planned) -> RenderableType:
@@ -32,6 +32,30 @@ def planned_view(p: Planned) -> RenderableType:
 def planned_html(p: Planned) -> str:
     """The same as one page."""
     return page(f"{p.model}: best plan", planned_view(p))
+
+
+def study_view(study: Study) -> RenderableType:
+    """One line per question."""
+    columns = ["model", "cluster", "batch", "step", "per second", "MFU", "memory", "gap", "plan"]
+    count = len(study.answers)
+    title = f"{count} questions, {units.show(study.elapsed_s, 'time')}" + ("" if study.engine == "local" else f" on {study.engine}")
+    return listing(title, columns, [_line(answer) for answer in study.answers])
+
+
+def study_html(study: Study) -> str:
+    """The same as one page."""
+    return page("study of plans", study_view(study))
+
+
+def _line(answer: Answer) -> list[str]:
+    question, planned = answer.question, answer.planned
+    asked = question.cluster or f"{question.gpus} x {question.device}"
+    if planned is None:
+        return [question.model, asked, str(question.gbs or "-"), *["-"] * 5, answer.error]
+    best, found = planned.best, planned.best.prediction
+    return [
+        planned.model, best.cluster.name, str(planned.gbs), units.show(found.step_s, "time"), f"{found.throughput:,.0f} {found.unit}",
+        f"{100 * found.mfu:.1f} %", units.show(found.peak_bytes, "bytes"), f"{planned.gap_pct:.2f} %", str(best.plan)]
 
 
 def _certificate(p: Planned) -> Text:

@@ -7,6 +7,7 @@ import random
 import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate
@@ -66,6 +67,14 @@ def philly_like(count: int, *, seed: int = 0, bursts: bool = True, most_devices:
         tenant = tenants[min(bisect_right(owns, draw.random() * owns[-1]), len(tenants) - 1)]
         jobs.append(stretchable(f"job-{i}", time_s, max(1.0, seconds), min(devices, most_devices or devices), draw, tenant))
     return Trace(name="philly-like", jobs=tuple(jobs), cluster=CLUSTER)
+
+
+def trials(count: int, *, seed: int = 0, median_s: float = 3600.0, sigma: float = 0.5) -> Trace:
+    """Philly's arrivals, sizes and tenants, with lengths log-normal about a median: what jobs ask for, not what they run."""
+    draw = random.Random(f"trials {seed}")
+    like = philly_like(count, seed=seed, most_devices=16)
+    jobs = tuple(replace(job, work=median_s * math.exp(sigma * draw.gauss(0, 1))) for job in like.jobs)
+    return replace(like, name="trials", jobs=jobs, asked=True)
 
 
 def _arrivals(count: int, draw: random.Random, bursts: bool) -> list[float]:

@@ -87,8 +87,8 @@ class Active:
     """What the scheduler knows of a job that is not over. Policies read it; only the state machine writes it."""
 
     __slots__ = (
-        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "phase", "rate", "ready_s",
-        "restarts", "since_s", "started_s", "status",
+        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "phase", "rate",
+        "ready_s", "restarts", "since_s", "started_s", "status",
     )
 
     def __init__(self, job: Job, index: int) -> None:

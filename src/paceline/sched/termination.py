@@ -5,9 +5,10 @@ al., "Characterization of Large Language Model Development in the Datacenter", N
 Learning Workloads in Large-Scale GPU Datacenters", SC 2021). The chance to end early is taken to rise with a job's device time g as
 1 / (1 + exp(-(a + b ln g))), a and b such that both shares are met on the job list at hand.
 
-A traced length is what a job really ran; one that ends early had asked for more. How far such jobs get was not published: the share of work
-done is taken as even between 0 and 1 for cancelled jobs, and as even in logarithm from 0.02 for failed ones, which fail sooner.
-What policies may know of it, `Ends` by size and devices, is learnt from a second draw: a history, not the jobs themselves.
+A traced length is what a job really ran; one that ends early had asked for more. (Lists that give what was asked for say so:
+`Trace.asked`.) How far such jobs get was not published: the share of work done is taken as even between 0 and 1 for cancelled jobs, and
+as even in logarithm from 0.02 for failed ones, which fail sooner. What policies may know of it, `Ends` by size, devices and tenant, is
+learnt from further draws: a history, not the jobs themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import UnknownName
@@ -23,16 +24,16 @@ from paceline.sched.ends import Ends, empirical
 from paceline.sched.job import Job
 from paceline.sched.traces import Trace
 
-#: by asked work, devices and tenant
-Alike = tuple[int, int, str]
+#: asked work, devices and tenant, or some of them
+Alike = tuple[int | str, ...]
 #: between tenants, the deviation of the logarithm of the odds to end early: that between the seven clusters whose shares were published
 SPREAD = 0.33
-#: how many times as long as the job list the history is that policies learn from
-HISTORIES = 3
+#: jobs of the history that policies learn from (at least one draw of the job list)
+HISTORY = 40_000
 #: failed jobs reach at least this share of their work
 FIRST = 0.02
-#: a class of jobs with fewer in the history shares the ends of all
-ENOUGH = 30
+#: a class of jobs with fewer in the history shares the ends of a wider one
+ENOUGH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +71,19 @@ def apply(trace: Trace, shares: Shares, *, seed: int = 0, spread: float = SPREAD
     """
     times = [_device_s(job) for job in trace.jobs]
     shift = _shifts({job.tenant for job in trace.jobs}, spread, seed)
-    early = Logistic.fit(times, shares.killed + shares.failed, shares.killed_time + shares.failed_time, shifts=[shift[j.tenant] for j in trace.jobs])
+    early = Logistic.fit(
+        times, shares.killed + shares.failed, shares.killed_time + shares.failed_time, shifts=[shift[job.tenant] for job in trace.jobs],
+        does=_mean_share(shares) if trace.asked else 1.0,
+    )
     weight = [early.at(t, shift[job.tenant]) for t, job in zip(times, trace.jobs, strict=True)]
     killed = Logistic.fit(
         times, shares.killed / (shares.killed + shares.failed), shares.killed_time / (shares.killed_time + shares.failed_time), weight,
     )
     chances = list(zip(times, weight, strict=True))
-    known = _learn([job for i in range(HISTORIES) for job in _draw(trace.jobs, chances, killed, random.Random(f"history {seed} {i}"))])
-    jobs = _draw(trace.jobs, chances, killed, random.Random(f"jobs {seed}"))
-    whole = known[None]
-    return replace(trace, jobs=tuple(replace(job, ends=known.get(_class(job), whole)) for job in jobs))
+    draws = -(-HISTORY // len(trace.jobs))
+    known = _learn(job for i in range(draws) for job in _draw(trace, chances, killed, random.Random(f"history {seed} {i}")))
+    jobs = _draw(trace, chances, killed, random.Random(f"jobs {seed}"))
+    return replace(trace, jobs=tuple(replace(job, ends=next(known[c] for c in _classes(job) if c in known)) for job in jobs))
 
 
 def _device_s(job: Job) -> float:
@@ -91,30 +95,36 @@ def _shifts(tenants: set[str], spread: float, seed: int) -> dict[str, float]:
     return {tenant: draw.gauss(0, spread) for tenant in sorted(tenants)}
 
 
-def _draw(jobs: Sequence[Job], chances: Sequence[tuple[float, float]], killed: Logistic, draw: random.Random) -> list[Job]:
+def _mean_share(shares: Shares) -> float:
+    """The share of its work that a job does on average that ends early."""
+    killed = shares.killed / (shares.killed + shares.failed)
+    return killed * 0.5 + (1 - killed) * (1 - FIRST) / -math.log(FIRST)
+
+
+def _draw(trace: Trace, chances: Sequence[tuple[float, float]], killed: Logistic, draw: random.Random) -> list[Job]:
     out = []
-    for job, (time_s, early) in zip(jobs, chances, strict=True):
+    for job, (time_s, early) in zip(trace.jobs, chances, strict=True):
         ends, how, far = draw.random() < early, draw.random() < killed.at(time_s), draw.random()
         if not ends:
             out.append(job)
             continue
         share = max(far, 1e-3) if how else FIRST ** (1 - far)
-        out.append(replace(job, work=job.work / share, ends_at=min(share, 1 - 1e-9), outcome="killed" if how else "failed"))
+        out.append(replace(job, work=job.work / (1 if trace.asked else share), ends_at=min(share, 1 - 1e-9), outcome="killed" if how else "failed"))
     return out
 
 
-def _class(job: Job) -> Alike:
-    """Jobs alike: by the work they ask for (half decades), by devices (one, a few, many) and by tenant."""
-    return round(2 * math.log10(job.work)), (job.devices.bit_length() + 1) // 2, job.tenant
+def _classes(job: Job) -> tuple[Alike, ...]:
+    """Jobs alike, ever wider: by the work they ask for (half decades), by devices (one, a few, many) and by tenant; without tenant; all."""
+    work, devices = round(2 * math.log10(job.work)), (job.devices.bit_length() + 1) // 2
+    return (work, devices, job.tenant), (work, devices), ()
 
 
-def _learn(history: Sequence[Job]) -> dict[Alike | None, Ends]:
+def _learn(history: Iterable[Job]) -> dict[Alike, Ends]:
     groups: dict[Alike, list[float]] = defaultdict(list)
     for job in history:
-        groups[_class(job)].append(job.ends_at if not job.succeeds else 1.0)
-    found: dict[Alike | None, Ends] = {key: empirical(seen) for key, seen in groups.items() if len(seen) >= ENOUGH}
-    found[None] = empirical([share for seen in groups.values() for share in seen])
-    return found
+        for group in _classes(job):
+            groups[group].append(1.0 if job.succeeds else job.ends_at)
+    return {group: empirical(seen) for group, seen in groups.items() if len(seen) >= ENOUGH or not group}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +141,12 @@ class Logistic:
     @staticmethod
     def fit(
         times: Sequence[float], of_jobs: float, of_time: float, weights: Sequence[float] | None = None, shifts: Sequence[float] | None = None,
+        does: float = 1.0,
     ) -> Logistic:
-        """Meets a share of jobs and a share of device time, each weighted; the slope by bisection, and inside it the level by bisection."""
+        """Meets a share of jobs and a share of device time, each weighted, where those that it picks do only the share `does` of their time.
+
+        The slope is found by bisection, and inside it the level; a share that no slope up to 3 reaches is missed.
+        """
         import numpy as np
 
         device_s = np.asarray(times)
@@ -154,7 +168,8 @@ class Logistic:
         low, high = -3.0, 3.0
         for _ in range(25):
             b = (low + high) / 2
-            if by_time @ (0.5 + 0.5 * np.tanh((level(b) + b * logs + shift) / 2)) < of_time:
+            share = float(by_time @ (0.5 + 0.5 * np.tanh((level(b) + b * logs + shift) / 2)))
+            if share * does / (1 - share + share * does) < of_time:
                 low = b
             else:
                 high = b

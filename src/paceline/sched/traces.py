@@ -6,6 +6,7 @@
     gavel              jobs with Gavel's measured throughputs on three kinds of GPU and Philly's lengths, Poisson arrivals
     alibaba            GPU pods of Alibaba's trace of 2023 with whole devices
     philly-like        generated, with Philly's statistics; needs no files
+    trials             generated, with Philly's arrivals and sizes, but lengths of one order, as where many variants of a model are trained
     FILE.csv           one's own: see `read_own`
 
 Published files are not part of this package: philly and pollux come from github.com/petuum/adaptdl (branch osdi21-artifact, `simulator/traces`
@@ -42,6 +43,8 @@ class Trace:
     cluster: str
     #: see `simulate.Settings`
     clock_s: float = 0.0
+    #: whether lengths are what jobs ask for, of which those that end early do a part; else what they ran, and such jobs had asked for more
+    asked: bool = False
 
     def scaled(self, load: float, devices: int) -> Trace:
         """The same jobs, arriving so that they keep `load` of the devices busy between the first and the last arrival."""
@@ -206,6 +209,13 @@ def _generated(file: str, folder: Path | None, count: int | None, seed: int) -> 
     return philly_like(count or 1000, seed=seed)
 
 
+def _trials(file: str, folder: Path | None, count: int | None, seed: int) -> Trace:
+    from paceline.sched.generate import trials
+
+    return trials(count or 1000, seed=seed)
+
+
 READERS: dict[str, Callable[[str, Path | None, int | None, int], Trace]] = {
     "pollux": read_pollux, "philly": read_philly, "gavel": _gavel, "alibaba": read_alibaba, "philly-like": _generated,
+    "trials": _trials,
 }

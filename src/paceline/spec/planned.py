@@ -25,6 +25,9 @@ class Ranked:
     lost: str = ""
     #: what it may change in the result of training; empty where nothing does
     lossy: str = ""
+    #: seconds of a step as it ran, and as it was predicted before the measurements; None where it was not run
+    measured_s: float | None = None
+    first_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         p = self.prediction
@@ -32,6 +35,7 @@ class Ranked:
             "plan": str(self.plan), "cluster": self.cluster.name, "devices": p.devices, "step_s": p.step_s, "step_s_low": p.step_s_low,
             "step_s_high": p.step_s_high, "throughput": p.throughput, "mfu": p.mfu, "peak_bytes": p.peak_bytes, "value": self.value,
             "cost_per_step": self.cost, "energy_j": p.energy_j, "bound_s": self.bound_s, "lost": self.lost, "lossy": self.lossy,
+            "measured_s": self.measured_s, "first_s": self.first_s,
             "breakdown": {part.name: part.seconds for part in p.breakdown},
         }
 
@@ -104,3 +108,58 @@ class Planned:
         from paceline.report.plan import planned_html
 
         return planned_html(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One model, and where and with what batch it is to be planned; `options` are further words of `paceline.plan`."""
+
+    model: str
+    cluster: str | None = None
+    gpus: str | None = None
+    device: str | None = None
+    gbs: int | None = None
+    seq: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was said."""
+        said = {name: getattr(self, name) for name in ("model", "cluster", "gpus", "device", "gbs", "seq")}
+        return {name: value for name, value in (said | dict(self.options)).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The best plan for a question, or why there is none."""
+
+    question: Question
+    planned: Planned | None = None
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the answer as that of a single question, with the question beside it."""
+        found = {"error": self.error} if self.planned is None else self.planned.to_dict()
+        return {"question": self.question.to_dict(), **found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Answers to many questions, in their order."""
+
+    answers: tuple[Answer, ...]
+    engine: str
+    elapsed_s: float
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Plain data for `--json`: a list."""
+        return [answer.to_dict() for answer in self.answers]
+
+    def __rich__(self) -> Any:
+        from paceline.report.plan import study_view
+
+        return study_view(self)
+
+    def _repr_html_(self) -> str:
+        from paceline.report.plan import study_html
+
+        return study_html(self)

@@ -165,6 +165,8 @@ def gossip(replica: Replica) -> Exchange:
     """Parameters to both neighbours of a ring beside the step; what takes longer than the step is waited for."""
     if replica.plan.tp * replica.plan.pp > 1:
         raise PlanError("plan cannot run: gossip is modelled between whole replicas on one device each (tp 1, pp 1)")
+    if replica.replicas == 1:
+        return Exchange(seconds={})
     sent = neighbour_s(replica.cluster, replica.master_bytes) / replica.plan.relax.every
     beside = min(sent, replica.alone.step_s)
     return Exchange(

@@ -37,7 +37,7 @@ class Easy(Ordered):
             size = job.job.devices
             if job is head or not state.fits(size):
                 continue
-            in_time = state.now_s + job.job.restart_s + asked_s(job, state.now_s) <= shadow_s
+            in_time = state.now_s + asked_s(job, state.now_s) <= shadow_s
             if (in_time or size <= spare) and state.start(job, size, "fills a gap" if in_time else "fits beside what the head will get"):
                 spare -= 0 if in_time else size
 

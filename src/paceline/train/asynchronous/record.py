@@ -20,10 +20,15 @@ class Recorder:
     def __init__(self, worker: int, path: Path | None = None) -> None:
         named = os.environ.get(VARIABLE)
         path = path or (Path(named.replace("{worker}", str(worker))) if named else None)
-        self._file = path.open("w") if path else None
+        self._file = path.open("w", buffering=1) if path else None  # whole lines: who reads along stops the run
         self.worker = worker
         self.steps = 0
         self._since = time.perf_counter()
+
+    def describe(self, **facts: object) -> None:
+        """Writes what the run is, before its steps."""
+        if self._file is not None:
+            self._file.write(json.dumps({"worker": self.worker, **facts}) + "\n")
 
     def computed(self) -> float:
         """Seconds of compute since the last exchange ended."""

@@ -78,9 +78,13 @@ def served(
             ))
         store.set("servers", str(count))
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
+    wrapped: Distributed
     if rule == "elastic":
-        return model, ElasticOptimizer(optimizer, client, period=period)
-    return model, ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every)
+        wrapped = ElasticOptimizer(optimizer, client, period=period)
+    else:
+        wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every)
+    wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
+    return model, wrapped
 
 
 FACTORIES: dict[str, Factory] = {

@@ -16,14 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec import compression as spec
 from paceline.train.comm import Collective, Job, Ticket
-from paceline.train.compress import Compressor, Round, for_model, make
+from paceline.train.compress import Compressor, Round, make
 from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.strategies.base import Strategy, agree
 
+#: where a state keeps the momentum of uncompressed parameters
+_VELOCITY = "velocity"
 #: of float32 gradients put into one bucket, and of the first, which starts communication early
 BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
 
@@ -57,12 +60,13 @@ class Averaging(Strategy):
         self.first_bytes = min(FIRST_BYTES, bucket_bytes) if first_bytes is None else first_bytes
 
     def _begin(self) -> None:
-        self.scheme = _with_momentum(self.scheme, self.optimizer)
-        if self.by_name is None:
-            self.compressors = for_model(self.scheme, self.parameters, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused)
-        else:
-            made = {s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused) for s in set(self.by_name.values())}
-            self.compressors = {name: made[self.by_name[name]] for name, _ in self.parameters}
+        listed = [(name, tuple(p.shape)) for name, p in self.parameters]
+        chosen = dict(assign(self.scheme, listed) if self.by_name is None else {name: self.by_name[name] for name, _ in listed})
+        self._momentum = _take_momentum(chosen, self.optimizer)
+        made = {s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused) for s in dict.fromkeys(chosen.values())}
+        self.compressors = {name: made[s] for name, s in chosen.items()}
+        #: of parameters that go as they are while others' momentum is the compressor's
+        self._velocity: dict[str, Tensor] = {}
         self._distinct: list[Compressor] = list({id(c): c for c in self.compressors.values()}.values())
         self._names = {id(p): name for name, p in self.parameters}
         self._index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
@@ -156,7 +160,25 @@ class Averaging(Strategy):
         if bucket.plain is not None:
             bucket.plain.div_(self.world)
         for parameter, view in views:
+            if self._momentum is not None:
+                self._accelerate(self._names[id(parameter)], view)
             parameter.grad = view
+
+    def _accelerate(self, name: str, gradient: Tensor) -> None:
+        """The optimizer's momentum, which the compressor took over, for a gradient that is not compressed; kept in true units."""
+        assert self._momentum is not None
+        momentum, nesterov = self._momentum
+        if not bool(torch.isfinite(gradient).all()):
+            return  # the step will be skipped
+        scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        held = self._velocity.get(name)
+        if held is None:
+            held = self._velocity[name] = torch.zeros_like(gradient)
+        held.mul_(momentum).add_(gradient, alpha=1 / scale)
+        if nesterov:
+            gradient.add_(held, alpha=momentum * scale)
+        else:
+            gradient.copy_(held).mul_(scale)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
@@ -184,19 +206,21 @@ class Averaging(Strategy):
         return sum(self.compressors[name].wire_bytes(tuple(p.shape)) for name, p in self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(compressor.scheme): compressor.state_dict() for compressor in self._distinct}
+        held = {str(compressor.scheme): compressor.state_dict() for compressor in self._distinct}
+        return {**held, _VELOCITY: {name: tensor.clone() for name, tensor in self._velocity.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for compressor in self._distinct:
             if str(compressor.scheme) in state:
                 compressor.load_state_dict(state[str(compressor.scheme)])
+        self._velocity = {name: tensor.clone() for name, tensor in state.get(_VELOCITY, {}).items()}
 
     def reshard(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The state of this rank, from those of all ranks of a run of another size."""
         return {
             str(c.scheme): type(c).reshard([state[str(c.scheme)] for state in states], rank=self.rank, world=self.world)
             for c in self._distinct if str(c.scheme) in states[0]
-        }
+        } | {_VELOCITY: states[0].get(_VELOCITY, {})}
 
 
 def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -> Job:
@@ -276,15 +300,21 @@ def _merge(op: str, requests: Sequence[Round | None]) -> _Message:
     return _Message(Collective(op, [torch.cat(parts) for parts in by_dtype.values()]), payloads)
 
 
-def _with_momentum(scheme: spec.Scheme, optimizer: torch.optim.Optimizer) -> spec.Scheme:
-    """Deep Gradient Compression applies the optimizer's momentum before it selects: it takes it over."""
-    if not isinstance(scheme, spec.DGC) or not scheme.momentum:
-        return scheme
-    used = {(group.get("momentum", 0.0), bool(group.get("nesterov"))) for group in optimizer.param_groups}
+def _take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimizer) -> tuple[float, bool] | None:
+    """Deep Gradient Compression applies the optimizer's momentum before it selects: it takes it over, in `chosen` and from the optimizer.
+
+    Momentum and whether it is Nesterov's; None where nothing was taken over.
+    """
+    if not any(isinstance(scheme, spec.DGC) and scheme.momentum for scheme in chosen.values()):
+        return None
+    used = {(float(group.get("momentum", 0.0)), bool(group.get("nesterov"))) for group in optimizer.param_groups}
     if len(used) > 1:
         raise SpecError(f"dgc takes over the optimizer's momentum, which must be the same in all groups; got {sorted(used)}")
     momentum, nesterov = used.pop()
     for group in optimizer.param_groups:
         if "momentum" in group:
             group.update(momentum=0.0, nesterov=False)
-    return replace(scheme, momentum=momentum, nesterov=nesterov)
+    for name, scheme in chosen.items():
+        if isinstance(scheme, spec.DGC):
+            chosen[name] = replace(scheme, momentum=momentum, nesterov=nesterov)
+    return (momentum, nesterov) if momentum else None

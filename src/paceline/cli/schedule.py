@@ -1,0 +1,96 @@
+"""`paceline schedule`, `submit`, `queue`, `eta`, `cancel`: jobs on a live engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from paceline.cli.options import Json, show
+
+State = Annotated[Path | None, Parameter(env_var="PACELINE_STATE", help="folder of the scheduler's state; by default ~/.local/state/paceline")]
+
+
+def schedule(
+    jobs: Annotated[Path | None, Parameter(help="TOML file of [[job]] entries, until they are over; without one it serves until stopped")] = None,
+    *, engine: Annotated[str, Parameter(help="local (processes of this machine), slurm or ray")] = "",
+    policy: Annotated[str, Parameter(name=["--policy", "-p"], help="a name, NAME(option=value) or FILE.py:CLASS; by default marginal")] = "",
+    nodes: Annotated[str, Parameter(help="local: nodes x devices such as 4x2; slurm: a partition; ray: an address")] = "",
+    clock: Annotated[str, Parameter(help="wall; or model: decisions as a simulation of the same jobs makes them")] = "",
+    interval: Annotated[float | None, Parameter(help="seconds between rounds of the policy; 0: decide at each event")] = None,
+    grace: Annotated[float, Parameter(help="seconds that a job has to checkpoint after TERM")] = 60.0, state: State = None, json_: Json = False,
+) -> None:
+    """Schedule jobs on a live engine: start, resize, stop with checkpoint, start again. Killed at any moment, it goes on where it was."""
+    from paceline.sched.live import Daemon, Setup, read
+
+    orders = read(jobs) if jobs is not None else []
+    setup = Setup(state=_state(state), engine=engine, policy=policy, nodes=nodes, clock=clock, interval_s=interval, grace_s=grace)
+    daemon = Daemon(setup, say=lambda text: print(text, file=sys.stderr if json_ else sys.stdout, flush=True))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.stop())
+    try:
+        new = daemon.submit(orders)
+    except BaseException:
+        daemon.close()
+        raise
+    if orders and not json_:
+        print(f"{len(new)} of {len(orders)} jobs are new; engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, "
+              f"policy {daemon.ledger.era['policy']}", flush=True)
+    daemon.run(until_idle=jobs is not None)
+    if json_:
+        print(json.dumps(daemon.summary()))
+
+
+def submit(job: Annotated[Path, Parameter(help="TOML file of one job, or several as [[job]]")], *, state: State = None, json_: Json = False) -> None:
+    """Hand jobs to the scheduler that runs."""
+    from paceline.sched.live import read
+
+    orders = read(job)
+    new = _client(state).submit(orders)
+    _print({"submitted": new, "known": [order.name for order in orders if order.name not in new]}, json_,
+           "\n".join(f"{order.name}: {'submitted' if order.name in new else 'was submitted before'}" for order in orders))
+
+
+def queue(*, state: State = None, json_: Json = False) -> None:
+    """Show the jobs of the scheduler that runs."""
+    rows = _client(state).ask("queue")
+    if json_:
+        print(json.dumps({"jobs": rows}))
+        return
+    from paceline.report.live import table
+
+    show(table(rows))
+
+
+def eta(job: str, *, state: State = None, json_: Json = False) -> None:
+    """Say when a job will be over, with an interval."""
+    from paceline.sched.live.forecast import Eta
+
+    found = Eta(**_client(state).ask("eta", job=job))
+    _print(found.to_dict(), json_, str(found))
+
+
+def cancel(job: str, *, state: State = None, json_: Json = False) -> None:
+    """End a job: TERM, then force."""
+    outcome = _client(state).ask("cancel", job=job)
+    _print({"job": job, "outcome": outcome}, json_, f"{job}: {outcome}")
+
+
+def _state(given: Path | None) -> Path:
+    from paceline.sched.live.client import default_state
+
+    return (given or default_state()).absolute()
+
+
+def _client(given: Path | None) -> Any:
+    from paceline.sched.live.client import Client
+
+    return Client(_state(given))
+
+
+def _print(answer: dict[str, Any], json_: bool, text: str) -> None:
+    print(json.dumps(answer) if json_ else text)

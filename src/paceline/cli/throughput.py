@@ -1,0 +1,74 @@
+"""`paceline throughput`: samples per second against workers, from a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from paceline.cli.options import Json, show
+
+
+def counts(text: str) -> list[int]:
+    """Numbers as people write them: 1..32, or 1,2,4."""
+    from paceline.errors import SpecError
+
+    try:
+        low, dots, high = text.partition("..")
+        out = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
+    except ValueError:
+        raise SpecError(f"cannot read {text!r}; write a range such as 1..32 or a list such as 1,2,4") from None
+    if not out or min(out) < 1 or max(out) > 1000:
+        raise SpecError(f"counts go from 1 to 1000, got {text!r}")
+    return out
+
+
+def throughput(
+    profile: Path, /, *, workers: Annotated[str, Parameter(help="1..32 or 1,2,4")] = "1..16",
+    link: Annotated[str | None, Parameter(help="rate of each host's link, such as 1Gbit/s; as profiled unless given")] = None,
+    servers: Annotated[str | None, Parameter(help="parameter servers, one or several numbers; as profiled unless given")] = None,
+    trace: Annotated[Path | None, Parameter(help="also write the simulated run of the most workers as a trace for Perfetto")] = None,
+    json_: Json = False,
+) -> None:
+    """Predict throughput against workers from a profile of one or two: curve with interval, saturation point, bottleneck.
+
+    Parameters
+    ----------
+    profile
+        a file written by `paceline profile`
+    """
+    from paceline.queueing.estimate import changed
+    from paceline.queueing.estimate import throughput as run
+    from paceline.queueing.profile import JobProfile
+    from paceline.queueing.simulate import simulate
+    from paceline.units import parse
+
+    job, numbers = JobProfile.load(profile), counts(workers)
+    rate = parse(link, "bandwidth") if link is not None else None
+    curves = [run(job, numbers, servers=count, link_Bps=rate) for count in (counts(servers) if servers else [None])]
+    if trace is not None:
+        timeline = simulate(changed(job, curves[0].servers, rate), max(numbers), steps=10, trace=True).timeline
+        assert timeline is not None
+        timeline.save(trace)
+    if json_:
+        print(json.dumps([curve.to_dict() for curve in curves]))
+    else:
+        for curve in curves:
+            show(curve)
+
+
+def score(
+    *, hosts: Annotated[int, Parameter(help="workers up to which the measured set is scored")] = 8,
+    pollux: Annotated[bool, Parameter(negative="", help="score the synchronous model on the Pollux measurements instead (PACELINE_DATA)")] = False,
+    data: Annotated[Path | None, Parameter(help="folder of measurements by others; PACELINE_DATA unless given")] = None, json_: Json = False,
+) -> None:
+    """Score the throughput models on measured runs: from a profile of two workers, 3 to 8; line and Optimus form beside them."""
+    from paceline.bench.throughput import score as scores
+
+    found = scores.pollux(data) if pollux else scores.measured(most=hosts)
+    if json_:
+        print(json.dumps(found.to_dict()))
+    else:
+        show(found)

@@ -1,0 +1,59 @@
+"""Run a function over many tasks on an existing Ray cluster, with the results that this machine would give."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+from paceline.errors import MissingExtra, RunError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] = lambda _: None) -> list[B]:
+    """`run` of each task, in their order, one CPU of the cluster each; `done` hears how many are. `run` is a function of a module."""
+    with _connected() as ray:
+        remote = ray.remote(num_cpus=1)(_there)
+        waiting = [remote.remote(run, task, os.getcwd()) for task in tasks]
+        left = list(waiting)
+        try:
+            while left:
+                _, left = ray.wait(left)
+                done(len(tasks) - len(left))
+        except KeyboardInterrupt:
+            for task in left:
+                ray.cancel(task)
+            raise
+        return list(ray.get(waiting))
+
+
+def _there(run: Callable[[A], B], task: A, folder: str) -> B:
+    """Runs in a worker of the cluster; paths are those of whoever asks, where both see the same files."""
+    if os.path.isdir(folder):  # noqa: PTH112
+        os.chdir(folder)
+    return run(task)
+
+
+@contextmanager
+def _connected() -> Iterator[Any]:
+    """The ray package, in touch with a cluster: one that this process already uses, that RAY_ADDRESS names, or that runs on this machine."""
+    try:
+        ray = import_module("ray")
+    except ImportError:
+        raise MissingExtra("ray", "ray", "--engine ray") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        raise RunError("--engine ray: no Ray cluster is found; start one with `ray start --head`, or set RAY_ADDRESS, or leave --engine out") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

@@ -1,0 +1,106 @@
+"""Many questions planned in one go: models x clusters x batches x sequences, on this machine or over a Ray cluster.
+
+A study is written as lists on the command line, or as a file:
+
+    models = ["llama3-8b", "llama3-70b"]
+    clusters = ["8xdgx-h100", "8xdgx-a100"]        # or gpus = "64..512" and device = "h100-sxm"
+    gbs = [256, 512]
+    seq = [8192]
+    objective = "time"                             # and whatever else `paceline.plan` takes: fix, forbid, allow, top, most...
+    [[question]]                                   # besides the products: single ones, with what they change
+    model = "vgg16"
+    cluster = "8xp100-node-10gbe"
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PlanError, SpecError, UnknownName
+from paceline.plan import on_ray
+from paceline.spec.facts import read_text
+from paceline.spec.planned import Answer, Question, Study
+
+ENGINES = ("local", "ray")
+#: keys of a file that hold what is multiplied, and the word of a question that each gives
+_AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
+_WORDS = ("gpus", "device")
+#: what else a question may set: words of `paceline.plan`
+_OPTIONS = ("objective", "fix", "forbid", "allow", "tokens", "deadline_s", "top", "pareto", "most", "image", "precision", "optimizer")
+
+
+def questions(
+    models: Sequence[str], clusters: Sequence[str] = (), gbs: Sequence[int] = (), seq: Sequence[int] = (), *, gpus: str | None = None,
+    device: str | None = None, **options: Any,
+) -> list[Question]:
+    """Every model on every cluster with every batch (samples) and sequence (tokens)."""
+    return [
+        Question(model=model, cluster=cluster, gbs=batch, seq=length, gpus=gpus, device=device, options=options)
+        for model, cluster, batch, length in product(models, clusters or [None], gbs or [None], seq or [None])]
+
+
+def read(path: Path) -> list[Question]:
+    """The questions of a study's file."""
+    try:
+        data = tomllib.loads(read_text(path, "study"))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    single = data.pop("question", [])
+    _known(path, data, (*_AXES, *_WORDS, *_OPTIONS))
+    lists = {key: _list(value) for key, value in data.items() if key in _AXES}
+    shared = {key: value for key, value in data.items() if key not in _AXES}
+    out = questions(**lists, **shared) if "models" in lists else []
+    for entry in single if isinstance(single, list) else [single]:
+        _known(path, entry, (*_AXES.values(), *_WORDS, *_OPTIONS))
+        where = {} if {"cluster", *_WORDS} & {*entry} else {key: shared[key] for key in _WORDS if key in shared}
+        rest = {key: value for key, value in shared.items() if key not in _WORDS}
+        own = {**where, **rest, **entry}
+        words = {key: own.pop(key, None) for key in (*_AXES.values(), *_WORDS)}
+        if not words["model"]:
+            raise SpecError(f"{path}: a [[question]] needs a model")
+        out.append(Question(**words, options=own))
+    if not out:
+        raise SpecError(f"{path}: no question; a study has models = [...] or [[question]]")
+    return out
+
+
+def _known(path: Path, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    for key in table:
+        if key not in allowed:
+            raise UnknownName(f"key of the study {path}", key, allowed, f"allowed: {', '.join(allowed)}")
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def study(
+    asked: Sequence[Question], answer: Callable[[Question], Answer], *, engine: str = "local", progress: Callable[[int, int], None] | None = None,
+) -> Study:
+    """The answers to some questions, in their order; `answer` is a function of a module. The engine changes when they come, not what they are."""
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES, f"allowed: {', '.join(ENGINES)}")
+    begun = time.monotonic()
+
+    def tell(done: int) -> None:
+        if progress:
+            progress(done, len(asked))
+
+    if engine == "ray":
+        found = on_ray.over(answer, asked, tell)
+    else:
+        found = []
+        for question in asked:
+            found.append(answer(question))
+            tell(len(found))
+            planned = found[-1].planned
+            if planned is not None and planned.interrupted:
+                break
+    if all(one.planned is None for one in found):
+        raise PlanError(found[0].error if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {found[0].error}")
+    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun)

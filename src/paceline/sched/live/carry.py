@@ -1,0 +1,130 @@
+"""Carries decisions out: runs that are wanted begin once their devices are free, runs that are to stop are asked, then forced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.sched.live.driver import ABSENT, OVER, Driver, Seen
+from paceline.sched.live.ledger import Ledger
+from paceline.sched.live.run import LIVE, STOPPING, VOID, WANTED, Exit, Run, progress
+
+#: times that a run is handed to an engine that does not begin it
+_LAUNCHES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended, and what to tell the user."""
+
+    run: Run
+    outcome: str
+    text: str
+
+
+class Carrier:
+    """Between the ledger and an engine. What it is about to do is written before it does it, so that a second daemon can do it again."""
+
+    def __init__(self, ledger: Ledger, driver: Driver, grace_s: float) -> None:
+        self.ledger, self.driver = ledger, driver
+        #: seconds from being asked to stop to being forced
+        self.grace_s = grace_s
+        #: as last observed
+        self.seen: dict[str, Seen] = {}
+        self._launches: dict[str, int] = {}
+        self._nudged: dict[str, float] = {}
+
+    def observe(self) -> Iterator[Ending]:
+        """Looks at all runs that the engine was given; yields those that are over, mends and stops others."""
+        given = [run for run in self.ledger.runs.values() if run.state != WANTED]
+        self.seen = self.driver.observe(given)
+        for run in given:
+            seen = self.seen[run.token]
+            if seen.state == OVER:
+                yield self._judge(run, seen)
+            elif run.state == STOPPING:
+                self._stop(run)
+            elif seen.state == ABSENT:
+                yield from self._again(run)
+            elif any(found is not None and found.code for found in seen.exits):
+                self._broken(run)
+
+    def begin(self) -> None:
+        """Starts the runs that are wanted and whose devices are free, in the order of their decisions."""
+        for run in [run for run in self.ledger.runs.values() if run.state == WANTED]:
+            slots = self._slots(run)
+            if slots is not None:
+                self._start(self.ledger.put(replace(run, state=LIVE, slots=slots)))
+
+    def settled(self) -> bool:
+        """Whether all that was decided has happened: nothing waits to begin or to end."""
+        return all(run.state == LIVE and self.seen.get(run.token, Seen(state=ABSENT)).state == "running" for run in self.ledger.runs.values())
+
+    def _start(self, run: Run) -> None:
+        names = [self.ledger.nodes[node].name for node, _ in run.allocation]
+        self.driver.start(run, self.ledger.orders[run.job], names)
+
+    def _slots(self, run: Run) -> tuple[tuple[int, ...], ...] | None:
+        """Free device numbers on each node, None while others (or an earlier run of the same job) still hold them."""
+        taken: dict[int, set[int]] = {}
+        for other in self.ledger.runs.values():
+            if other.state != WANTED:
+                if other.job == run.job:
+                    return None
+                for (node, _), ids in zip(other.allocation, other.slots, strict=True):
+                    taken.setdefault(node, set()).update(ids)
+        out = []
+        for node, count in run.allocation:
+            free = [i for i in range(self.ledger.shape.devices[node]) if i not in taken.get(node, ())]
+            if len(free) < count:
+                return None
+            out.append(tuple(free[:count]))
+        return tuple(out)
+
+    def _again(self, run: Run) -> Iterator[Ending]:
+        """The engine does not have a run that it was given: it is given once more, a few times."""
+        count = self._launches[run.token] = self._launches.get(run.token, 0) + 1
+        if count <= _LAUNCHES:
+            self._start(run)
+        else:
+            self.driver.stop(run)
+            yield Ending(run=run, outcome="preempted", text=f"the engine did not begin {run.token} in {_LAUNCHES} trials")
+
+    def _stop(self, run: Run) -> None:
+        """Asks, and after the grace period forces; repeated now and then, as an earlier daemon may not have come to it."""
+        now = time.time()
+        kill = now > run.stop_s + self.grace_s
+        if kill or now > self._nudged.get(run.token, 0.0) + 5.0:
+            self._nudged[run.token] = now
+            self.driver.stop(run, kill=kill)
+
+    def _broken(self, run: Run) -> None:
+        """A rank ended badly: the others cannot go on without it."""
+        since = self._nudged.setdefault(f"{run.token} broken", time.time())
+        self.driver.stop(run, kill=time.time() > since + min(self.grace_s, 10.0))
+
+    def _judge(self, run: Run, seen: Seen) -> Ending:
+        """What the exits of its ranks say."""
+        exits = [found for found in seen.exits if found is not None]
+        real = [found for found in exits if found.code != VOID]
+        if len(exits) == len(real) == run.ranks and all(found.code == 0 for found in real) and self._all_done(run, real):
+            return Ending(run=run, outcome="completed", text=f"{run.job} completed")
+        if run.state == STOPPING:
+            return Ending(run=run, outcome=run.outcome, text=f"{run.job} stopped")
+        killed = next((found for found in real if found.killed), None)
+        if killed is not None:
+            number = -killed.code if killed.code < 0 else killed.code - 128
+            return Ending(run=run, outcome="preempted", text=f"{run.job} was killed by signal {number}")
+        failed = next((found for found in real if found.code), None)
+        if failed is not None and len(exits) == run.ranks:
+            place = self.driver.state / "jobs" / run.job / str(run.attempt)
+            return Ending(run=run, outcome="failed", text=f"{run.job} failed with exit code {failed.code}; see {place}/*.log")
+        return Ending(run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine")
+
+    def _all_done(self, run: Run, exits: list[Exit]) -> bool:
+        """Code 0 after TERM may mean that a checkpoint was written; then the progress tells."""
+        if not any(found.told for found in exits):
+            return True
+        done = progress(self.driver.state, run.job)
+        return done is not None and done[0] >= self.ledger.job(run.job).work * (1 - 1e-9)

@@ -1,0 +1,328 @@
+"""The daemon: one loop round the state machine. It looks at the engine, tells the machine what happened, and carries out what it decides.
+
+Two clocks. On the wall's clock events have the times at which they were seen. On the model's clock time is what the throughput model says:
+an event is told only when the real jobs have come as far as the model expects by then, and a job's end when it has really ended. So the same
+job list gives the same decisions in a simulation and on every engine, however fast or loaded the machines are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SpecError, UnknownName
+from paceline.sched import event as ev
+from paceline.sched.decision import Decision
+from paceline.sched.live import drivers, forecast
+from paceline.sched.live.carry import Carrier, Ending
+from paceline.sched.live.driver import EngineAway
+from paceline.sched.live.ledger import MODEL, WALL, Ledger
+from paceline.sched.live.order import Order
+from paceline.sched.live.run import LIVE, STOPPING, Run, progress
+from paceline.sched.live.run import OVER as RUN_OVER
+from paceline.sched.live.server import Server
+from paceline.sched.live.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a daemon runs; what is empty is taken from the jobs in the folder, or by default."""
+
+    state: Path
+    engine: str = ""
+    policy: str = ""
+    #: nodes of the local engine, or the engine's address or partition; see `drivers`
+    nodes: str = ""
+    clock: str = ""
+    #: seconds between rounds of the policy; None: its own, at most 5 on the wall's clock
+    interval_s: float | None = None
+    #: seconds for a checkpoint after TERM
+    grace_s: float = 60.0
+    #: seconds between reports of progress to the policy
+    report_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.clock not in ("", WALL, MODEL):
+            raise UnknownName("clock", self.clock, (WALL, MODEL), "allowed: wall, model")
+        if self.grace_s < 0 or self.report_s <= 0 or (self.interval_s is not None and self.interval_s < 0):
+            raise SpecError("grace and interval must not be negative, and report must be above zero")
+
+
+class Daemon:
+    """A scheduler on a live engine. `say` gets one line for each decision and each thing that went wrong."""
+
+    def __init__(self, setup: Setup, say: Callable[[str], None] = lambda text: None) -> None:
+        self.setup, self.say = setup, say
+        self.store = Store(setup.state)
+        self._away = ""
+        try:
+            found = self.store.rows["meta"].get("era")
+            self.driver = drivers.make(setup.engine or (found or {}).get("engine", "local"), setup.state,
+                                       setup.nodes or self.store.rows["meta"].get("nodes", ""))
+            self.ledger = Ledger(self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
+                                 interval_s=setup.interval_s)
+            if setup.nodes:
+                self.store.commit([("meta", "nodes", setup.nodes)])
+        except BaseException:
+            self.store.close()
+            raise
+        for note in self.store.notes:
+            say(note)
+        self.machine = self.ledger.machine
+        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s)
+        self.model = self.ledger.era["clock"] == MODEL
+        self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._stopping = False
+        self._nodes_s = 0.0
+        self._reports_s = 0.0
+        #: by job: when its present run was first seen with progress, and that progress
+        self._began: dict[str, tuple[int, float, float]] = {}
+        self.server = Server(setup.state, self._requests, self)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def run(self, until_idle: bool = False) -> None:
+        """Serves until it is stopped, or until every job is over."""
+        try:
+            while not self._stopping:
+                self.turn()
+                if until_idle and self.idle:
+                    return
+                with contextlib.suppress(queue.Empty):
+                    self._requests.get(timeout=self.driver.poll_s)()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Ends the loop; jobs go on, and the next daemon finds them."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Lets go of the folder and the engine."""
+        self.server.close()
+        self.driver.close()
+        self.store.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job is over and gone from the engine."""
+        return not self.ledger.runs and all(record["state"] == "over" for record in self.ledger.records.values())
+
+    def turn(self) -> None:
+        """Looks once at everything, and does what follows."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._requests.get_nowait()()
+        try:
+            self._look_at_nodes()
+            for ending in self.carrier.observe():
+                self._ended(ending)
+        except EngineAway as error:
+            if str(error) != self._away:
+                self._away = str(error)
+                self.say(f"{error}; nothing is started or given up until it answers")
+            return
+        if self._away:
+            self._away = ""
+            self.say(f"engine {self.driver.name} answers again")
+        if self.model:
+            self._advance()
+        else:
+            self._tick()
+        try:
+            self.carrier.begin()
+        except EngineAway as error:
+            self.say(f"{error}; it is tried again")
+
+    def now_s(self) -> float:
+        """Seconds on the scheduler's clock; it never goes back."""
+        now = self.machine.state.now_s
+        return now if self.model else max(now, time.time() - self.ledger.era["origin_s"])
+
+    def _tell(self, *events: ev.Event, over: Run | None = None) -> None:
+        for decision in self.ledger.tell(*events, over=over):
+            self._say(decision)
+
+    def _say(self, decision: Decision) -> None:
+        self.say(f"{self.machine.state.now_s:10.1f} s  {decision}")
+
+    def _tick(self) -> None:
+        """On the wall's clock: submissions that are due, progress, rounds of the policy."""
+        now = self.now_s()
+        for at, name in self.ledger.planned():
+            if at <= now:
+                self._tell(ev.Submit(time_s=now, job=self._job(name, at)))
+        if time.monotonic() > self._reports_s + self.setup.report_s:
+            self._reports_s = time.monotonic()
+            for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:
+                self._report(run.job, now)
+        if now >= self.machine.wake_s:
+            self._tell(ev.Tick(time_s=now))
+
+    def _advance(self) -> None:
+        """On the model's clock: the next event, once the real jobs are as far as the model says they are by then."""
+        while self.carrier.settled():
+            event = forecast.upcoming(self.machine, [(at, self._job(name, at)) for at, name in self.ledger.planned()[:1]])
+            if event is None or not self._reached(event):
+                return
+            if isinstance(event, ev.Ended):
+                self.say(f"{event.time_s:10.1f} s  {event.name} completed")
+            self._tell(event)
+            if self.ledger.runs and not self.carrier.settled():
+                return
+
+    def _reached(self, event: ev.Event) -> bool:
+        for job in self.machine.state.running.values():
+            if self._finished(job.name):
+                continue
+            done = progress(self.driver.state, job.name)
+            expected = math.floor(job.done_at(event.time_s) + 1e-6)
+            if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < expected:
+                return False
+        return True
+
+    def _finished(self, name: str) -> bool:
+        """Whether a job has really completed, though the model's time for that may not have come."""
+        last = self.ledger.last.get(name)
+        return last is not None and last.state == RUN_OVER and last.outcome == "completed"
+
+    def _job(self, name: str, at: float) -> Any:
+        return replace(self.ledger.job(name), submit_s=at)
+
+    # -- what the engine shows -------------------------------------------------------------------------
+
+    def _look_at_nodes(self) -> None:
+        """Nodes that went away or came back. Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told."""
+        if time.monotonic() < self._nodes_s + 5 * self.driver.poll_s:
+            return
+        self._nodes_s = time.monotonic()
+        up = {node.name for node in self.driver.nodes() if node.up}
+        state = self.machine.state
+        for index, node in enumerate(self.ledger.nodes):
+            if node.name in up and not state.nodes.up[index]:
+                self.say(f"node {node.name} is back")
+                self._tell(ev.NodeUp(time_s=self.now_s(), node=index))
+            elif node.name not in up and state.nodes.up[index]:
+                now = self.now_s()
+                hit = [job.name for job in state.running.values() if any(n == index for n, _ in job.allocation)]
+                self.say(f"node {node.name} is gone" + (f", and with it {', '.join(hit)}, to be started again elsewhere" if hit else ""))
+                self._tell(*(ev.Preempted(time_s=now, name=name, done=self._kept(name)) for name in hit), ev.NodeDown(time_s=now, node=index))
+
+    def _kept(self, name: str) -> float:
+        """Work that the last checkpoint of a job holds."""
+        found = progress(self.driver.state, name)
+        return min(found[1], self.machine.state.jobs[name].job.work) if found else 0.0
+
+    def _report(self, name: str, now: float) -> None:
+        found = progress(self.driver.state, name)
+        record = self.machine.state.jobs.get(name)
+        if found is None or record is None:
+            return
+        done = min(found[0], record.job.work)
+        attempt = self.ledger.last[name].attempt
+        if name not in self._began or self._began[name][0] != attempt:
+            self._began[name] = attempt, now, done
+        if abs(done - record.done_at(now)) > 1e-6 * record.job.work:
+            self._tell(ev.Report(time_s=now, name=name, done=done, phase=record.phase))
+
+    def _ended(self, ending: Ending) -> None:
+        """A run is over: what that means for its job."""
+        run, name = replace(ending.run, state=RUN_OVER, outcome=ending.outcome), ending.run.job
+        record = self.machine.state.jobs.get(name)
+        now = self.now_s()
+        if record is None or (ending.outcome == "completed" and self.model):  # cancelled or over; or over before the model's time for it
+            self.ledger.put(run)
+        elif ending.outcome in ("completed", "failed"):
+            self.say(f"{now:10.1f} s  {ending.text}")
+            self._tell(ev.Ended(time_s=now, name=name, outcome=ending.outcome), over=run)
+        elif ending.run.state == STOPPING:
+            self.ledger.put(run)
+            if not self.model:
+                self._report(name, now)
+        else:
+            self._preempted(run, ending.text, now)
+
+    def _preempted(self, run: Run, text: str, now: float) -> None:
+        """A run was killed or lost: its job waits again, unless that happened too often without its coming any further."""
+        kept, record = self._kept(run.job), self.ledger.records[run.job]
+        misses = 1 if kept > record.get("kept", -1.0) else record.get("misses", 0) + 1
+        retries = self.ledger.orders[run.job].retries
+        if misses > retries:
+            self.say(f"{now:10.1f} s  {text}, {misses} times in a row without coming further: given up")
+            self._tell(ev.Ended(time_s=now, name=run.job, outcome="failed"), over=run)
+            return
+        self.say(f"{now:10.1f} s  {text}; it goes on from its checkpoint")
+        self.ledger.note(run.job, misses=misses, kept=kept)
+        self._tell(ev.Preempted(time_s=now, name=run.job, done=kept), over=run)
+
+    # -- what users ask --------------------------------------------------------------------------------
+
+    def submit(self, orders: Iterable[Order]) -> list[str]:
+        """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
+        return self.ledger.plan(list(orders), self.now_s())
+
+    def cancel(self, name: str) -> str:
+        """Ends a job: TERM, then force; returns how it counts."""
+        record = self._known(name)
+        if record["state"] == "over":
+            raise SpecError(f"job {name!r} is over already ({record['outcome']})")
+        now = self.now_s()
+        if record["state"] == "planned":
+            self.ledger.note(name, state="over", outcome="cancelled", end_s=now)
+            return "cancelled"
+        outcome = "killed" if name in self.machine.state.running else "cancelled"
+        self._tell(ev.Ended(time_s=now, name=name, outcome=outcome))
+        return outcome
+
+    def eta(self, name: str) -> forecast.Eta:
+        """When a job will be over, with an interval."""
+        record = self._known(name)
+        if record["state"] == "over":
+            raise SpecError(f"job {name!r} is over already ({record['outcome']})")
+        planned = [(at, self._job(other, at)) for at, other in self.ledger.planned()]
+        return forecast.eta(self.machine, planned, name, self.now_s(), self._speeds())
+
+    def _speeds(self) -> dict[str, float]:
+        """Observed speed over the model's, of jobs that ran for a while."""
+        out = {}
+        now = self.now_s()
+        for name, job in self.machine.state.running.items():
+            attempt, since, done = self._began.get(name, (0, now, 0.0))
+            found = progress(self.driver.state, name)
+            if not self.model and found and attempt == self.ledger.last[name].attempt and now - since > 2.0 and found[0] > done and job.rate:
+                out[name] = min(10.0, max(0.1, (found[0] - done) / (now - since) / job.rate))
+        return out
+
+    def _known(self, name: str) -> dict[str, Any]:
+        if name not in self.ledger.records:
+            raise UnknownName("job", name, self.ledger.records, "see: paceline queue")
+        return self.ledger.records[name]
+
+    def queue(self) -> list[dict[str, Any]]:
+        """All jobs in the order of their submission."""
+        return [self._row(name) for name in self.ledger.records]
+
+    def _row(self, name: str) -> dict[str, Any]:
+        record, active = self.ledger.records[name], self.machine.state.jobs.get(name)
+        found, last = progress(self.driver.state, name), self.ledger.last.get(name)
+        state = record["outcome"] if record["state"] == "over" else active.status if active is not None else "planned"
+        nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
+        work = self.ledger.job(name).work
+        return {
+            "job": name, "state": state, "devices": active.devices if active is not None else 0, "nodes": nodes, "work": work,
+            "done": min(found[0], work) if found else (active.done_at(self.now_s()) if active is not None else 0.0),
+            "submit_s": record["submit_s"], "end_s": record.get("end_s"), "attempts": last.attempt if last else 0,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What ran and what was decided, for --json."""
+        start = self.ledger.era["log_from"]
+        log = [entry for key, entry in self.store.rows["log"].items() if int(key) >= start]
+        return {"engine": self.ledger.era["engine"], "policy": self.ledger.era["policy"], "jobs": self.queue(),
+                "decisions": [{"time_s": entry["time_s"], **decision} for entry in log for decision in entry["decisions"]]}

@@ -1,0 +1,206 @@
+"""What the daemon knows, and the order in which it comes to know it: an event and the decisions that follow are written before anything is
+carried out. A daemon that was killed reads the log, asks the same policy the same questions, and finds the runs that it wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunError, SpecError
+from paceline.sched import event as ev
+from paceline.sched import policies
+from paceline.sched.decision import Decision, Resize, Start, Stop
+from paceline.sched.job import Job
+from paceline.sched.live.driver import Node
+from paceline.sched.live.order import Order
+from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
+from paceline.sched.live.store import Row, Store
+from paceline.sched.machine import Machine
+from paceline.sched.nodes import Shape
+
+#: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
+WALL, MODEL = "wall", "model"
+#: most seconds between rounds of a policy on the wall's clock, unless the user says otherwise: rounds cost nothing here
+_PATIENCE_S = 5.0
+
+
+class Ledger:
+    """The state machine, the orders and the runs, kept in a store."""
+
+    def __init__(self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None) -> None:
+        self.store = store
+        rows = store.rows
+        self.orders: dict[str, Order] = {}
+        #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a row
+        self.records: dict[str, dict[str, Any]] = {}
+        for name, row in rows["orders"].items():
+            self.orders[name] = Order.of(row["given"], Path(row["given"]["folder"]))
+            self.records[name] = {key: value for key, value in row.items() if key != "given"}
+        self.last: dict[str, Run] = {}
+        #: runs that are not over, by token, in the order in which they were decided
+        self.runs: dict[str, Run] = {}
+        for value in rows["runs"].values():
+            self._keep(Run.from_dict(value))
+        busy = any(record["state"] != "over" for record in self.records.values()) or bool(self.runs)
+        self.era = self._era(rows["meta"].get("era"), busy, engine, policy, clock, nodes, interval_s)
+        known = [Node(**node) for node in self.era["nodes"]]
+        self.nodes = known
+        self.shape = Shape(
+            devices=tuple(n.devices for n in known), kinds=tuple(n.kind for n in known), racks=(0,) * len(known), name=self.era["engine"],
+        )
+        policy_ = policies.get(self.era["policy"])
+        policy_.interval_s = self.era["interval_s"]
+        self.machine = Machine(self.shape, policy_, log=False)
+        self.count = len(rows["log"])
+        self._replay(list(rows["log"].items()))
+
+    def _era(
+        self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
+    ) -> dict[str, Any]:
+        """The settings under which the log is read; new ones only while no job is left."""
+        if found is not None and busy:
+            for what, given in (("engine", engine), ("policy", policy), ("clock", clock)):
+                if given and given != found[what]:
+                    raise SpecError(f"jobs in {self.store.folder} are under {what} {found[what]!r}, got {given!r}; leave --{what} out, "
+                                    "wait until they are over, or use another folder with --state")
+            return found
+        era: dict[str, Any] = {
+            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL, "origin_s": time.time(),
+            "log_from": len(self.store.rows["log"]), "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
+        }
+        if not nodes:
+            raise RunError(f"engine {era['engine']!r} has no nodes")
+        usual = policies.get(era["policy"]).interval_s
+        era["interval_s"] = interval_s if interval_s is not None else usual if era["clock"] == MODEL else min(usual, _PATIENCE_S)
+        self.store.commit([("meta", "era", era)])
+        return era
+
+    def _replay(self, entries: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Asks the policy again all that it was asked; it must answer as it did."""
+        for key, entry in entries:
+            if int(key) < self.era["log_from"]:
+                continue
+            plain = {k: v for k, v in entry.items() if k not in ("decisions", "quiet")}
+            event = ev.from_dict(plain, {plain["job"]: self.job(plain["job"])} if "job" in plain else {})
+            if entry.get("quiet"):
+                self.machine.tell_quietly(event)
+                continue
+            answers = [decision.to_dict() for decision in self.machine.handle(event)]
+            if answers != entry["decisions"]:
+                raise RunError(f"policy {self.era['policy']!r} no longer decides as it did at {entry['time_s']:g} s ({entry['event']}, event {key}); "
+                               "put back the version of it that wrote the log, or use another folder with --state")
+
+    def job(self, name: str) -> Job:
+        """The job of an order, as submitted."""
+        return self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"])
+
+    # -- what happens ----------------------------------------------------------------------------------
+
+    def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
+        """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
+        rows: list[Row] = []
+        most = {kind: sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds}
+        for order in orders:
+            if order.name in self.orders:
+                if dict(self.orders[order.name].given) != dict(order.given):
+                    raise SpecError(f"a job named {order.name!r} was submitted before, with other settings; choose another name")
+                continue
+            if (least := order.job(self.shape.kinds).least) > max(most.values()):
+                raise SpecError(f"job {order.name!r} needs {least} devices of one kind, but the cluster has {max(most.values())}")
+            rows.append(("orders", order.name, {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}))
+        if rows:
+            self.store.commit(rows)
+        for _, name, row in rows:
+            self.orders[name] = next(order for order in orders if order.name == name)
+            self.records[name] = {key: value for key, value in row.items() if key != "given"}
+        return [name for _, name, _ in rows]
+
+    def planned(self) -> list[tuple[float, str]]:
+        """(seconds, name) of orders that are not submitted yet, in that order."""
+        index = {name: i for i, name in enumerate(self.orders)}
+        found = [(record["submit_s"], index[name], name) for name, record in self.records.items() if record["state"] == "planned"]
+        return [(at, name) for at, _, name in sorted(found)]
+
+    def tell(self, *events: ev.Event, over: Run | None = None) -> list[Decision]:
+        """Tells the machine events of one time, writes them with what was decided, and notes the runs that follow; `over` ended with them."""
+        rows: list[Row] = []
+        decisions: list[Decision] = []
+        if over is not None:
+            rows.append(self._keep(over))
+        for event in events:
+            last = event is events[-1]
+            if last:
+                decisions = self._decide(event)
+            else:
+                self.machine.tell_quietly(event)
+            entry = {**event.to_dict(), **({} if last else {"quiet": True}), "decisions": [d.to_dict() for d in decisions] if last else []}
+            rows += [("log", str(self.count), entry), *self._follow(event)]
+            self.count += 1
+        for decision in decisions:
+            rows += self._decided(decision)
+        self.store.commit(rows)
+        return decisions
+
+    def _decide(self, event: ev.Event) -> list[Decision]:
+        try:
+            return self.machine.handle(event)
+        except SpecError as error:  # the machine may be half changed: what is written is sound, so start from that
+            raise RunError(f"{error}; running jobs go on: mend the policy and start the scheduler again") from None
+
+    def put(self, run: Run) -> Run:
+        """Writes a run that changed."""
+        self.store.commit([self._keep(run)])
+        return run
+
+    def note(self, name: str, **what: Any) -> None:
+        """Writes something about an order."""
+        self.store.commit([self._record(name, **what)])
+
+    def current(self, name: str) -> Run | None:
+        """The run of a job that is not over and not being stopped."""
+        return next((run for run in self.runs.values() if run.job == name and run.state in (WANTED, LIVE)), None)
+
+    def _record(self, name: str, **what: Any) -> Row:
+        self.records[name] |= what
+        return "orders", name, {"given": dict(self.orders[name].given), **self.records[name]}
+
+    def _keep(self, run: Run) -> Row:
+        if run.state == OVER:
+            self.runs.pop(run.token, None)
+        else:
+            self.runs[run.token] = run
+        if run.job not in self.last or self.last[run.job].attempt <= run.attempt:
+            self.last[run.job] = run
+        return "runs", run.token, run.to_dict()
+
+    def _follow(self, event: ev.Event) -> list[Row]:
+        """What an event means for orders and runs."""
+        if isinstance(event, ev.Submit):
+            return [self._record(event.job.name, state="submitted", submit_s=event.job.submit_s)]
+        if isinstance(event, ev.Ended):
+            return [self._record(event.name, state="over", outcome=event.outcome, end_s=event.time_s), *self._stop(event.name, "cancelled")]
+        if isinstance(event, ev.Preempted):
+            return self._stop(event.name, "preempted")
+        return []
+
+    def _decided(self, decision: Decision) -> list[Row]:
+        rows: list[Row] = []
+        if isinstance(decision, (Stop, Resize)):
+            rows += self._stop(decision.name, "checkpointed")
+        if isinstance(decision, (Start, Resize)):
+            attempt = self.last[decision.name].attempt + 1 if decision.name in self.last else 1
+            rows.append(self._keep(Run(job=decision.name, attempt=attempt, allocation=decision.allocation)))
+        return rows
+
+    def _stop(self, name: str, outcome: str) -> list[Row]:
+        """The run of a job is to end; one that was never handed to the engine just does not happen."""
+        run = self.current(name)
+        if run is None:
+            return []
+        if run.state == WANTED:
+            return [self._keep(replace(run, state=OVER, outcome="void"))]
+        return [self._keep(replace(run, state=STOPPING, stop_s=time.time(), outcome=outcome))]
+

@@ -1,0 +1,175 @@
+"""One attempt at a job on given devices, and the folder in which it and the daemon meet.
+
+    jobs/NAME/progress          lines `DONE` or `DONE CHECKPOINTED`, written by the job
+    jobs/NAME/checkpoint/       the job's own
+    jobs/NAME/ATTEMPT/run.json  what to run
+    jobs/NAME/ATTEMPT/stop      asks it to checkpoint and end; `kill` to end at once
+    jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then exit.json
+    jobs/NAME/ATTEMPT/RANK.log  what it printed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.sched.decision import Allocation, devices
+from paceline.sched.live.order import Order
+
+#: states of a run: decided, handed to the engine, asked to stop, over
+WANTED, LIVE, STOPPING, OVER = "wanted", "live", "stopping", "over"
+#: exit code that stands for a rank that was never begun, because its run was called off
+VOID = -1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Attempt number `attempt` (from 1) at a job; together they are its token: an engine begins it once, however often it is told."""
+
+    job: str
+    attempt: int
+    allocation: Allocation
+    state: str = WANTED
+    #: device numbers on each node of the allocation, once it is live
+    slots: tuple[tuple[int, ...], ...] = ()
+    #: Unix time at which it was asked to stop
+    stop_s: float = 0.0
+    #: how it was over: completed, checkpointed, preempted, failed, void
+    outcome: str = ""
+
+    @property
+    def token(self) -> str:
+        """Names the attempt."""
+        return f"{self.job}.{self.attempt}"
+
+    @property
+    def ranks(self) -> int:
+        """Processes: one on each node."""
+        return len(self.allocation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation], "state": self.state,
+                "slots": [list(ids) for ids in self.slots], "stop_s": self.stop_s, "outcome": self.outcome}
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Run:
+        """From plain values."""
+        return Run(**{**value, "allocation": tuple((n, c) for n, c in value["allocation"]), "slots": tuple(map(tuple, value["slots"]))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a rank ended: its code (minus the signal that killed it), and whether it had been told to end."""
+
+    code: int
+    told: bool = False
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended it, as Python or a shell tells."""
+        return self.code < 0 or self.code > 128
+
+
+class Folder:
+    """The files of one run."""
+
+    __slots__ = ("path", "ranks")
+
+    def __init__(self, state: Path, run: Run) -> None:
+        self.path = state / "jobs" / run.job / str(run.attempt)
+        self.ranks = run.ranks
+
+    @property
+    def name(self) -> str:
+        """Unique on the engine, whoever else uses it."""
+        return f"{self.path.parent.name}-{self.path.name}-{zlib.crc32(str(self.path).encode()):08x}"
+
+    def write(self, order: Order, run: Run, node_names: Sequence[str]) -> None:
+        """Says what to run; the same at each call."""
+        job = self.path.parent
+        (job / "checkpoint").mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(exist_ok=True)
+        port = 20000 + zlib.crc32(str(self.path).encode()) % 10000
+        common = {
+            **order.environment, "PACELINE_JOB": run.job, "PACELINE_RUN": str(self.path), "PACELINE_DEVICES": str(devices(run.allocation)),
+            "PACELINE_NODES": str(run.ranks), "PACELINE_PROGRESS": str(job / "progress"), "PACELINE_CHECKPOINT": str(job / "checkpoint"),
+            "PACELINE_RENDEZVOUS": f"file://{self.path}/rendezvous", "MASTER_ADDR": node_names[0], "MASTER_PORT": str(port),
+        }
+        each = [{"PACELINE_NODE_RANK": str(rank), "PACELINE_NODE": name, "PACELINE_NODE_DEVICES": str(count),
+                 "PACELINE_DEVICE_IDS": ",".join(map(str, ids))}
+                for rank, ((_, count), ids, name) in enumerate(zip(run.allocation, run.slots, node_names, strict=True))]
+        replace_text(self.path / "run.json", json.dumps({"command": order.command, "folder": order.folder, "common": common, "ranks": each}))
+
+    def ask(self, what: str) -> None:
+        """Leaves a `stop` or a `kill` for the processes."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / what).touch()
+
+    def claimed(self, rank: int) -> bool:
+        """Whether somebody runs, or ran, that rank."""
+        return (self.path / str(rank)).is_dir()
+
+    def pid(self, rank: int) -> int:
+        """The process that watches a rank; 0 where it is not known."""
+        try:
+            return int((self.path / str(rank) / "pid").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def exit(self, rank: int) -> Exit | None:
+        """How a rank ended, None while it has not."""
+        try:
+            found = json.loads((self.path / str(rank) / "exit.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return Exit(code=found["code"], told=found["told"])
+
+    def exits(self) -> list[Exit | None]:
+        """Of each rank."""
+        return [self.exit(rank) for rank in range(self.ranks)]
+
+    def void(self, rank: int) -> bool:
+        """Takes a rank that nobody has begun, so that nobody will; False where somebody has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        place = self.path / str(rank)
+        try:
+            place.mkdir()
+        except FileExistsError:
+            return False
+        replace_text(place / "exit.json", json.dumps({"code": VOID, "told": True}))
+        return True
+
+
+def progress(state: Path, job: str) -> tuple[float, float] | None:
+    """(work done, work that the last checkpoint holds) as the job last wrote it; None where it never did."""
+    try:
+        with (state / "jobs" / job / "progress").open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 256))
+            lines = file.read().split(b"\n")[:-1]  # the last one may be half written
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            numbers = [float(word) for word in line.split()]
+        except ValueError:
+            continue
+        if numbers and all(0 <= number < float("inf") for number in numbers):
+            return numbers[0], numbers[1] if len(numbers) > 1 else numbers[0]
+    return None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file that is whole or not there, and on the disk when this returns."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

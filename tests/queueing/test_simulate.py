@@ -1,0 +1,145 @@
+"""The fine and the coarse model on jobs whose answer is known, and on the measured set."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from paceline.bench.throughput import score
+from paceline.errors import DataError, SpecError, UnknownName
+from paceline.queueing import baselines
+from paceline.queueing.coarse import coarse
+from paceline.queueing.estimate import fine, knee, throughput
+from paceline.queueing.profile import WIRE, JobProfile, Link, from_rows
+from paceline.queueing.simulate import simulate
+
+
+def job(mode="async", compute=0.1, size=1e6, rate=1e7, update=0.001, servers=1, spread=0.0, **more):
+    """A job of one worker with known steps: `size` bytes each way at `rate`."""
+    source, up, rows, now = np.random.default_rng(1), WIRE * size / rate, [], 0.0
+    for _ in range(30):
+        took = compute * float(np.exp(spread * source.normal()))
+        now += took + 2 * up + update + 0.002
+        rows.append({"at_s": now, "compute_s": took, "round_s": 2 * up + update + 0.002, "up_s": up, "update_s": update, "down_s": up,
+                     "waited_s": 0.0, "staleness": 0})
+    return JobProfile(name="made up", batch=32, up_bytes=size, down_bytes=size, mode=mode, servers=servers, link=Link(rate_Bps=rate),
+                      runs=(from_rows([rows]),), **more)
+
+
+def test_one_worker_repeats_its_profile():
+    made = job(spread=0.1)
+    assert simulate(made, 1).throughput == pytest.approx(made.runs[0].throughput, rel=0.05)
+    assert coarse(made, 4).throughput[0] == pytest.approx(made.runs[0].throughput, rel=0.05)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_link_is_the_limit(servers):
+    made = job(servers=servers, spread=0.1)
+    most = servers * 1e7 / (WIRE * 1e6)
+    assert simulate(made, 12, steps=30).throughput == pytest.approx(most, rel=0.1)
+    assert coarse(made, 30).throughput[-1] == pytest.approx(most, rel=0.05)
+
+
+def test_compute_bound_scales():
+    made = job(size=1e3, spread=0.05)
+    assert simulate(made, 8).throughput == pytest.approx(8 * simulate(made, 1).throughput, rel=0.05)
+
+
+def test_staleness_of_saturated_workers():
+    # all but the one being applied are ahead of an update: n - 1, once the link is full
+    found = simulate(job(spread=0.1), 6)
+    mean = sum(k * v for k, v in found.staleness.items()) / sum(found.staleness.values())
+    assert mean == pytest.approx(5.0, abs=0.3)
+    assert found.busy["uplink"] > 0.9
+
+
+def test_synchronous_waits_for_the_slowest():
+    free, steady = job(mode="sync", size=10.0, spread=0.4), job(mode="sync", size=10.0)
+    assert simulate(steady, 8).throughput == pytest.approx(8 * simulate(steady, 1).throughput, rel=0.05)
+    assert simulate(free, 8).throughput < 0.8 * 8 * simulate(free, 1).throughput
+    backup = job(mode="backup", size=10.0, spread=0.4, backups=2)
+    assert simulate(backup, 8).throughput > simulate(free, 8).throughput
+    for made in (free, steady):
+        assert coarse(made, 8).throughput[7] == pytest.approx(simulate(made, 8).throughput, rel=0.1)
+
+
+def test_bounded_staleness_lies_between():
+    free, held = job(spread=0.6, size=10.0), job(mode="bounded", staleness=0, spread=0.6, size=10.0)
+    assert simulate(held, 6, steps=60).throughput < 0.95 * simulate(free, 6, steps=60).throughput
+    loose = job(mode="bounded", staleness=50, spread=0.6, size=10.0)
+    assert simulate(loose, 6).throughput == pytest.approx(simulate(free, 6).throughput, rel=0.1)
+
+
+def test_trace_has_every_part(tmp_path):
+    timeline = simulate(job(), 3, steps=5, trace=True).timeline
+    assert {span.name for span in timeline.spans} == {"compute", "send", "update", "receive"}
+    assert timeline.ranks == 4  # three workers, one server
+    timeline.save(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for rank in range(3):  # a worker computes or transfers, never two steps at once
+        own = sorted((span.start_s, span.end_s) for span in timeline.spans if span.rank == rank)
+        assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in itertools.pairwise(own))
+
+
+def test_same_seed_same_run():
+    made = job(spread=0.3)
+    assert simulate(made, 5, seed=4).throughput == simulate(made, 5, seed=4).throughput
+
+
+def test_profile_round_trip(tmp_path):
+    made = job()
+    made.save(tmp_path / "a.json")
+    assert JobProfile.load(tmp_path / "a.json").to_dict() == made.to_dict()
+    for text, message in (("{", "not a job profile: line 1"), ("{}", "paceline profile"), ("[]", "paceline profile")):
+        (tmp_path / "b.json").write_text(text)
+        with pytest.raises(SpecError, match=message):
+            JobProfile.load(tmp_path / "b.json")
+    with pytest.raises(SpecError, match="cannot read"):
+        JobProfile.load(tmp_path / "none.json")
+    with pytest.raises(UnknownName, match="async"):
+        job(mode="asynch")
+    with pytest.raises(DataError, match="at least 3 steps"):
+        JobProfile(name="x", batch=1, up_bytes=1, down_bytes=1, mode="async", servers=1, link=Link(rate_Bps=1e6), runs=())
+
+
+def test_other_links_and_servers():
+    made = job(rate=1e7)
+    slow, fast = throughput(made, [1, 4], link_Bps=2e6), throughput(made, [1, 4], link_Bps=1e9)
+    assert slow.points[-1].samples_per_s < 0.3 * fast.points[-1].samples_per_s
+    assert slow.bottleneck in ("uplink", "downlink")
+    assert fast.points[-1].samples_per_s == pytest.approx(4 * 32 / 0.105, rel=0.05)
+    more = throughput(made, [1, 4, 8], servers=4)
+    assert more.servers == 4
+    assert more.points[-1].samples_per_s > 1.5 * throughput(made, [8]).points[0].samples_per_s
+    point = more.points[-1]
+    assert point.low < point.samples_per_s < point.high
+    assert more.to_dict()["points"][0]["workers"] == 1
+
+
+def test_guesses():
+    made = job()
+    assert baselines.linear(made, 4) == pytest.approx(np.arange(1, 5) * made.runs[0].throughput)
+    assert baselines.optimus(made, 4)[0] == pytest.approx(made.runs[0].throughput)
+    assert knee([1, 2, 3, 4], [1.0, 1.9, 2.0, 2.0]) == 2
+
+
+def test_measured_set_is_complete():
+    found = list(score.jobs())
+    assert len(found) == 80
+    assert all(sorted(job.rates) == list(range(1, 9)) for job in found)
+    assert len({job.model for job in found}) == 5 and len({job.link_Mbps for job in found}) == 4
+
+
+def test_measured_set_is_predicted():
+    """Part of the set, so that the test is quick: every third job that was measured on one machine, 4 and 8 workers."""
+    errors = {"fine": [], "coarse": [], "linear": []}
+    for job in [job for job in score.jobs() if not job.elsewhere][::3]:
+        quick, line = coarse(job.profile, 8).throughput, baselines.linear(job.profile, 8)
+        for n in (4, 8):
+            found = {"fine": fine(job.profile, n, seeds=1)[0], "coarse": float(quick[n - 1]), "linear": float(line[n - 1])}
+            for name, value in found.items():
+                errors[name].append(abs(value / job.rates[n] - 1))
+    means = {name: sum(found) / len(found) for name, found in errors.items()}
+    assert means["fine"] < 0.10 and means["coarse"] < 0.15, means
+    assert means["linear"] > 3 * means["fine"], means

@@ -1,0 +1,46 @@
+"""A job that counts: `counter.py STEPS SECONDS_PER_STEP`. Checkpoints every ten steps and on TERM; says when it finds itself run twice."""
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+steps, each_s = int(sys.argv[1]), float(sys.argv[2])
+folder, rank = Path(os.environ["PACELINE_CHECKPOINT"]), os.environ["PACELINE_NODE_RANK"]
+stop: list[int] = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+
+lock = (folder / f"lock-{rank}").open("w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    (folder / "twice").touch()
+    sys.exit(9)
+with (folder / "starts").open("a") as starts:
+    starts.write(f"{os.environ['PACELINE_RUN'].rpartition('/')[2]}:{rank}\n")
+
+saved = folder / f"step-{rank}"
+done = int(saved.read_text()) if saved.exists() else 0
+
+
+def save() -> None:
+    beside = folder / f"step-{rank}.tmp"
+    beside.write_text(str(done))
+    beside.replace(saved)
+
+
+with Path(os.environ["PACELINE_PROGRESS"]).open("a") as progress:
+    while done < steps and not stop:
+        time.sleep(each_s)
+        done += 1
+        if done % 10 == 0:
+            save()
+        if rank == "0":
+            progress.write(f"{done} {done - done % 10}\n")
+            progress.flush()
+    save()
+    if rank == "0":
+        progress.write(f"{done} {done}\n")
+sys.exit(0)

@@ -1,0 +1,61 @@
+"""A job that trains: `digits.py DATA.pt STEPS`, softmax regression with one hidden layer on handwritten digits, synchronous over its nodes.
+
+The global batch is the same at every size, so the loss curve does not depend on where it ran. Checkpoints on TERM.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+data, steps = torch.load(sys.argv[1]), int(sys.argv[2])
+rank, world = int(os.environ["PACELINE_NODE_RANK"]), int(os.environ["PACELINE_NODES"])
+folder = Path(os.environ["PACELINE_CHECKPOINT"])
+stop = torch.zeros(1)
+signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
+if world > 1:
+    dist.init_process_group("gloo", init_method=os.environ["PACELINE_RENDEZVOUS"], rank=rank, world_size=world)
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+done = 0
+if (folder / "state.pt").exists():
+    saved = torch.load(folder / "state.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    done = saved["step"]
+
+with Path(os.environ["PACELINE_PROGRESS"]).open("a") as progress, (folder / "loss.jsonl").open("a") as curve:
+    while done < steps:
+        batch = torch.randint(len(data["y"]), (60,), generator=torch.Generator().manual_seed(done))[rank::world]
+        loss = torch.nn.functional.cross_entropy(model(data["x"][batch]), data["y"][batch], reduction="sum") / 60
+        optimizer.zero_grad()
+        loss.backward()
+        # what all ranks must agree on travels together: gradients, the loss, whether somebody was told to stop
+        together = torch.cat([p.grad.flatten() for p in model.parameters()] + [loss.detach()[None], stop])
+        if world > 1:
+            dist.all_reduce(together)
+        at = 0
+        for parameter in model.parameters():
+            parameter.grad.copy_(together[at:at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+        optimizer.step()
+        done += 1
+        if rank == 0:
+            curve.write(json.dumps({"step": done, "loss": float(together[-2]), "world": world}) + "\n")
+            curve.flush()
+            progress.write(f"{done}\n")
+            progress.flush()
+        if together[-1] > 0:
+            break
+if rank == 0:
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}, folder / "state.tmp")
+    (folder / "state.tmp").replace(folder / "state.pt")
+if world > 1:
+    dist.destroy_process_group()

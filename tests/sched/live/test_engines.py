@@ -1,0 +1,106 @@
+"""One job list, one sequence of decisions: in a simulation, on this machine, on a real Slurm and on a real Ray of four nodes each.
+
+The first job trains on handwritten digits; it is made smaller and larger again, and its loss goes on as if it had never been touched.
+"""
+
+import json
+import time
+
+import pytest
+
+from paceline.sched.live import Order
+
+POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
+STEPS = 150
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """The data as a file, so that a job need not import what reads it."""
+    torch = pytest.importorskip("torch")
+    found = pytest.importorskip("sklearn.datasets").load_digits()
+    path = tmp_path_factory.mktemp("digits") / "digits.pt"
+    torch.save({"x": torch.tensor(found.data, dtype=torch.float32) / 16, "y": torch.tensor(found.target)}, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def straight(digits, tmp_path_factory):
+    """The loss of a run on one node that nobody stops."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    folder = tmp_path_factory.mktemp("straight")
+    environment = {"PACELINE_NODE_RANK": "0", "PACELINE_NODES": "1", "PACELINE_CHECKPOINT": str(folder), "PACELINE_PROGRESS": str(folder / "progress")}
+    subprocess.run([sys.executable, str(Path(__file__).with_name("digits.py")), str(digits), str(STEPS)], env=environment, check=True)
+    return losses(folder)
+
+
+def losses(folder):
+    return [json.loads(line) for line in (folder / "loss.jsonl").read_text().splitlines()]
+
+
+def training(tools, digits):
+    return Order.of({
+        "name": "digits", "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)], "work": STEPS, "devices": 1,
+        "most": 2, "rates": {"1": 10.0, "2": 18.0}, "environment": {"OMP_NUM_THREADS": "1"},
+    }, tools.here)
+
+
+def check(tools, daemon, digits, straight, **engine):
+    orders = [training(tools, digits), tools.counter("b", 30, devices=3, submit=2.0), tools.counter("c", 12, submit=3.0),
+              tools.counter("d", 20, devices=2, submit=3.2, restart=0.2)]
+    live = daemon(policy=POLICY, clock="model", **engine)
+    states = tools.run(live, orders)
+    assert set(states.values()) == {"completed"}, daemon.lines
+    expected = tools.simulated(orders, POLICY, live.ledger.nodes)
+    assert [decision for _, decision in tools.decided(live)] == [decision for _, decision in expected]
+    assert [at for at, _ in tools.decided(live)] == pytest.approx([at for at, _ in expected])
+    assert sum(decision["decision"] == "resize" for _, decision in expected) >= 2
+    found = losses(daemon.state / "jobs/digits/checkpoint")
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1)), "each step was done once"
+    assert {row["world"] for row in found} == {1, 2}, "it really ran on one node and on two"
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in straight], rel=1e-3)
+    assert found[-1]["loss"] < 0.2 * found[0]["loss"]
+    tools.once(daemon.state)
+
+
+def test_local(tools, daemon, digits, straight):
+    check(tools, daemon, digits, straight, engine="local")
+
+
+def test_slurm(tools, daemon, digits, straight, slurm):
+    check(tools, daemon, digits, straight, engine="slurm", nodes="all")
+
+
+def test_ray(tools, daemon, digits, straight, ray_cluster):
+    check(tools, daemon, digits, straight, engine="ray", nodes=ray_cluster.address)
+
+
+def moved(tools, daemon, kill, restore=lambda: None, **engine):
+    """A node dies under two jobs: the one on it goes on elsewhere, once."""
+    live = daemon(**engine)
+    live.submit([tools.counter("a", 150, devices=3), tools.counter("b", 150)])
+    end = time.monotonic() + 120
+    while any(row["done"] < 15 for row in live.queue()):
+        live.turn()
+        time.sleep(0.05)
+        assert time.monotonic() < end, live.queue()
+    node = live.machine.state.jobs["b"].allocation[0][0]
+    kill(node + 1)
+    while not any("is gone" in line for line in daemon.lines):
+        live.turn()
+        time.sleep(0.05)
+        assert time.monotonic() < end, live.queue()
+    assert tools.run(live) == {"a": "completed", "b": "completed"}
+    assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 1, "b": 2}
+    tools.once(daemon.state)
+
+
+def test_slurm_loses_a_node(tools, daemon, slurm):
+    moved(tools, daemon, slurm.kill_node, engine="slurm")
+
+
+def test_ray_loses_a_node(tools, daemon, ray_cluster):
+    moved(tools, daemon, ray_cluster.kill_node, engine="ray", nodes=ray_cluster.address)

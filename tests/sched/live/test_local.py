@@ -1,0 +1,156 @@
+"""The local engine under the daemon: real processes, the same decisions as in a simulation."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from paceline.errors import RunError, SpecError, UnknownName
+from paceline.sched.live import Order
+
+ELASTIC = "marginal(interval_s=0,worth=0,review_s=0)"
+
+
+def until(daemon, done, limit_s=30.0):
+    end = time.monotonic() + limit_s
+    while not done():
+        daemon.turn()
+        time.sleep(0.02)
+        assert time.monotonic() < end, daemon.queue()
+
+
+@pytest.mark.parametrize("policy", [ELASTIC, "srtf"])
+def test_decides_as_a_simulation(daemon, tools, policy):
+    orders = tools.mixed(tools.counter("a", 120, least=1, most=4, devices=2))
+    live = daemon(policy=policy, clock="model")
+    states = tools.run(live, orders)
+    expected = tools.simulated(orders, policy, live.ledger.nodes)
+    assert [d for _, d in tools.decided(live)] == [d for _, d in expected]
+    assert [t for t, _ in tools.decided(live)] == pytest.approx([t for t, _ in expected])
+    assert len(expected) > len(orders)
+    assert set(states.values()) == {"completed"}
+    tools.once(daemon.state)
+
+
+def test_a_killed_worker_goes_on_from_its_checkpoint(daemon, tools):
+    live = daemon()
+    live.submit([tools.counter("a", 60)])
+    until(live, lambda: live.queue()[0]["done"] >= 25)
+    folder = daemon.state / "jobs" / "a" / "1" / "0"
+    child = _child(int((folder / "pid").read_text()))
+    os.kill(child, signal.SIGKILL)
+    assert tools.run(live) == {"a": "completed"}
+    assert live.queue()[0]["attempts"] == 2
+    assert any("killed by signal 9; it goes on from its checkpoint" in line for line in daemon.lines)
+    tools.once(daemon.state)
+
+
+def test_a_killed_watcher_takes_its_job_with_it(daemon, tools):
+    live = daemon()
+    live.submit([tools.counter("a", 60, devices=2)])
+    until(live, lambda: live.queue()[0]["done"] >= 25)
+    os.kill(int((daemon.state / "jobs/a/1/1/pid").read_text()), signal.SIGKILL)
+    assert tools.run(live) == {"a": "completed"}
+    tools.once(daemon.state)
+
+
+def test_a_job_that_keeps_dying_is_given_up(daemon, tools):
+    order = Order.of({"name": "a", "command": ["sh", "-c", "kill -9 $$"], "seconds": 5, "retries": 2}, tools.here)
+    assert tools.run(daemon(), [order]) == {"a": "failed"}
+    assert any("3 times in a row without coming further: given up" in line for line in daemon.lines)
+
+
+def test_a_failure_says_where_to_look(daemon, tools):
+    orders = [Order.of({"name": "a", "command": "sh -c 'echo no such file; exit 3'", "seconds": 5}, tools.here),
+              Order.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here)]
+    assert tools.run(daemon(), orders) == {"a": "failed", "b": "failed"}
+    assert any("a failed with exit code 3; see" in line for line in daemon.lines)
+    assert (daemon.state / "jobs/a/1/0.log").read_text() == "no such file\n"
+    assert "cannot run no-such-program: No such file or directory" in (daemon.state / "jobs/b/1/0.log").read_text()
+
+
+def test_a_lost_node_moves_its_jobs(daemon, tools):
+    live = daemon(nodes="2x1")
+    live.submit([tools.counter("a", 60), tools.counter("b", 60)])
+    until(live, lambda: all(row["done"] >= 15 for row in live.queue()))
+    (daemon.state / "down").write_text("local0\n")
+    until(live, lambda: "waiting" in [row["state"] for row in live.queue()])
+    until(live, lambda: sum(row["state"] == "completed" for row in live.queue()) == 1)
+    assert any("node local0 is gone, and with it a" in line for line in daemon.lines)
+    assert not live.machine.state.nodes.up[0]
+    (daemon.state / "down").unlink()
+    assert tools.run(live) == {"a": "completed", "b": "completed"}
+    assert "node local0 is back" in daemon.lines or live.machine.state.nodes.up[0] is False
+    tools.once(daemon.state)
+
+
+def test_cancelling(daemon, tools):
+    live = daemon(nodes="1x1")
+    live.submit([tools.counter("a", 1000), tools.counter("b", 1000), tools.counter("later", 10, submit=500)])
+    until(live, lambda: live.queue()[0]["done"] >= 1)
+    with pytest.raises(UnknownName, match="did you mean 'later'"):
+        live.cancel("latr")
+    assert (live.cancel("b"), live.cancel("a"), live.cancel("later")) == ("cancelled", "killed", "cancelled")
+    with pytest.raises(SpecError, match="over already"):
+        live.cancel("a")
+    assert tools.run(live) == {"a": "killed", "b": "cancelled", "later": "cancelled"}
+
+
+def test_a_job_that_ignores_term_is_forced(daemon, tools):
+    order = Order.of({"name": "a", "command": [tools.python, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"],
+                      "seconds": 100}, tools.here)
+    live = daemon(grace_s=0.5)
+    live.submit([order])
+    until(live, lambda: live.carrier.settled() and live.ledger.runs)
+    time.sleep(0.3)
+    live.cancel("a")
+    began = time.monotonic()
+    assert tools.run(live) == {"a": "killed"}
+    assert time.monotonic() - began < 20
+
+
+def test_eta_has_an_interval_that_narrows(daemon, tools):
+    live = daemon(nodes="1x1")
+    live.submit([tools.counter("a", 200, each_s=0.05), tools.counter("b", 100)])
+    until(live, lambda: live.queue()[0]["state"] == "running")
+    first, second = live.eta("a"), live.eta("b")
+    assert 10 < first.low_s < first.end_s < first.high_s < 35
+    assert second.low_s > first.low_s and second.start_s == pytest.approx(first.end_s, rel=0.2)
+    assert "four cases of five" in str(first) and second.state == "waiting"
+    live.cancel("a"), live.cancel("b")
+    tools.run(live)
+
+
+def test_submitting_twice_is_once(daemon, tools):
+    live = daemon()
+    assert live.submit([tools.counter("a", 5)]) == ["a"]
+    assert live.submit([tools.counter("a", 5)]) == []
+    with pytest.raises(SpecError, match="submitted before, with other settings"):
+        live.submit([tools.counter("a", 6)])
+    with pytest.raises(SpecError, match="needs 5 devices of one kind, but the cluster has 4"):
+        live.submit([tools.counter("b", 6, devices=5)])
+    with pytest.raises(RunError, match="another scheduler runs in"):
+        daemon()
+    assert tools.run(live) == {"a": "completed"}
+
+
+def test_jobs_in_hand_keep_their_policy(daemon, tools):
+    live = daemon()
+    live.submit([tools.counter("a", 5)])
+    live.close()
+    with pytest.raises(SpecError, match="jobs in .* are under policy 'fifo', got 'srtf'"):
+        daemon(policy="srtf")
+    assert tools.run(daemon(policy="")) == {"a": "completed"}
+    fresh = daemon(policy="srtf")
+    assert fresh.ledger.era["policy"] == "srtf"
+    fresh.close()
+
+
+def _child(pid):
+    for _ in range(200):
+        with contextlib.suppress(IndexError, OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+            return int(file.read().split()[0])
+        time.sleep(0.02)
+    raise AssertionError(f"{pid} has no child")
