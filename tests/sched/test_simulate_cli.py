@@ -32,7 +32,8 @@ def test_json(run):
     rows = json.loads(out)["policies"]
     assert code == 0 and [row["policy"] for row in rows] == ["srtf", "las(interval_s=0)", "marginal"]
     for row in rows:
-        assert row["jobs"] == 80 and 0 < row["median_jct_s"] <= row["p99_jct_s"] <= row["makespan_s"] and row["avg_jct_s"] > 0 and row["elapsed_s"] > 0
+        assert row["jobs"] == 80 and 0 < row["median_jct_s"] <= row["p99_jct_s"] <= row["makespan_s"]
+        assert row["avg_jct_s"] > 0 and row["elapsed_s"] > 0
 
 
 def test_table_page_and_log(run, tmp_path):
@@ -68,7 +69,8 @@ def test_a_cluster_file_and_a_policy_file(run, tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     (("--policy", "srft"), "did you mean 'srtf'"), (("--trace", "phily-like"), "did you mean 'philly-like'"),
     (("--cluster", "4x4xv1000"), "unknown"), (("--early-termination", "helio"), "did you mean 'helios'"), (("--jobs", "2.5"), "whole number"),
-    (("--engine", "rai", "--processes", "2"), "did you mean 'ray'"), (("--load", "-1"), "above zero"), (("--placement", "sprad"), "did you mean 'spread'"),
+    (("--engine", "rai", "--processes", "2"), "did you mean 'ray'"), (("--load", "-1"), "above zero"),
+    (("--placement", "sprad"), "did you mean 'spread'"),
     (("--interference", "1.5"), "interference"), (("--seeds", "0"), "at least one seed"),
 ])
 def test_messages(run, arguments, message):

@@ -10,7 +10,6 @@ from paceline.sched import Job, Policy, Scaling, Shape, policies
 from paceline.sched.metrics import interval
 from paceline.sched.simulate import simulate
 
-
 #: the 99.9 % interval of six runs over their 95 % one, for several comparisons are made
 CONFIDENCE = 6.87 / 2.57
 

@@ -4,6 +4,7 @@ import math
 import os
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from paceline.errors import DataError, SpecError, UnknownName
 from paceline.sched import Job, Scaling, Shape, Table, policies, termination, traces
 from paceline.sched.ends import Ends, empirical, geometric
-from paceline.sched.generate import philly_like, statistics as facts
+from paceline.sched.generate import philly_like
+from paceline.sched.generate import statistics as facts
 from paceline.sched.metrics import interval, jain, quantile
 from paceline.sched.simulate import Settings, simulate
 from paceline.sched.study import Setup, compare, paired, run_all
@@ -61,7 +63,7 @@ def test_generated_statistics():
     table = dict(zip(facts()["shares"], facts()["lengths"]["1"]["quantiles"], strict=True))
     for share in (0.1, 0.5, 0.9, 0.99):
         assert quantile(ones, share) == pytest.approx(table[share], rel=0.15)
-    gaps = [b.submit_s - a.submit_s for a, b in zip(jobs, jobs[1:], strict=False)]
+    gaps = [b.submit_s - a.submit_s for a, b in pairwise(jobs)]
     assert statistics.mean(gaps) == pytest.approx(facts()["gap_mean"], rel=0.25)
     assert statistics.median(gaps) < 0.2 * statistics.mean(gaps)  # bursts
     smooth = philly_like(5000, seed=1, bursts=False).jobs
@@ -76,7 +78,9 @@ def test_load_is_met():
     assert work / (trace.jobs[-1].submit_s - trace.jobs[0].submit_s) / shape.total == pytest.approx(0.7)
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1)), min_size=1, max_size=8, unique_by=lambda p: round(p[0], 6)), st.floats(0, 0.999))
+@given(
+    st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1)), min_size=1, max_size=8, unique_by=lambda p: round(p[0], 6)), st.floats(0, 0.999),
+)
 def test_ends_are_a_distribution(rows, at):
     """Expectations by the class are those by summing over the ends."""
     rows = sorted(rows)

@@ -178,7 +178,7 @@ class Space:
                     for framework, (schedules, shardings) in self._families():
                         block = Block(
                             cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)),
-                            tuple(order for order in self._orders(mesh, mbs) if order["schedule"] in schedules),
+                            tuple(order for order in self._orders(mesh, mbs, framework) if order["schedule"] in schedules),
                             tuple(state for state in states if state["sharding"] in shardings))
                         if len(block):
                             yield block
@@ -215,9 +215,9 @@ class Space:
                     if self.limits.keep(choice):
                         yield choice
 
-    def _orders(self, mesh: Mesh, mbs: int) -> Iterator[Choice]:
+    def _orders(self, mesh: Mesh, mbs: int, framework: str) -> Iterator[Choice]:
         """Pipeline schedules with their chunks."""
-        plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq)
+        plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq, framework=framework)
         for schedule in SCHEDULES if mesh.pp > 1 else ("1f1b",):
             per_stage = self.model.layers // mesh.pp
             chunks = [v for v in divisors(per_stage) if v > 1] if schedule in ("interleaved", "looped-bfs") else [1]

@@ -6,14 +6,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import DataError
 from paceline.train.record import read
 from paceline.units import show
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 #: phases of a step, in order
 PHASES = ("forward", "backward", "update")
@@ -27,8 +24,6 @@ class Check:
     steps: int
     predicted_s: Mapping[str, float]
     measured_s: Mapping[str, float]
-    sent_bytes: float | None
-    predicted_bytes: float | None
 
     @property
     def error(self) -> float:
@@ -49,21 +44,10 @@ class Check:
         """Plain data."""
         return {**asdict(self), "error": self.error, "parts": self.parts}
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
+    def __rich__(self) -> Any:
+        from paceline.report.training import checked
 
-        table = Table(title=self.title, caption=self.parts)
-        for name in ("", "predicted", "measured", "difference"):
-            table.add_column(name, justify="left" if not name else "right")
-        for phase in (*PHASES, "step"):
-            if phase in self.predicted_s and phase in self.measured_s:
-                predicted, measured = self.predicted_s[phase], self.measured_s[phase]
-                off = f"{(predicted / measured - 1) * 100:+.0f} %" if measured else ""
-                table.add_row(phase, show(predicted, "time"), show(measured, "time"), off)
-        if self.sent_bytes is not None and self.predicted_bytes is not None:
-            off = f"{(self.predicted_bytes / self.sent_bytes - 1) * 100:+.0f} %" if self.sent_bytes else ""
-            table.add_row("sent", show(self.predicted_bytes, "bytes"), show(self.sent_bytes, "bytes"), off)
-        return table
+        return checked(self.title, self.parts, (*PHASES, "step"), self.predicted_s, self.measured_s)
 
 
 def check(run: Path | str, *, skip: int = 5) -> Check:
@@ -78,8 +62,6 @@ def check(run: Path | str, *, skip: int = 5) -> Check:
         raise DataError(f"the run {str(run)!r} holds no step")
     names = [f"{phase}_s" for phase in (*PHASES, "step")]
     measured = {name.removesuffix("_s"): statistics.median(line[name] for line in counted) for name in names if name in counted[0]}
-    sent = [line["sent_bytes"] for line in counted if "sent_bytes" in line]
     first = lines[0]
     title = f"{first.get('task', 'run')}, {first.get('strategy', '')}, {first.get('world', '?')} ranks, {len(counted)} steps"
-    return Check(title=title, steps=len(counted), predicted_s=head["seconds"], measured_s=measured,
-                 sent_bytes=statistics.median(sent) if sent else None, predicted_bytes=head.get("sent_bytes"))
+    return Check(title=title, steps=len(counted), predicted_s=head["seconds"], measured_s=measured)

@@ -7,14 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import SpecError
 from paceline.train.launch import run
-from paceline.units import show
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 #: two-sided 95 % points of Student's distribution, by degrees of freedom
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
@@ -55,20 +51,11 @@ class Compared:
         """Plain data."""
         return {**asdict(self), "rows": [{**asdict(row), "accuracy": row.accuracy, "interval": row.interval} for row in self.rows]}
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
+    def __rich__(self) -> Any:
+        from paceline.report.training import trained
 
-        table = Table(title=f"{self.task} on {self.world} ranks, target {self.target:.0%}")
-        for title in ("strategy", "accuracy", "95 % interval", "time", "time to target"):
-            table.add_column(title, justify="left" if title == "strategy" else "right")
-        for row in self.rows:
-            reached = [s for s in row.reached_s if s is not None]
-            missed = len(row.reached_s) - len(reached)
-            when = show(statistics.median(reached), "time") if reached else "not reached"
-            when += f" ({missed} of {len(row.reached_s)} not)" if missed and reached else ""
-            table.add_row(row.strategy, f"{row.accuracy:.2%}", "one seed" if math.isnan(row.interval) else f"+- {row.interval:.2%}",
-                          show(statistics.median(row.seconds), "time"), when)
-        return table
+        rows = [(row.strategy, row.accuracy, row.interval, row.seconds, row.reached_s) for row in self.rows]
+        return trained(f"{self.task} on {self.world} ranks, target {self.target:.0%}", rows)
 
 
 def compare(
