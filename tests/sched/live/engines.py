@@ -101,7 +101,9 @@ class Slurm:
 
     def close(self) -> None:
         if "slurmctld" in self.processes:
-            subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], capture_output=True)
+            subprocess.run(["scancel", "--user=root"], capture_output=True)
+            with contextlib.suppress(RuntimeError):
+                _until(lambda: not subprocess.run(["squeue", "-h"], capture_output=True).stdout, "an empty queue", 10)
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():
@@ -110,9 +112,9 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for step in _marked(str(self.folder / "slurm.conf")):  # slurmstepd that outlived its slurmd
+        for left in _marked(f"SLURM_CONF={self.folder}/slurm.conf"):  # what outlived a slurmd that was killed
             with contextlib.suppress(ProcessLookupError):
-                os.kill(step, signal.SIGKILL)
+                os.kill(left, signal.SIGKILL)
         os.environ.pop("SLURM_CONF", None)
 
 
@@ -163,7 +165,7 @@ def _marked(text: str) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"slurmstepd" in (entry / "cmdline").read_bytes() and text.encode() in (entry / "environ").read_bytes():
+            if int(entry.name) != os.getpid() and text.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 

@@ -25,6 +25,7 @@ class MaxMin(Policy):
         self.interval_s = interval_s
         self.quotas = dict(quotas or {})
         self._rates: dict[tuple[str, str], float] = {}
+        self._usual: dict[str, float] = {}
 
     def wake_s(self, state: State) -> float:
         return state.now_s + self.interval_s if state.waiting else float("inf")
@@ -40,8 +41,12 @@ class MaxMin(Policy):
         wanted: list[tuple[Active, str]] = []
         kinds = [kind for kind in state.kinds if budget[kind]]
         best = {name: max(self._rate(state, job, kind) for kind in kinds) for name, job in state.jobs.items()}
+        self._usual = {
+            kind: sum(self._rate(state, job, kind) / best[name] for name, job in state.jobs.items() if best[name] > 0) / len(state.jobs)
+            for kind in kinds
+        } if self.aware and state.jobs else {}
         for job in sorted(state.jobs.values(), key=lambda j: (-j.job.priority, self._had(j, best[j.name], state.now_s), j.index)):
-            kind = self._choose(state, job, kinds, budget, best)
+            kind = self._choose(state, job, kinds, budget, best[job.name])
             if kind:
                 budget[kind] -= job.job.devices
                 wanted.append((job, kind))
@@ -65,15 +70,15 @@ class MaxMin(Policy):
         """Normalised progress since submission, as a share of the time."""
         return job.done_at(now_s) / best / max(now_s - job.job.submit_s, 1.0) if best > 0 else 0.0
 
-    def _choose(self, state: State, job: Active, kinds: list[str], budget: Mapping[str, int], best: Mapping[str, float]) -> str:
+    def _choose(self, state: State, job: Active, kinds: list[str], budget: Mapping[str, int], best: float) -> str:
         fitting = [kind for kind in kinds if budget[kind] >= job.job.devices and self._rate(state, job, kind) > 0]
         if not fitting:
             return ""
         if job.status == RUNNING and job.kind in fitting and not self.aware:
             return job.kind
-        return max(fitting, key=lambda kind: (self._worth(state, job, kind, kinds), kind == job.kind, -kinds.index(kind)))
+        return max(fitting, key=lambda kind: (self._worth(state, job, kind, best), kind == job.kind, -kinds.index(kind)))
 
-    def _worth(self, state: State, job: Active, kind: str, kinds: list[str]) -> float:
+    def _worth(self, state: State, job: Active, kind: str, best: float) -> float:
         return 0.0
 
 
@@ -83,13 +88,6 @@ class Gavel(MaxMin):
     name = "gavel"
     aware = True
 
-    def wake_s(self, state: State) -> float:
-        return state.now_s + self.interval_s if state.jobs else float("inf")
-
-    def _worth(self, state: State, job: Active, kind: str, kinds: list[str]) -> float:
-        """Its rate there over the mean of the active jobs' rates there: comparative advantage, damped so that moves have a reason."""
-        mine = self._rate(state, job, kind)
-        others = [self._rate(state, other, kind) / best for other in list(state.jobs.values())[:64]
-                  if (best := max(self._rate(state, other, k) for k in kinds)) > 0]
-        whole = max(self._rate(state, job, k) for k in kinds)
-        return mine / whole / (sum(others) / len(others)) + (0.05 if job.kind == kind and job.status == RUNNING else 0.0)
+    def _worth(self, state: State, job: Active, kind: str, best: float) -> float:
+        """Its rate there over what active jobs usually reach there: comparative advantage; a move needs 5 % of it as a reason."""
+        return self._rate(state, job, kind) / best / self._usual[kind] + (0.05 if job.kind == kind and job.status == RUNNING else 0.0)
