@@ -20,6 +20,13 @@ def test_sharded_and_tensor_parallel_plans_follow_one_process():
         assert losses == pytest.approx(alone, rel=2e-3), request
 
 
+def test_compressed_gradients_go_through_fsdp():
+    runs = [("planned", {"kind": "gpt", "plan": f"fsdp fp32 {scheme}", "steps": 12}) for scheme in ("terngrad", "qsgd", "onebit")]
+    first, second = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    for (_, request), (losses, alone), (other, _) in zip(runs, first, second, strict=True):
+        assert losses == other and losses[-1] < losses[0] - 0.3 * (alone[0] - alone[-1]), request
+
+
 def test_pipelines_follow_one_process():
     runs = [("staged", {"kind": kind, "plan": plan}) for kind, plan in (
         ("gpt", "pp=2 gpipe mbs=2 gbs=8"), ("llama", "pp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.emulate.cluster import burst_bytes
 from paceline.bench.strategies import LATENCY_S, PAYLOAD, UNSHAPED_BPS
 from paceline.cost.collectives import bus_factor
 from paceline.train.launch import run
@@ -102,10 +103,14 @@ def worker(sizes: Sequence[int]) -> dict[str, list[float]]:
 
 
 def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) -> float:  # noqa: N803
-    """A message's overhead, and the bytes that the busiest link carries; gloo's reduce-scatter is an all-reduce of which each keeps a part."""
-    rate = UNSHAPED_BPS if link_Bps is None else link_Bps * PAYLOAD
+    """A message's overhead, and the bytes that the busiest link carries beyond what its token bucket has saved up.
+
+    gloo's reduce-scatter is an all-reduce of which each keeps a part.
+    """
     traffic = bus_factor("all_reduce" if op == "reduce_scatter" else op, hosts) * size_bytes
-    return LATENCY_S + traffic / rate
+    if link_Bps is None:
+        return LATENCY_S + traffic / UNSHAPED_BPS
+    return LATENCY_S + max(0.0, traffic - burst_bytes(link_Bps)) / (link_Bps * PAYLOAD)
 
 
 def measure(*, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_bytes: int = 4_000_000) -> Measured:  # noqa: N803

@@ -20,7 +20,7 @@ _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
 
 
 def parallelize(
-    model: nn.Module, optimizer: Optimizer, plan: str | Plan | Strategy = "auto", *, timeout_s: float = TIMEOUT_S, **options: Any,
+    model: nn.Module, optimizer: Optimizer, plan: str | Plan | Strategy, *, timeout_s: float = TIMEOUT_S, **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
     """The model and optimizer to use in the loop, kept one model on all ranks of the default process group in the way that `plan` says.
 
@@ -76,6 +76,12 @@ def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: floa
         if plan.precision not in ("bf16", "fp32", "tf32"):
             raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
         shard(model, optimizer, plan)
+        if plan.relax.compress:
+            from paceline.train.scatter import compress
+
+            if plan.sharding == "hsdp" or plan.tp > 1:
+                raise PlanError(f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}")
+            compress(model, plan.relax.scheme)
         return model, optimizer
     autocast(model, plan.precision)
     return parallelize(model, optimizer, _name(plan), timeout_s=timeout_s, **options)

@@ -42,6 +42,11 @@ class Traffic:
         return Traffic(sent_bytes=self.sent_bytes - before.sent_bytes, received_bytes=self.received_bytes - before.received_bytes)
 
 
+def burst_bytes(link_Bps: float) -> int:  # noqa: N803
+    """What a link of that rate passes at once after a pause."""
+    return max(_LEAST_BURST, round(link_Bps * _BURST_S))
+
+
 def check(cpus: float | None = None) -> None:
     """Refuses, in one line, where this system cannot emulate a cluster."""
     if sys.platform != "linux":
@@ -149,8 +154,7 @@ class EmulatedCluster:
         for port, host in zip(self._links, hosts, strict=True):
             for handle, index in ((switch, port), (host, host.link_lookup(ifname=INTERFACE)[0])):
                 if link_Bps is not None:
-                    burst = max(_LEAST_BURST, round(link_Bps * _BURST_S))
-                    handle.tc("replace", "tbf", index=index, handle="1:", rate=round(link_Bps), burst=burst, latency=_QUEUE)
+                    handle.tc("replace", "tbf", index=index, handle="1:", rate=round(link_Bps), burst=burst_bytes(link_Bps), latency=_QUEUE)
                 elif any(q.get_attr("TCA_KIND") == "tbf" for q in handle.get_qdiscs(index=index)):
                     handle.tc("del", index=index, root=True)
 
