@@ -58,7 +58,7 @@ def accuracy(quick: bool) -> str:
     seeds = 2 if quick else 5
     lines = ["| task | strategy | accuracy, mean of seeds | 95 % interval | against ddp |", "|---|---|---|---|---|"]
     for task, warm in (("digits-cnn", 66), ("text-mlp", 180)):
-        names = ["ddp", "overlap", "terngrad", "terngrad:clip=0", f"dgc:ratio=0.01;warmup_steps={warm}", "topk:ratio=0.01"]
+        names = ["ddp", "overlap", "terngrad", "terngrad:clip=4", "terngrad:clip=0", f"dgc:ratio=0.01;warmup_steps={warm}", "topk:ratio=0.01"]
         found = compare(task, names, seeds=seeds, steps=100 if quick else None)
         base = found.rows[0].accuracy
         lines += [f"| {task} | {row.strategy} | {row.accuracy:.2%} | ± {row.interval:.2%} | {(row.accuracy - base) * 100:+.2f} points |"

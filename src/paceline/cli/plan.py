@@ -74,11 +74,12 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
 
     q = question
     with _progress(json_) as progress:
-        found = run(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, progress=progress, **q.options)
-        if measure is not None:
+        if measure is None:
+            found = run(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, progress=progress, **q.options)
+        else:
             from paceline.bench.tune import tune
 
-            found = tune(q, found, measure, progress=progress)
+            found = tune(q, measure, progress=progress)
     if html is not None:
         from paceline.report import page
         from paceline.report.plan import planned_html

@@ -43,6 +43,7 @@ def throughput(
     from paceline.queueing.estimate import throughput as run
     from paceline.queueing.profile import JobProfile
     from paceline.queueing.simulate import simulate
+    from paceline.report.throughput import curve as drawn
     from paceline.units import parse
 
     job, numbers = JobProfile.load(profile), counts(workers)
@@ -56,7 +57,7 @@ def throughput(
         print(json.dumps([curve.to_dict() for curve in curves]))
     else:
         for curve in curves:
-            show(curve)
+            show(drawn(curve))
 
 
 def score(

@@ -49,7 +49,7 @@ def plan_module(
     settings = dict(options or {})
     said = Limits.of(fix, [word for word in forbid if word not in LOSSY])
     batch = gbs or said.fixed.get("gbs") or SAMPLES * where[0].device_count
-    captured = _Captured(model, settings)
+    captured = model if isinstance(model, Captured) else Captured(model, settings)
     value = goal(objective, where)
     tried: list[Ranked] = []
     over = failed = 0
@@ -94,7 +94,7 @@ def plan_module(
         notes=(f"values are per sample; {', '.join(allow)} may change the result of training",) if allow else ())
 
 
-class _Captured:
+class Captured:
     """A module captured once per micro-batch and way to recompute; a saved workload has one of each."""
 
     def __init__(self, model: Any, options: dict[str, Any]) -> None:

@@ -55,11 +55,6 @@ class ThroughputCurve:
             "points": [{name: getattr(point, name) for name in Point.__slots__} for point in self.points],
         }
 
-    def __rich__(self) -> Any:
-        from paceline.report.throughput import curve
-
-        return curve(self)
-
 
 def throughput(job: JobProfile, workers: Sequence[int], *, servers: int | None = None, link_Bps: float | None = None) -> ThroughputCurve:  # noqa: N803
     """The curve over `workers`, on the profiled number of servers and links unless given."""

@@ -73,12 +73,18 @@ def _job(p: Planned) -> Text:
 
 
 def _ranking(title: str, found: Sequence[Ranked], objective: str) -> RenderableType:
+    ran = any(r.measured_s is not None for r in found)
     rows = [
-        [str(i), units.show(r.prediction.step_s, "time"), *_worth(r, objective), f"{100 * r.prediction.mfu:.1f} %",
+        [str(i), units.show(r.prediction.step_s, "time"), *(_truth(r) if ran else []), *_worth(r, objective), f"{100 * r.prediction.mfu:.1f} %",
          units.show(r.prediction.peak_bytes, "bytes"), str(r.prediction.devices), str(r.plan), r.lost or "-", r.lossy or "-"]
         for i, r in enumerate(found, 1)]
     worth = [] if objective == "time" else [objective]
-    return listing(title, ["", "step", *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training"], rows)
+    measured = ["measured", "predicted first"] if ran else []
+    return listing(title, ["", "step", *measured, *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training"], rows)
+
+
+def _truth(r: Ranked) -> list[str]:
+    return [units.show(seconds, "time") if seconds is not None else "-" for seconds in (r.measured_s, r.first_s)]
 
 
 def _worth(r: Ranked, objective: str) -> list[str]:

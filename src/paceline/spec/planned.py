@@ -81,6 +81,8 @@ class Planned:
     #: steps of the whole job, where tokens were given
     steps: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: what running some plans taught: seconds of computation and of communication over those predicted first
+    calibration: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Ranked:
@@ -96,7 +98,7 @@ class Planned:
             "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
             "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
             "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto], "notes": list(self.notes),
-            "interrupted": self.interrupted,
+            "interrupted": self.interrupted, "calibration": dict(self.calibration),
         }
 
     def __rich__(self) -> Any:

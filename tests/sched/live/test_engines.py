@@ -11,7 +11,7 @@ import pytest
 from paceline.sched.live import Order
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
-STEPS = 150
+STEPS = 60
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def losses(folder):
 def training(tools, digits):
     return Order.of({
         "name": "digits", "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)], "work": STEPS, "devices": 1,
-        "most": 2, "rates": {"1": 10.0, "2": 18.0}, "environment": {"OMP_NUM_THREADS": "1"},
+        "most": 2, "rates": {"1": 4.0, "2": 7.2}, "environment": {"OMP_NUM_THREADS": "1"},
     }, tools.here)
 
 

@@ -37,7 +37,7 @@ def test_all_strategies_have_names():
 def test_server_killed_worker_killed_worker_added(tmp_path):
     """A worker is killed, one is added, the server is killed: training goes on, and no update is applied twice."""
     with Local(workers=2, checkpoint=tmp_path) as run:
-        run.start(command("ps-async", 150, 0.01, '{"checkpoint_every": 1}'))
+        run.start(command("ps-async", 300, 0.01, '{"checkpoint_every": 1}'))
         until(lambda: (tmp_path / "server0.pt").exists() and saved(tmp_path)["version"] > 10)
         run.workers[1].kill()
         run.add(command("ps-async", 60, 0.01, '{"checkpoint_every": 1}'))
@@ -48,7 +48,7 @@ def test_server_killed_worker_killed_worker_added(tmp_path):
     state = saved(tmp_path)
     assert state["version"] > before
     counts = (-state["values"]).tolist()
-    assert sorted(counts[:3])[-2:] == [60.0, 150.0]  # those who finished: each update exactly once, across the server's death
+    assert sorted(counts[:3])[-2:] == [60.0, 300.0]  # those who finished: each update exactly once, across the server's death
     assert sum(counts) == state["version"]
     assert run.reports[0]["version"] == state["version"]
 

@@ -186,3 +186,9 @@ def pollux(data: Path | None = None) -> Scores:
         real = column("replicas") * column("batch") / column("step_s")
         rows.append(_row(f"{model}, 4 to 16 nodes", "synchronous", (predicted / real - 1).tolist()))
     return Scores(title="samples per second on 4 to 16 nodes, fitted on one and two (Pollux)", rows=tuple(rows))
+
+
+if __name__ == "__main__":  # the tables of docs/asynchronous.md
+    print(measured().markdown())
+    if "PACELINE_DATA" in os.environ:
+        print(pollux().markdown())

@@ -36,6 +36,8 @@ class Store:
         self.folder = folder
         #: what had to be done to open it, for the user
         self.notes: list[str] = []
+        self._db: Any = None
+        self._file: Any = None
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (folder / "lock").open("a")
@@ -46,9 +48,13 @@ class Store:
         except OSError:
             self._lock.close()
             raise RunError(f"another scheduler runs in {folder}; use its queue, or another folder with --state") from None
-        with self._full():
-            self.rows = self._open()
-            self._rewrite()
+        try:
+            with self._full():
+                self.rows = self._open()
+                self._rewrite()
+        except BaseException:
+            self.close()
+            raise
 
     # -- opening ---------------------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ class Store:
 
     def _aside(self, path: Path, problem: str) -> None:
         """Moves a damaged database away."""
-        with contextlib.suppress(AttributeError, sqlite3.Error):
+        with contextlib.suppress(sqlite3.Error):
             self._db.close()
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for end in ("", "-wal", "-shm"):
@@ -173,8 +179,11 @@ class Store:
 
     def close(self) -> None:
         """Lets go of the folder."""
-        self._db.close()
-        self._file.close()
+        with contextlib.suppress(sqlite3.Error):  # a full disk: what counts is there already
+            if self._db is not None:
+                self._db.close()
+        if self._file is not None:
+            self._file.close()
         self._lock.close()
 
 
