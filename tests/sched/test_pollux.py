@@ -42,8 +42,9 @@ def test_published_averages(policy, folder, load):
 @needs_data
 def test_order_and_our_own():
     """Over the workloads of load 1: ours < Pollux's published mean; goodput-like < Tiresias < Optimus (whose means are met above)."""
-    ours = {policy: sum(run(policy, "workloads", w).metrics()["avg_jct_s"] for w in published("pollux", "1.0")) / 8 for policy in ("goodput", "pollux")}
-    theirs = {policy: sum(sum(jcts.values()) / len(jcts) for jcts in published(policy, "1.0").values()) / 8 for policy in ("pollux", "tiresias", "optimus")}
+    mine, others = ("goodput", "pollux"), ("pollux", "tiresias", "optimus")
+    ours = {policy: sum(run(policy, "workloads", w).metrics()["avg_jct_s"] for w in published("pollux", "1.0")) / 8 for policy in mine}
+    theirs = {policy: sum(sum(jcts.values()) / len(jcts) for jcts in published(policy, "1.0").values()) / 8 for policy in others}
     assert ours["goodput"] < theirs["pollux"]
     assert ours["goodput"] < ours["pollux"] < theirs["tiresias"] < theirs["optimus"]
 

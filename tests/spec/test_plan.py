@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.catalog import clusters, transformers
-from paceline.errors import PlanError
+from paceline.errors import PlanError, SpecError
 from paceline.predict.simulated import predict
 from paceline.spec.plan import SCHEDULES, SHARDINGS, Plan, problems, resolve, stage_layers
 
@@ -109,3 +109,15 @@ def test_a_written_plan_reads_as_itself():
         plan = resolve(Plan.parse(f"{sharding} tp=4 pp=2 gbs=256 mbs=2 sp recompute=full"), 64, LLAMA)
         again = resolve(Plan.parse(str(plan)), 64, LLAMA)
         assert again == plan
+
+
+def test_a_plan_in_a_file(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text('tp = 8\npp = 8\nsharding = "zero1"\nbucket = "100 MB"\nsp = true\nreshard = false\n')
+    assert Plan.parse(str(path)) == Plan.parse("tp=8 pp=8 zero1 bucket=100MB sp no-reshard")
+    for text, message in (("tp = [8]", "tp must be a number"), ("tp = ", "Invalid value"), ("tq = 8", "unknown .tq.")):
+        path.write_text(text)
+        with pytest.raises(PlanError, match=message):
+            Plan.parse(str(path))
+    with pytest.raises(SpecError, match="cannot read plan file"):
+        Plan.parse(str(tmp_path / "none.toml"))

@@ -161,6 +161,7 @@ def _time(model: str, options: Mapping[str, Any], plan: Plan, alone: bool) -> fl
     from paceline.bench.real import build
     from paceline.train.memory import recompute
 
+    plan = replace(plan, dp=plan.dp or dist.get_world_size())
     torch.manual_seed(0)
     module, forward, optimizer = build(model, plan.mbs, options)
     wrapped = module
@@ -178,7 +179,7 @@ def _time(model: str, options: Mapping[str, Any], plan: Plan, alone: bool) -> fl
             with ExitStack() as stack:
                 if i < plan.micro_batches - 1 and not alone:
                     stack.enter_context(held())
-                forward(wrapped).backward()  # type: ignore[no-untyped-call]
+                forward(wrapped).backward()
         optimizer.step()
 
     try:

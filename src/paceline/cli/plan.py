@@ -106,7 +106,11 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
     if wrong:
         raise SpecError(f"{wrong} is for one question, and this is a study of {len(asked)}; ask for one model, cluster and batch")
     with _progress(json_) as progress:
-        found = study(asked, engine=engine, progress=progress and (lambda done, total: progress("planning", done, total, 0.0)))
+        def tell(done: int, total: int) -> None:
+            if progress:
+                progress("planning", done, total, 0.0)
+
+        found = study(asked, engine=engine, progress=tell)
     if html is not None:
         from paceline.report import page
         from paceline.report.plan import study_html

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import MissingExtra, RunError
@@ -19,7 +20,7 @@ def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] 
     """`run` of each task, in their order, one CPU of the cluster each; `done` hears how many are. `run` is a function of a module."""
     with _connected() as ray:
         remote = ray.remote(num_cpus=1)(_there)
-        waiting = [remote.remote(run, task, os.getcwd()) for task in tasks]
+        waiting = [remote.remote(run, task, str(Path.cwd())) for task in tasks]
         left = list(waiting)
         try:
             while left:
@@ -34,7 +35,7 @@ def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] 
 
 def _there(run: Callable[[A], B], task: A, folder: str) -> B:
     """Runs in a worker of the cluster; paths are those of whoever asks, where both see the same files."""
-    if os.path.isdir(folder):  # noqa: PTH112
+    if Path(folder).is_dir():
         os.chdir(folder)
     return run(task)
 
@@ -52,7 +53,7 @@ def _connected() -> Iterator[Any]:
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError:
-        raise RunError("--engine ray: no Ray cluster is found; start one with `ray start --head`, or set RAY_ADDRESS, or leave --engine out") from None
+        raise RunError("--engine ray: no Ray cluster is found; start one (`ray start --head`), set RAY_ADDRESS, or leave --engine out") from None
     try:
         yield ray
     finally:

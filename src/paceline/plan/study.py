@@ -39,9 +39,10 @@ def questions(
     device: str | None = None, **options: Any,
 ) -> list[Question]:
     """Every model on every cluster with every batch (samples) and sequence (tokens)."""
+    nothing = (None,)
     return [
         Question(model=model, cluster=cluster, gbs=batch, seq=length, gpus=gpus, device=device, options=options)
-        for model, cluster, batch, length in product(models, clusters or [None], gbs or [None], seq or [None])]
+        for model, cluster, batch, length in product(models, clusters or nothing, gbs or nothing, seq or nothing)]
 
 
 def read(path: Path) -> list[Question]:
@@ -52,9 +53,9 @@ def read(path: Path) -> list[Question]:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     single = data.pop("question", [])
     _known(path, data, (*_AXES, *_WORDS, *_OPTIONS))
-    lists = {key: _list(value) for key, value in data.items() if key in _AXES}
     shared = {key: value for key, value in data.items() if key not in _AXES}
-    out = questions(**lists, **shared) if "models" in lists else []
+    models, clusters, gbs, seq = (_list(data.get(key, [])) for key in _AXES)
+    out = questions(models, clusters, gbs, seq, **shared)
     for entry in single if isinstance(single, list) else [single]:
         _known(path, entry, (*_AXES.values(), *_WORDS, *_OPTIONS))
         where = {} if {"cluster", *_WORDS} & {*entry} else {key: shared[key] for key in _WORDS if key in shared}

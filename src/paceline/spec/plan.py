@@ -10,13 +10,16 @@ cannot run: every factor shown, and the nearest plan that would.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from paceline import units
 from paceline.errors import PlanError, UnitError, nearest
+from paceline.spec.facts import read_text
 from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
 from paceline.spec.transformer import Transformer
 
@@ -80,7 +83,9 @@ class Plan:
 
     @staticmethod
     def parse(text: str) -> Plan:
-        """The plan written as words and `key=value`s."""
+        """The plan written as words and `key=value`s, or in a `.toml` file of such keys."""
+        if text.strip().endswith(".toml"):
+            text = _from_file(Path(text.strip()))
         given: dict[str, Any] = {}
         relaxed: dict[str, Any] = {}
         for word in text.replace(",", " ").split():
@@ -113,6 +118,23 @@ class Plan:
         kind = [self.sharding] if self.sharding != "none" else []
         relaxed = [str(self.relax)] if not self.relax.plain else []
         return " ".join([*kind, *relaxed, *parts, *flags, *words, *filter(None, (self.schedule, self.precision)), *bucket, *framework])
+
+
+def _from_file(path: Path) -> str:
+    """The words of a plan in a TOML file: `tp = 8`, `sharding = "fsdp"`, `sp = true`."""
+    try:
+        data = tomllib.loads(read_text(path, "plan"))
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{path}: {error}") from None
+    words = []
+    for key, value in data.items():
+        if isinstance(value, bool):
+            words.append(key if value else f"no-{key}")
+        elif isinstance(value, (str, int, float)):
+            words.append(f"{key}={value}".replace(" ", ""))
+        else:
+            raise PlanError(f"{path}: {key} must be a number, a word, true or false, got {value!r}")
+    return " ".join(words)
 
 
 def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ def counter(name, steps, *, each_s=0.02, devices=1, **more):
     least, most = more.get("least", devices), more.get("most", devices)
     rates = {str(n): 10.0 * n / (1 + 0.1 * (n - 1)) for n in range(least, most + 1)}
     given = {"name": name, "command": [sys.executable, "-S", str(COUNTER), str(steps), str(each_s)], "work": steps, "devices": devices,
-             "rates": rates, **more}
+             "rates": rates, "restart": 0, **more}
     return Order.of(given, HERE)
 
 

@@ -26,9 +26,15 @@ def served(tools, tmp_path):
     assert process.returncode == 0 and not (state / "daemon.json").exists()
 
 
+def said(capsys, *words):
+    with pytest.raises(SystemExit) as error:
+        main(list(words))
+    assert not error.value.code
+    return capsys.readouterr().out
+
+
 def ask(capsys, *words):
-    main([*words, "--json"])
-    return json.loads(capsys.readouterr().out)
+    return json.loads(said(capsys, *words, "--json"))
 
 
 def fails(capsys, *words):
@@ -60,10 +66,8 @@ def test_a_queue_from_submission_to_end(served, tools, tmp_path, capsys):
     assert [(row["job"], row["state"]) for row in rows] == [("long", "running"), ("short", "waiting")]
     found = ask(capsys, "eta", "short", *at)
     assert 0 < found["low_s"] <= found["end_s"] <= found["high_s"] < 400 and found["start_s"] > 5
-    main(["eta", "long", *at])
-    assert "four cases of five" in capsys.readouterr().out
-    main(["queue", *at])
-    assert "local0" in capsys.readouterr().out
+    assert "four cases of five" in said(capsys, "eta", "long", *at)
+    assert "local0" in said(capsys, "queue", *at)
     assert "did you mean 'short'" in fails(capsys, "cancel", "shrt", *at)
     assert ask(capsys, "cancel", "long", *at) == {"job": "long", "outcome": "killed"}
     while {row["state"] for row in ask(capsys, "queue", *at)["jobs"]} != {"killed", "completed"}:
@@ -104,7 +108,6 @@ def test_mistakes_are_one_line(tmp_path, capsys, words, message):
 
 def test_a_list_of_jobs_to_its_end(tools, tmp_path, capsys):
     path = job(tools, tmp_path, "a", 10)
-    main(["schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = ask(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
     assert found["engine"] == "local" and [row["state"] for row in found["jobs"]] == ["completed"]
     assert [decision["decision"] for decision in found["decisions"]] == ["start"]

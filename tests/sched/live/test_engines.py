@@ -44,7 +44,7 @@ def losses(folder):
 def training(tools, digits):
     return Order.of({
         "name": "digits", "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)], "work": STEPS, "devices": 1,
-        "most": 2, "rates": {"1": 4.0, "2": 7.2}, "environment": {"OMP_NUM_THREADS": "1"},
+        "most": 2, "restart": 0, "rates": {"1": 4.0, "2": 7.2}, "environment": {"OMP_NUM_THREADS": "1"},
     }, tools.here)
 
 
@@ -99,7 +99,7 @@ def moved(tools, daemon, kill, restore=lambda: None, **engine):
 
 
 def test_slurm_loses_a_node(tools, daemon, slurm):
-    moved(tools, daemon, slurm.kill_node, engine="slurm")
+    moved(tools, daemon, slurm.kill_node, engine="slurm", nodes="all")
 
 
 def test_ray_loses_a_node(tools, daemon, ray_cluster):

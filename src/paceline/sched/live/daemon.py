@@ -40,7 +40,7 @@ class Setup:
     #: nodes of the local engine, or the engine's address or partition; see `drivers`
     nodes: str = ""
     clock: str = ""
-    #: seconds between rounds of the policy; None: its own, at most 5 on the wall's clock
+    #: seconds between rounds of the policy; None: its own, at most 2 on the wall's clock
     interval_s: float | None = None
     #: seconds for a checkpoint after TERM
     grace_s: float = 60.0
@@ -155,9 +155,9 @@ class Daemon:
     def _tick(self) -> None:
         """On the wall's clock: submissions that are due, progress, rounds of the policy."""
         now = self.now_s()
-        for at, name in self.ledger.planned():
-            if at <= now:
-                self._tell(ev.Submit(time_s=now, job=self._job(name, at)))
+        due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
+        if due:  # the policy sees all of them before it is asked
+            self._tell(*due)
         if time.monotonic() > self._reports_s + self.setup.report_s:
             self._reports_s = time.monotonic()
             for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:

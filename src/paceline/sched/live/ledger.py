@@ -24,7 +24,7 @@ from paceline.sched.nodes import Shape
 #: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
 WALL, MODEL = "wall", "model"
 #: most seconds between rounds of a policy on the wall's clock, unless the user says otherwise: rounds cost nothing here
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 
 
 class Ledger:

@@ -4,6 +4,7 @@ by name when it comes back. The state folder must be on a file system that the n
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 from collections.abc import Sequence
 from importlib import import_module
@@ -45,6 +46,7 @@ class OnRay(Driver):
         super().__init__(state)
         if find_spec("ray") is None:
             raise MissingExtra("ray", "ray", "engine ray")
+        _reach(address)
         self._ray: Any = import_module("ray")  # an extra, without types
         try:
             if not self._ray.is_initialized():
@@ -109,3 +111,14 @@ class OnRay(Driver):
             return call()
         except (ConnectionError, TimeoutError, RuntimeError) as error:
             raise EngineAway(f"Ray does not answer: {' '.join(str(error).split())[:200]}") from None
+
+
+def _reach(address: str) -> None:
+    """Ray waits for minutes for a head that is not there: a look first."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), 5.0).close()
+    except OSError as error:
+        raise RunError(f"no Ray cluster answers at {address} ({error.strerror or error}); start one with: ray start --head") from None

@@ -26,6 +26,8 @@ from paceline.sched.job import Job
 from paceline.sched.speed import Scaling, Speed, Table
 from paceline.spec.facts import read_text
 
+#: seconds from being given devices to the first step, where nobody says
+_RESTART_S = 10.0
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
 _TIMES = ("submit", "seconds", "restart", "checkpoint_every")
 _WHOLE = ("devices", "least", "most", "priority", "retries")
@@ -81,7 +83,7 @@ class Order:
         more = {key: given[key] for key in ("least", "most", "priority", "powers_of_two", "tenant") if key in given}
         work, speed = self._speed(kinds)
         job = Job(
-            name=self.name, submit_s=submit_s, work=work, speed=speed, devices=given.get("devices", 1), restart_s=given.get("restart", 0.0),
+            name=self.name, submit_s=submit_s, work=work, speed=speed, devices=given.get("devices", 1), restart_s=given.get("restart", _RESTART_S),
             checkpoint_every_s=given.get("checkpoint_every", 0.0), **more,
         )
         for kind in {*kinds}:
