@@ -9,6 +9,7 @@ communication is what brings the steps with it nearest to their predictions then
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
@@ -21,7 +22,7 @@ from typing import Any
 from paceline.api import sizes
 from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
-from paceline.plan.answer import why
+from paceline.plan.answer import distinct, why
 from paceline.plan.general import Captured, plan_module
 from paceline.plan.search import Progress
 from paceline.predict import parallel
@@ -36,7 +37,7 @@ STEPS, ROUNDS, WARM = 3, 3, 2
 #: ranks that this machine is asked to run at most
 MOST_RANKS = 16
 #: bandwidth over what was assumed, at least and at most, and steps of the search for it
-LEAST, BEST, SEARCH = 1 / 64, 8.0, 24
+LEAST, BEST, SEARCH = 1 / 512, 8.0, 28
 #: where no bandwidth changes predictions by more than this, communication hides and says nothing about itself
 SILENT = 0.01
 
@@ -65,14 +66,16 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
 
     begun = time.monotonic()
     first = planned(where)
-    truth = measure(question.model, settings, [ranked.plan for ranked in first.top[:count]], where)
+    before = {ranked.plan: ranked.prediction.step_s for ranked in first.top}
+    truth = measure(question.model, settings, [ranked.plan for ranked in distinct(first.top)[:count]], where)
     compute, network = factors(captured, where, truth)
     again = planned(calibrated(where, compute, network))
-    before = {ranked.plan: ranked.prediction.step_s for ranked in first.top}
-    ahead = _ahead(again.top, truth)[:count]
+    found = [one for one in distinct(again.top) if one.plan not in truth.refused]
+    ranked = _ranked(found, truth, before)
+    ahead = [one.plan for one in itertools.takewhile(lambda one: one.measured_s is None, ranked)][:count]
     if ahead:  # what the calibration puts before everything that ran is run too
         truth = _both(truth, measure(question.model, settings, ahead, where))
-    ranked = sorted((_known(one, truth, before) for one in again.top), key=lambda one: one.value)
+        ranked = _ranked(found, truth, before)
     shown = [replace(ranked[0], lost=""), *(replace(one, lost=_lost(one, ranked[0])) for one in ranked[1:])]
     notes = [f"{len(truth.steps)} plans were run: computation takes {compute:.2f} and communication {1 / network:.2f} times what was predicted first"]
     notes += [f"not run: {plan}: {reason}" for plan, reason in truth.refused.items()]
@@ -258,21 +261,20 @@ def least(of: Callable[[float], float], low: float, high: float, steps: int) -> 
     return inner[0] if values[0] <= values[1] else inner[1]
 
 
-def _ahead(found: Sequence[Ranked], truth: Measured) -> list[Plan]:
-    """Plans that did not run and are predicted to beat all that did."""
-    best = min((_known(one, truth, {}).value for one in found if one.plan in truth.steps), default=math.inf)
-    return [one.plan for one in found if one.plan not in truth.steps and one.plan not in truth.refused and one.value < best]
-
-
 def _both(one: Measured, other: Measured) -> Measured:
     return Measured(steps={**one.steps, **other.steps}, alone={**one.alone, **other.alone}, refused={**one.refused, **other.refused})
 
 
-def _known(one: Ranked, truth: Measured, before: Mapping[Plan, float]) -> Ranked:
-    """A plan with what was measured of it, which is what it is worth then."""
-    measured = truth.steps.get(one.plan)
-    value = one.value if measured is None else one.value * measured / one.prediction.step_s
-    return replace(one, measured_s=measured, first_s=before.get(one.plan), value=value)
+def _ranked(found: Sequence[Ranked], truth: Measured, before: Mapping[Plan, float]) -> list[Ranked]:
+    """Plans that ran are worth what was measured; of the others it is taken that they are as far off, on average, as those were."""
+    apart = [math.log(truth.steps[one.plan] / one.prediction.step_s) for one in found if one.plan in truth.steps]
+    usual = math.exp(statistics.fmean(apart)) if apart else 1.0
+    out = []
+    for one in found:
+        measured = truth.steps.get(one.plan)
+        factor = usual if measured is None else measured / one.prediction.step_s
+        out.append(replace(one, measured_s=measured, first_s=before.get(one.plan), value=one.value * factor))
+    return sorted(out, key=lambda one: one.value)
 
 
 def _lost(one: Ranked, best: Ranked) -> str:

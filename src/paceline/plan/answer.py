@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from paceline.spec.planned import Ranked
 from paceline.spec.prediction import DistributedPrediction
@@ -19,6 +20,18 @@ def why(loser: DistributedPrediction, winner: DistributedPrediction) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def distinct(found: Sequence[Ranked]) -> list[Ranked]:
+    """Of plans with the same time that differ in a size only (buckets, prefetching), the first."""
+    seen = set()
+    out = []
+    for ranked in found:
+        key = ranked.cluster.name, round(ranked.value, 9), str(replace(ranked.plan, bucket_bytes=1.0, prefetch=1))
+        if key not in seen:
+            seen.add(key)
+            out.append(ranked)
+    return out
 
 
 def front(found: Sequence[Ranked], axes: Sequence[str]) -> tuple[Ranked, ...]:

@@ -22,6 +22,7 @@ from paceline.predict.parallel import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
+from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
@@ -69,7 +70,7 @@ def plan_module(
             except PacelineError as error:
                 failed, reason = failed + 1, str(error)
                 continue
-            if plan.recompute == "full" and any(t.prediction == found for t in tried):  # nothing of it repeats, so nothing is recomputed
+            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):  # nothing of it repeats, so nothing is recomputed
                 failed += 1
                 continue
             if not found.fit.fits:
@@ -92,6 +93,12 @@ def plan_module(
         by_evaluation=len(tried), undecided=space - over - len(tried), gap_pct=100.0 if interrupted else 0.0, elapsed_s=time.monotonic() - begun,
         top=tuple(shown[:top]), pareto=front(shown, pareto) if pareto else (), interrupted=interrupted,
         notes=(f"values are per sample; {', '.join(allow)} may change the result of training",) if allow else ())
+
+
+def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
+    """Whether recomputation changes neither time nor memory of a plan."""
+    plain = tried.prediction
+    return tried.plan == replace(plan, recompute="none") and (plain.step_s, plain.peak_bytes) == (found.step_s, found.peak_bytes)
 
 
 class Captured:

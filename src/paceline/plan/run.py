@@ -9,7 +9,7 @@ from dataclasses import replace
 from paceline import units
 from paceline.catalog import clusters
 from paceline.errors import PlanError, SpecError, nearest
-from paceline.plan.answer import AXES, front, why
+from paceline.plan.answer import AXES, distinct, front, why
 from paceline.plan.ranges import ranges
 from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
 from paceline.plan.space import LOSSY, Limits, Space
@@ -48,7 +48,7 @@ def plan_transformer(
         raise PlanError(_nothing(space, found, deadline_s, steps))
     ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
     notes += _notes(found)
-    shown = _distinct(ranked)
+    shown = distinct(ranked)
     return Planned(
         model=model.name, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
         by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap, elapsed_s=found.elapsed_s, top=tuple(shown[:top]),
@@ -100,18 +100,6 @@ def _ranked(tried: Tried, best: Tried) -> Ranked:
     lossy = ", ".join(word for word, fields in LOSSY.items() if all(getattr(tried.plan, name) == value for name, value in fields.items()))
     return Ranked(
         plan=tried.plan, cluster=tried.cluster, prediction=tried.prediction, value=tried.value, bound_s=tried.bound_s, lost=lost, lossy=lossy)
-
-
-def _distinct(found: Sequence[Ranked]) -> list[Ranked]:
-    """Of plans with the same time that differ in a size only (buckets, prefetching), the first."""
-    seen = set()
-    out = []
-    for ranked in found:
-        key = ranked.cluster.name, round(ranked.value, 9), str(replace(ranked.plan, bucket_bytes=1.0, prefetch=1))
-        if key not in seen:
-            seen.add(key)
-            out.append(ranked)
-    return out
 
 
 def _notes(found: Found) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -126,20 +127,20 @@ class Ray:
         self.address = f"127.0.0.1:{self.port}"
         ray = str(Path(sys.executable).with_name("ray"))
         self.nodes: list[subprocess.Popen] = []
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-        common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats", "--block", "--include-log-monitor=false"]
+        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        os.environ |= self.environment
+        common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats", "--block", "--node-ip-address=127.0.0.1"]
         for node in range(4):
             where = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={folder}"] if node == 0 else [f"--address={self.address}"]
             with (folder / f"node{node}.out").open("wb") as out:
                 self.nodes.append(subprocess.Popen([ray, "start", *where, f"--node-name=n{node + 1}", *common], stdout=out, stderr=out,
-                                                   stdin=subprocess.DEVNULL, env=environment, start_new_session=True))
+                                                   stdin=subprocess.DEVNULL, start_new_session=True))
             if node == 0:
-                _until(self._answers, "Ray's head", 120)
+                _until(lambda: self._up(0), "Ray's head", 120)
+        _until(lambda: all(map(self._up, range(4))), "Ray's four nodes", 120)
 
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
+    def _up(self, node: int) -> bool:
+        return "will now block forever" in (self.folder / f"node{node}.out").read_text()
 
     def kill_node(self, node: int) -> None:
         """A node dies with all that Ray has on it."""
@@ -159,6 +160,8 @@ class Ray:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for name in self.environment:
+            os.environ.pop(name, None)
 
 
 def _marked(text: str) -> list[int]:
