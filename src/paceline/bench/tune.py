@@ -36,8 +36,10 @@ from paceline.train.launch import run
 STEPS, ROUNDS, WARM = 3, 3, 2
 #: ranks that this machine is asked to run at most
 MOST_RANKS = 16
-#: bandwidth over what was assumed, at least and at most, and steps of the search for it
-LEAST, BEST, SEARCH = 1 / 512, 8.0, 28
+#: bandwidth over what was assumed, at least and at most; places that are tried between, and sections about the best of them
+LEAST, BEST, PLACES, SECTIONS = 1 / 512, 8.0, 12, 12
+#: corrections of the factor of computation
+REPEATS = 4
 #: where no bandwidth changes predictions by more than this, communication hides and says nothing about itself
 SILENT = 0.01
 
@@ -229,8 +231,11 @@ def calibrated(where: Cluster, compute: float, network: float) -> Cluster:
 def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float, float]:
     """Computation over its prediction, and the bandwidth over that assumed with which measured steps are met best."""
     plans = {(plan.mbs, plan.recompute): plan for plan in truth.steps}
-    ratios = [seconds / predict(captured.get(plans[key]), where.device).step_s for key, seconds in truth.alone.items()]
-    compute = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+    compute = 1.0
+    for _ in range(REPEATS):  # a little of a step does not scale with it
+        device = calibrated(where, compute, 1.0).device
+        apart = [math.log(seconds / predict(captured.get(plans[key]), device).step_s) for key, seconds in truth.alone.items()]
+        compute *= math.exp(statistics.fmean(apart))
 
     def steps(network: float) -> list[float]:
         cluster = calibrated(where, compute, network)
@@ -238,20 +243,25 @@ def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float,
 
     def error(logarithm: float) -> float:
         found = steps(math.exp(logarithm))
-        return sum(math.log(a / b) ** 2 for a, b in zip(found, truth.steps.values(), strict=True))
+        # absolute, not squared: a plan that runs in another way than it is predicted is not to move the factor of all
+        return sum(abs(math.log(a / b)) for a, b in zip(found, truth.steps.values(), strict=True))
 
     slow, fast = steps(LEAST), steps(BEST)
     if all(abs(a / b - 1) < SILENT for a, b in zip(slow, fast, strict=True)):
         return compute, 1.0
-    return compute, math.exp(least(error, math.log(LEAST), math.log(BEST), SEARCH))
+    return compute, math.exp(least(error, math.log(LEAST), math.log(BEST)))
 
 
-def least(of: Callable[[float], float], low: float, high: float, steps: int) -> float:
-    """Where a function of one valley is least, by golden sections."""
+def least(of: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function is least: about the best of some places, by golden sections."""
+    places = [low + i * (high - low) / PLACES for i in range(PLACES + 1)]
+    found = [of(place) for place in places]
+    middle = found.index(min(found))
+    low, high = places[max(0, middle - 1)], places[min(PLACES, middle + 1)]
     share = (math.sqrt(5) - 1) / 2
     inner = [high - share * (high - low), low + share * (high - low)]
     values = [of(x) for x in inner]
-    for _ in range(steps):
+    for _ in range(SECTIONS):
         if values[0] <= values[1]:
             high, inner = inner[1], [inner[1] - share * (inner[1] - low), inner[0]]
             values = [of(inner[0]), values[0]]

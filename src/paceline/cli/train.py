@@ -14,7 +14,9 @@ from paceline.cli.options import Json, show, whole
 def train(
     *, task: Annotated[str, Parameter(help="digits-cnn or text-mlp")] = "digits-cnn",
     strategy: Annotated[str, Parameter(help="one or several, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto...")] = "ddp",
-    world: Annotated[int, Parameter(converter=whole, help="ranks, as processes of this machine")] = 2,
+    world: Annotated[int, Parameter(name=["--world", "--workers"], converter=whole, help="ranks or workers, as processes of this machine")] = 2,
+    servers: Annotated[int | None, Parameter(converter=whole, help="parameter servers, for ps-... and easgd")] = None,
+    staleness: Annotated[int | None, Parameter(converter=whole, help="updates that a gradient may be late, for ps-bounded")] = None,
     seeds: Annotated[int, Parameter(converter=whole, help="runs of each, with seeds 0, 1...")] = 1,
     steps: Annotated[int | None, Parameter(converter=whole, help="steps; by default the task's epochs")] = None,
     batch: Annotated[int | None, Parameter(converter=whole, help="samples per step, of all ranks together")] = None,
@@ -29,7 +31,7 @@ def train(
     from paceline.train.tasks.compare import compare
 
     found = compare(task, strategy.split(","), world=world, seeds=seeds, steps=steps, batch=batch, lr=lr, optimizer=optimizer, warmup=warmup,
-                    record=record, checkpoint=checkpoint)
+                    record=record, checkpoint=checkpoint, servers=servers, staleness=staleness)
     if json_:
         print(json.dumps(found.to_dict()))
     else:

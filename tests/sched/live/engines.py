@@ -130,17 +130,20 @@ class Ray:
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
         os.environ |= self.environment
         common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats", "--block", "--node-ip-address=127.0.0.1"]
-        for node in range(4):
-            where = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={folder}"] if node == 0 else [f"--address={self.address}"]
-            with (folder / f"node{node}.out").open("wb") as out:
-                self.nodes.append(subprocess.Popen([ray, "start", *where, f"--node-name=n{node + 1}", *common], stdout=out, stderr=out,
-                                                   stdin=subprocess.DEVNULL, start_new_session=True))
-            if node == 0:
-                _until(lambda: self._up(0), "Ray's head", 120)
-        _until(lambda: all(map(self._up, range(4))), "Ray's four nodes", 120)
+        try:
+            for node in range(4):  # one after the other: two that start at once on one machine take the same socket
+                self._begin(ray, node, common)
+        except BaseException:
+            self.close()
+            raise
 
-    def _up(self, node: int) -> bool:
-        return "will now block forever" in (self.folder / f"node{node}.out").read_text()
+    def _begin(self, ray: str, node: int, common: list[str]) -> None:
+        where = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}"] if node == 0 else [f"--address={self.address}"]
+        output = self.folder / f"node{node}.out"
+        with output.open("wb") as out:
+            self.nodes.append(subprocess.Popen([ray, "start", *where, f"--node-name=n{node + 1}", *common], stdout=out, stderr=out,
+                                               stdin=subprocess.DEVNULL, start_new_session=True))
+        _until(lambda: "will now block forever" in output.read_text(), f"Ray's node {node + 1}", 120)
 
     def kill_node(self, node: int) -> None:
         """A node dies with all that Ray has on it."""

@@ -49,7 +49,8 @@ class Compared:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "rows": [{**asdict(row), "accuracy": row.accuracy, "interval": row.interval} for row in self.rows]}
+        rows = [{**asdict(row), "accuracy": row.accuracy, "interval": row.interval if len(row.accuracies) > 1 else None} for row in self.rows]
+        return {**asdict(self), "rows": rows}
 
     def __rich__(self) -> Any:
         from paceline.report.training import trained
@@ -61,7 +62,7 @@ class Compared:
 def compare(
     task: str, strategies: Sequence[str], *, world: int = 2, seeds: int = 1, steps: int | None = None, batch: int | None = None,
     lr: float | None = None, optimizer: str = "sgd", warmup: int = 0, record: Path | None = None, checkpoint: Path | None = None,
-    timeout_s: float = 3600.0,
+    servers: int | None = None, staleness: int | None = None, timeout_s: float = 3600.0,
 ) -> Compared:
     """Trains each strategy with each seed, all in the same processes."""
     from paceline.train.tasks import get
@@ -70,12 +71,17 @@ def compare(
     if world < 1 or seeds < 1:
         raise SpecError(f"world and seeds count from 1; got {world} and {seeds}")
     names = [name.replace(";", ",") for name in strategies]
+    for name, value in (("servers", servers), ("staleness", staleness)):
+        if value is not None and not any(name in _options(one, servers, staleness) for one in names):
+            raise SpecError(f"--{name} is for parameter servers (ps-async, ps-bounded, easgd...); got {', '.join(names)}")
+        if value is not None and value < (1 if name == "servers" else 0):
+            raise SpecError(f"--{name} must be {1 if name == 'servers' else 0} or more, got {value}")
     if len(names) * seeds > 1 and checkpoint is not None:
         raise SpecError("checkpoints are of one run: name one strategy and one seed")
     runs = [
         {"task": task, "strategy": name, "seed": seed, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "warmup": warmup,
          "record": str(record / f"{name.partition(':')[0]}-{seed}" if len(names) * seeds > 1 else record) if record else None,
-         "checkpoint": str(checkpoint) if checkpoint else None, "evaluate_every": 10}
+         "checkpoint": str(checkpoint) if checkpoint else None, "evaluate_every": 10, "options": _options(name, servers, staleness)}
         for seed in range(seeds) for name in names
     ]
     found = run("paceline.train.tasks.loop:several", world=world, arguments={"runs": runs}, timeout_s=timeout_s)[0]
@@ -85,3 +91,15 @@ def compare(
         rows.append(Runs(strategy=name, accuracies=tuple(m["accuracy"] for m in mine), seconds=tuple(m["seconds"] for m in mine),
                          reached_s=tuple(m["reached"]["seconds"] if m["reached"] else None for m in mine)))
     return Compared(task=task, world=world, target=chosen.target, rows=tuple(rows))
+
+
+def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:
+    """What of these a strategy takes."""
+    from paceline.train import asynchronous
+
+    given = {name: value for name, value in (("servers", servers), ("staleness", staleness)) if value is not None}
+    if strategy not in asynchronous.NAMES:
+        return {}
+    from paceline.train.asynchronous.wrap import options_of
+
+    return options_of(strategy, given)
