@@ -9,9 +9,10 @@ import subprocess
 import pytest
 
 import paceline as pl
-from paceline.errors import PlanError
+from paceline.errors import DataError, PlanError
 from paceline.plan.emit import EMITTERS, deepspeed, emit, megatron
 from paceline.plan.emit.facts import Facts
+from paceline.train.check import check
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,21 @@ def test_accelerate_takes_it(sharded, tmp_path):
     read = parser.load_config_from_file(str(tmp_path / "accelerate.yaml"))
     assert read.num_processes == 16 and read.fsdp_config["fsdp_version"] == 2 and read.mixed_precision == "bf16"
     assert read.parallelism_config["parallelism_config_dp_shard_size"] == sharded.best.plan.dp
+
+
+def test_a_run_is_checked_against_the_plan(sharded, tmp_path):
+    emit(sharded, ["slurm"], tmp_path)
+    step_s, parts = sharded.best.prediction.step_s, {part.name: part.seconds for part in sharded.best.prediction.breakdown}
+    log = tmp_path / "log.jsonl"
+    forward, update = parts["forward"], parts["optimizer"]
+    line = {"kind": "step", "forward_s": forward, "backward_s": 1.25 * step_s - forward - update, "update_s": update, "step_s": 1.25 * step_s}
+    log.write_text("".join(json.dumps({**line, "step": i, "peak_bytes": 5e10}) + "\n" for i in range(1, 11)))
+    found = check(log, tmp_path / "plan.json")
+    assert found.error == pytest.approx(1 / 1.25 - 1) and "the backward pass" in found.parts and "50 GB measured" in found.parts
+    assert found.predicted_bytes == sharded.best.prediction.peak_bytes
+    log.write_text(json.dumps({"kind": "step", "step": 9, "step_s": 2 * step_s}) + "\n")
+    assert check(log, tmp_path / "plan.json").error == pytest.approx(-0.5)
+    for text, says in (("{}", "is not a plan.json"), ("[", "is not a plan.json")):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(DataError, match=says):
+            check(log, tmp_path / "plan.json")

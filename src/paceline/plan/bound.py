@@ -101,14 +101,14 @@ def _late(order: Choice, pp: int) -> int:
 
 
 def passes(pieces: Array, copies: Array, states: Sequence[State], kinds: Sequence[Choice], contention: float) -> Array:
-    """Seconds of `Counts`' columns when passes are bound by device, network, host or copies to it: (4, shapes, states, columns)."""
-    out = np.zeros((4, len(pieces), len(states), _COLUMNS))
+    """Seconds of `Counts`' columns when passes are bound by device, network or host: (3, shapes, states, columns)."""
+    out = np.zeros((3, len(pieces), len(states), _COLUMNS))
     device, host = pieces[:, 0], pieces[:, 1]
     out[0, :, :, : _LW + 1], out[2, :, :, : _LW + 1] = device[:, None], host[:, None]
     out[2, :, :, _LW] = out[2, :, :, _LB]  # who issues weight gradients late is not known
     for u, (state, kind) in enumerate(zip(states, kinds, strict=True)):
-        if kind["offload"] == "activations":
-            out[3, :, u, _LF] = out[3, :, u, _LB] = out[3, :, u, _LW] = copies
+        if kind["offload"] == "activations":  # a layer waits for what of its copies neither it nor the host that issues it hides
+            out[0, :, u, : _LB + 1] += np.maximum(0.0, copies[:, None] - np.maximum(device, host)[:, : _LB + 1])
         back = state.gather_s if kind.get("reshard", True) else 0.0
         sent = np.array([state.gather_s, back + state.scatter_s, *np.ravel([*zip(state.ends_gather_s, state.ends_scatter_s, strict=True)])])
         out[1, :, u, _WORK], out[1, :, u, _LW] = sent, sent[_LB]
@@ -129,25 +129,22 @@ def bounds(block: Block, table: Table) -> Array:
     known = table.once(
         ("counts", mesh.pp, m, f.p2p_overlap, tuple((order["schedule"], order["vpp"]) for order in block.orders)),
         lambda: counts([*zip(block.orders, rows, strict=True)], table.model.layers, mesh.pp, m, f.p2p_overlap))
-    states = [[table.state(block, order, kind) for order in block.orders] for kind in kinds]
-    copies = np.array([table.copying(block, shape) for shape in block.shapes])
-    spent = passes(pieces, copies, [of[0] for of in states], kinds, f.contention)
-    hop = np.array([table.hop(block, shape) for shape in block.shapes])[:, None, None]
+    kept = table.stacked(block, kinds)
+    spent = passes(pieces, table.copying(block), kept.first, kinds, f.contention)
+    hop = table.hops(block)[:, None, None]
     per_line = np.repeat(np.arange(len(rows)), [len(found) for found in rows])
-    reduces, regathers = (np.array([np.concatenate([getattr(state, name) for state in of]) for of in states]) for name in ("reduce_s", "regather_s"))
-    once, last, early, update = (
-        np.array([[getattr(state, name) for state in of] for of in states]) for name in ("tied_s", "last_reduce_s", "first_gather_s", "update_s"))
+    once, last, early, update = kept.tied_s, kept.last_reduce_s, kept.first_gather_s, kept.update_s
     # a host may issue a pass while its rank waits for another, so that hosts' times of several ranks do not add up
-    issued, spent = spent[2] @ known.work.T, spent[[0, 1, 3]]
+    issued, spent = spent[2] @ known.work.T, spent[:2]
     span = np.maximum((spent @ known.span.T).max(axis=0) + hop * known.hops, issued)
     own = np.maximum((spent @ known.own.T).max(axis=0), issued)
     # reduced beside the last passes, or after them; the first rank is the last to be done
     begin = (spent @ known.ready.T).max(axis=0) if f.dp_overlap else own
     tail = np.where(known.first, (last + once)[:, per_line], 0.0)
-    ends = np.maximum(np.maximum(span, own + tail), begin + reduces)
+    ends = np.maximum(np.maximum(span, own + tail), begin + kept.reduce_s)
     path = (spent @ known.path.T).max(axis=0) + hop * known.path_hops + last + once
     longest = np.maximum(np.maximum.reduceat(ends, known.starts, axis=-1), path)
-    after = update + (0.0 if f.dp_overlap else np.maximum.reduceat(regathers, known.starts, axis=-1))
+    after = update + (0.0 if f.dp_overlap else np.maximum.reduceat(kept.regather_s, known.starts, axis=-1))
     # every rank waits for the slowest node, as long as the rank that computes least at least
     steady = np.minimum.reduceat(pieces[:, 0, _WORK] @ known.work[:, _WORK].T, known.starts, axis=-1)[:, None]
     found = longest + after + early + f.step_s + max(0, m - 1) * f.micro_batch_s + step.straggling * steady

@@ -47,11 +47,12 @@ def _shapes(block: Block, table: Table) -> tuple[Array, dict[tuple[bool, bool], 
     """Of each shape of a block: bytes that a layer and the embedding save; and, by which ends a rank holds, what comes and goes."""
     def find() -> tuple[Array, dict[tuple[bool, bool], Array]]:
         steps = [table.step(block, shape) for shape in block.shapes]
-        comes = {}
-        for first in (False, True):
-            for last in (False, True):
-                found = [(*passing(step, Row(0, 1, first, last, 0, 0)), placeholders(step)) for step in steps]
-                comes[first, last] = np.array(found).T[:, :, None]
+        inner, ends = (np.array([passing(step, Row(0, 1, both, both, 0, 0)) for step in steps]).T for both in (False, True))
+        fixed = np.array([placeholders(step) for step in steps])
+        # the loss is a matter of the head alone, and what a layer needs one of the embedding
+        comes = {
+            (first, last): np.array([(ends if last else inner)[0], (ends if first else inner)[1], fixed])[:, :, None]
+            for first in (False, True) for last in (False, True)}
         return np.array([saved(step) for step in steps]), comes
 
     return table.once(("shapes", *block.alike), find)

@@ -8,28 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost.curves import Curves, curves_for
+from paceline.plan.pieces import piece_s, recomputed_s
 from paceline.plan.space import Block, Choice
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange
-from paceline.predict.simulated import Simulation
 from paceline.sim.schedules import V_SHAPED
 from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import RECOMPUTE
 from paceline.spec.transformer import Transformer
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
 #: order of the seconds in a row of `Table.pieces`
 PIECES = ("layer.forward", "layer.backward", "embedding.forward", "embedding.backward", "head.forward", "head.backward", "layer.weight")
-#: fields of a plan on which a piece depends, besides whether micro-batches are accumulated
-_SHAPE = ("tp", "cp", "ep", "mbs", "seq", "sp", "context", "precision", "framework")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +63,30 @@ class State:
     update_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """`State` of all states and orders of a block."""
+
+    #: of each state, that of the first order: what does not depend on the order
+    first: list[State]
+    #: (states, rows of all orders)
+    reduce_s: Array
+    regather_s: Array
+    #: (states, orders)
+    tied_s: Array
+    last_reduce_s: Array
+    first_gather_s: Array
+    update_s: Array
+
+
 @dataclass
 class Table:
     """Times of one model on several clusters, kept as they are asked for."""
 
     model: Transformer
     _pieces: dict[tuple[Any, ...], Array] = field(default_factory=dict)
-    _steps: dict[tuple[Any, ...], Step] = field(default_factory=dict)
+    _steps: dict[tuple[Any, ...], tuple[Step, Array]] = field(default_factory=dict)
+    _inner: dict[tuple[Any, ...], float] = field(default_factory=dict)
     _likes: dict[str, Step] = field(default_factory=dict)
     _rows: dict[tuple[Any, ...], tuple[Row, ...]] = field(default_factory=dict)
     _states: dict[tuple[Any, ...], State] = field(default_factory=dict)
@@ -95,21 +110,31 @@ class Table:
 
     def pieces(self, block: Block, shape: Choice) -> Array:
         """Seconds on the device, and of the host, of each of `PIECES`: (2, 7)."""
-        plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
-        key = (block.cluster.name, *(getattr(plan, name) for name in _SHAPE), plan.micro_batches > 1)
-        whole = (*key, plan.recompute)
+        m, common = block.mesh, block.common
+        key = (
+            block.cluster.name, m.tp, m.cp, m.ep, common["mbs"], common["seq"], shape["sp"], shape["context"], common["precision"],
+            common["framework"], block.micro_batches > 1)
+        whole = (*key, shape["recompute"])
         if whole not in self._pieces:
+            plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
             if key not in self._steps:
-                self._steps[key] = Step.of(self.model, block.cluster, plan, None, self.curves(block.cluster))
-            simulation = Simulation(replace(self._steps[key], plan=plan))
-            like = next((self._pieces[(*key, other)] for other in RECOMPUTE if (*key, other) in self._pieces), None)
-            found = np.empty((2, len(PIECES))) if like is None else like.copy()
-            for i, name in enumerate(PIECES):
-                if like is None or name == "layer.backward":  # what is recomputed changes nothing else
-                    label = simulation.piece(name)
-                    found[:, i] = label.seconds, label.host_s
-            self._pieces[whole] = found
+                step = Step.of(self.model, block.cluster, plan, None, self.curves(block.cluster))
+                found = [piece_s(step, name, partial(self._sending, step)) for name in PIECES[:-1]]
+                self._steps[key] = step, np.array([*found, (step.pieces["layer.backward"].weight_s, 0.0)]).T
+            step, plain = self._steps[key]
+            step = replace(step, plan=plan)
+            again = plain.copy()
+            again[:, PIECES.index("layer.backward")] += recomputed_s(step, partial(self._sending, step))
+            self._pieces[whole] = again
         return self._pieces[whole]
+
+    def _sending(self, step: Step, op: str, size: float, axis: str) -> float:
+        """Seconds of a collective within a piece: over tensor, context or expert ranks."""
+        p = step.plan
+        key = step.cluster.name, op, size, axis, p.tp, p.cp, p.ep, step.framework.dispatch
+        if key not in self._inner:
+            self._inner[key] = step.send(op, size, axis)
+        return self._inner[key]
 
     def rows(self, block: Block, order: Choice) -> tuple[Row, ...]:
         """Every kind of rank of a pipeline; of those that do the same, the one that starts last."""
@@ -151,15 +176,38 @@ class Table:
             total += self._sent[key]
         return total
 
-    def copying(self, block: Block, shape: Choice) -> float:
-        """Seconds to copy a layer's activations to the host, where they are offloaded."""
-        step = self.step(block, shape)
-        return replace(step, plan=replace(step.plan, offload="activations")).copying_s
+    def copying(self, block: Block) -> Array:
+        """Seconds to copy a layer's activations to the host, where they are offloaded, by shape."""
+        def find() -> Array:
+            steps = [self.step(block, shape) for shape in block.shapes]
+            return np.array([replace(step, plan=replace(step.plan, offload="activations")).copying_s for step in steps])
 
-    def hop(self, block: Block, shape: Choice) -> float:
-        """Seconds to take an activation to the next stage."""
-        step = self.step(block, shape)
-        return step.total(step.hop) if step.plan.pp > 1 else 0.0
+        return self.once(("copying", *block.alike), find)
+
+    def hops(self, block: Block) -> Array:
+        """Seconds to take an activation to the next stage, by shape; its size follows from whether ranks share the sequence."""
+        if block.mesh.pp == 1:
+            return np.zeros(len(block.shapes))
+        found: dict[bool, float] = {}
+        for shape in block.shapes:
+            if shape["sp"] not in found:
+                step = self.step(block, shape)
+                found[shape["sp"]] = self.send(step, step.hop)
+        return np.array([found[shape["sp"]] for shape in block.shapes])
+
+    def stacked(self, block: Block, kinds: Sequence[Choice]) -> Stacked:
+        """Seconds of all states and orders of a block; blocks that differ in their micro-batch share them."""
+        m, common = block.mesh, block.common
+        orders = tuple([(order["schedule"], order["vpp"]) for order in block.orders])
+
+        def find() -> Stacked:
+            states = [[self.state(block, order, kind) for order in block.orders] for kind in kinds]
+            by_row = (np.array([np.concatenate([getattr(state, name) for state in of]) for of in states]) for name in ("reduce_s", "regather_s"))
+            names = ("tied_s", "last_reduce_s", "first_gather_s", "update_s")
+            by_order = (np.array([[getattr(state, name) for state in of] for of in states]) for name in names)
+            return Stacked([of[0] for of in states], *by_row, *by_order)
+
+        return self.once(("stacked", block.cluster.name, m, common["precision"], common["framework"], orders, len(kinds)), find)
 
     def held(self, block: Block, order: Choice) -> tuple[tuple[Row, int], ...]:
         """Every kind of rank with the numbers of those that may hold most: the first of them, or all where chunks go down and up."""

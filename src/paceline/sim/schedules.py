@@ -105,9 +105,9 @@ def bubble_s(
     unit = passes[0] + passes[1]
     if unit <= 0:
         return 0.0
-    # ratios decide; they are rounded so that a search asks for few of them
-    shape = (round(seconds / unit, 2) for seconds in (passes[0], min(passes[2], 0.95 * passes[1]), *head))
-    return unit * _bubble(schedule, pp, min(micro_batches, 4 * pp + micro_batches % pp), vpp, *shape, float(f"{hop_s / unit:.1e}"), overlap)
+    # ratios decide; rounded, equal ones are recognised
+    shape = (round(seconds / unit, 6) for seconds in (passes[0], min(passes[2], 0.95 * passes[1]), *head))
+    return unit * _bubble(schedule, pp, min(micro_batches, 4 * pp + micro_batches % pp), vpp, *shape, float(f"{hop_s / unit:.5e}"), overlap)
 
 
 @lru_cache(maxsize=65536)

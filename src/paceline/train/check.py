@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +25,9 @@ class Check:
     steps: int
     predicted_s: Mapping[str, float]
     measured_s: Mapping[str, float]
+    #: bytes of the fullest device at its peak, where a plan predicts them and the run says them
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
 
     @property
     def error(self) -> float:
@@ -33,12 +37,16 @@ class Check:
     @property
     def parts(self) -> str:
         """The phase that explains most of the difference."""
-        apart = {phase: self.measured_s[phase] - self.predicted_s[phase] for phase in PHASES if phase in self.predicted_s}
-        if not apart:
-            return ""
-        worst = max(apart, key=lambda phase: abs(apart[phase]))
-        more = "longer" if apart[worst] > 0 else "shorter"
-        return f"they part most in the {worst} pass: {show(abs(apart[worst]), 'time')} {more} than predicted"
+        both = [phase for phase in PHASES if phase in self.predicted_s and phase in self.measured_s]
+        apart = {phase: self.measured_s[phase] - self.predicted_s[phase] for phase in both}
+        found = []
+        if apart:
+            worst = max(apart, key=lambda phase: abs(apart[phase]))
+            more = "longer" if apart[worst] > 0 else "shorter"
+            found.append(f"they part most in the {worst} pass: {show(abs(apart[worst]), 'time')} {more} than predicted")
+        if self.predicted_bytes and self.measured_bytes:
+            found.append(f"memory: {show(self.predicted_bytes, 'bytes')} predicted, {show(self.measured_bytes, 'bytes')} measured")
+        return "; ".join(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -50,10 +58,11 @@ class Check:
         return checked(self.title, self.parts, (*PHASES, "step"), self.predicted_s, self.measured_s)
 
 
-def check(run: Path | str, *, skip: int = 5) -> Check:
-    """Compares a recorded run with the prediction in its first line; the first `skip` steps (warm-up, watching) do not count."""
+def check(run: Path | str, plan: Path | str | None = None, *, skip: int = 5) -> Check:
+    """Compares a recorded run with the prediction in its first line, or with a `plan.json` that `paceline plan --emit` wrote; the first `skip`
+    steps (warm-up, watching) do not count."""
     lines = read(run)
-    head = next((line for line in lines if line["kind"] == "predicted"), None)
+    head = planned(plan) if plan is not None else next((line for line in lines if line["kind"] == "predicted"), None)
     steps = [line for line in lines if line["kind"] == "step"]
     if head is None:
         raise DataError(f"the run {str(run)!r} holds no prediction; record it with `paceline train --record` and at least {skip + 1} steps")
@@ -62,6 +71,29 @@ def check(run: Path | str, *, skip: int = 5) -> Check:
         raise DataError(f"the run {str(run)!r} holds no step")
     names = [f"{phase}_s" for phase in (*PHASES, "step")]
     measured = {name.removesuffix("_s"): statistics.median(line[name] for line in counted) for name in names if name in counted[0]}
+    if "step" not in measured:
+        raise DataError(f"the run {str(run)!r} has steps without step_s, their seconds")
     first = lines[0]
-    title = f"{first.get('task', 'run')}, {first.get('strategy', '')}, {first.get('world', '?')} ranks, {len(counted)} steps"
-    return Check(title=title, steps=len(counted), predicted_s=head["seconds"], measured_s=measured)
+    title = head.get("title") or f"{first.get('task', 'run')}, {first.get('strategy', '')}, {first.get('world', '?')} ranks"
+    peaks = [float(line["peak_bytes"]) for line in steps if line.get("peak_bytes")]
+    return Check(title=f"{title}, {len(counted)} steps", steps=len(counted), predicted_s=head["seconds"], measured_s=measured,
+                 predicted_bytes=head.get("peak_bytes"), measured_bytes=max(peaks, default=None))
+
+
+def planned(path: Path | str) -> dict[str, Any]:
+    """What a `plan.json` predicts, as the line of a run: waits for other ranks come at the end of the backward pass, so they count to it."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = data["prediction"]
+        step = float(found["step_s"])
+        parts = {part["name"]: float(part["seconds"]) for part in found["breakdown"]}
+        peak = max(float(stage["memory"]["peak_bytes"]) for stage in found["stages"])
+    except OSError as error:
+        raise DataError(f"no plan at {str(path)!r}: {error.strerror}; give the plan.json that `paceline plan --emit` wrote") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a plan.json of `paceline plan --emit`: {type(error).__name__} {error}") from None
+    seconds = {"step": step}
+    if "forward" in parts and "optimizer" in parts and "pipeline bubble" not in parts:
+        forward, update = parts["forward"], parts["optimizer"]
+        seconds = {"forward": forward, "backward": step - forward - update, "update": update, "step": step}
+    return {"title": f"{data.get('model')} on {data.get('cluster')}", "seconds": seconds, "peak_bytes": peak}

@@ -1,6 +1,5 @@
 """Jobs and engines for tests of live scheduling."""
 
-import os
 import sys
 import tempfile
 import time
@@ -32,7 +31,8 @@ def counter(name, steps, *, each_s=0.02, devices=1, **more):
 
 def mixed(first):
     """Four jobs on four devices, `first` of them elastic: it starts at four or two devices, shrinks for the others, grows again."""
-    return [first, counter("b", 30, devices=2, submit=1.0), counter("c", 12, devices=1, submit=2.5), counter("d", 25, devices=3, submit=3.0, restart=0.5)]
+    return [first, counter("b", 30, devices=2, submit=1.0), counter("c", 12, devices=1, submit=2.5),
+            counter("d", 25, devices=3, submit=3.0, restart=0.5)]
 
 
 def simulated(orders, policy, nodes, interval_s=0.0):
@@ -76,7 +76,6 @@ class Tools:
 
     counter, mixed, simulated, decided, run, once = map(staticmethod, (counter, mixed, simulated, decided, run, once))
     python, here = sys.executable, HERE
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -90,7 +89,8 @@ def daemon(tmp_path):
     lines = []
 
     def make(**more):
-        return Daemon(Setup(**{"state": tmp_path / "state", "nodes": "4x1", "policy": "fifo", "interval_s": 0.0, "grace_s": 20.0, **more}), say=lines.append)
+        usual = {"state": tmp_path / "state", "nodes": "4x1", "policy": "fifo", "interval_s": 0.0, "grace_s": 20.0}
+        return Daemon(Setup(**{**usual, **more}), say=lines.append)
 
     make.lines = lines
     make.state = tmp_path / "state"

@@ -21,6 +21,7 @@ except OSError:
 with (folder / "starts").open("a") as starts:
     starts.write(f"{os.environ['PACELINE_RUN'].rpartition('/')[2]}:{rank}\n")
 
+limit = Path(os.environ["PACELINE_LIMIT"])
 saved = folder / f"step-{rank}"
 done = int(saved.read_text()) if saved.exists() else 0
 
@@ -34,6 +35,8 @@ def save() -> None:
 with Path(os.environ["PACELINE_PROGRESS"]).open("a") as progress:
     while done < steps and not stop:
         time.sleep(each_s)
+        if limit.exists() and done >= int(limit.read_text()):
+            continue
         done += 1
         if done % 10 == 0:
             save()

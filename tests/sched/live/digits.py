@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ data, steps = torch.load(sys.argv[1]), int(sys.argv[2])
 rank, world = int(os.environ["PACELINE_NODE_RANK"]), int(os.environ["PACELINE_NODES"])
 folder = Path(os.environ["PACELINE_CHECKPOINT"])
 stop = torch.zeros(1)
+limit = Path(os.environ.get("PACELINE_LIMIT", "/none"))
 signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
 if world > 1:
     dist.init_process_group("gloo", init_method=os.environ["PACELINE_RENDEZVOUS"], rank=rank, world_size=world)
@@ -33,6 +35,9 @@ if (folder / "state.pt").exists():
 
 with Path(os.environ["PACELINE_PROGRESS"]).open("a") as progress, (folder / "loss.jsonl").open("a") as curve:
     while done < steps:
+        # only the first rank looks: the others wait for it in the sum below
+        while rank == 0 and limit.exists() and done >= int(limit.read_text()) and not stop:
+            time.sleep(0.01)
         batch = torch.randint(len(data["y"]), (60,), generator=torch.Generator().manual_seed(done))[rank::world]
         loss = torch.nn.functional.cross_entropy(model(data["x"][batch]), data["y"][batch], reduction="sum") / 60
         optimizer.zero_grad()

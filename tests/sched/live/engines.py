@@ -45,7 +45,8 @@ PartitionName=all Nodes=n[1-4] Default=YES MaxTime=INFINITE State=UP
 
 def why_no_slurm():
     """What is missing for a Slurm of one's own, or nothing."""
-    missing = [name for name in ("slurmctld", "slurmd", "sbatch", "srun", "munged") if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
+    needed = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
+    missing = [name for name in needed if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
     if missing:
         return f"Slurm is not installed: no {missing[0]} (Debian: apt-get install --no-install-recommends slurm-wlm munge)"
     return "" if os.geteuid() == 0 else "slurmd and munged run as root only"
@@ -94,6 +95,12 @@ class Slurm:
         process.wait()
         self.ask("scontrol", "update", f"nodename=n{node}", "state=down", "reason=killed")
 
+    def mend_node(self, node: int) -> None:
+        """A dead node comes back."""
+        self.begin_node(node)
+        self.ask("scontrol", "update", f"nodename=n{node}", "state=resume")
+        _until(lambda: self.sinfo().split() == ["idle"] * 4, "four idle nodes")
+
     def sinfo(self) -> str:
         return subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True).stdout
 
@@ -138,7 +145,8 @@ class Ray:
             raise
 
     def _begin(self, ray: str, node: int, common: list[str]) -> None:
-        where = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}"] if node == 0 else [f"--address={self.address}"]
+        head = ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+        where = head if node == 0 else [f"--address={self.address}"]
         output = self.folder / f"node{node}.out"
         with output.open("wb") as out:
             self.nodes.append(subprocess.Popen([ray, "start", *where, f"--node-name=n{node + 1}", *common], stdout=out, stderr=out,

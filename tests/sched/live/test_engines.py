@@ -4,7 +4,12 @@ The first job trains on handwritten digits; it is made smaller and larger again,
 """
 
 import json
+import os
+import runpy
+import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,13 +32,16 @@ def digits(tmp_path_factory):
 @pytest.fixture(scope="session")
 def straight(digits, tmp_path_factory):
     """The loss of a run on one node that nobody stops."""
-    import subprocess
-    import sys
-    from pathlib import Path
-
     folder = tmp_path_factory.mktemp("straight")
-    environment = {"PACELINE_NODE_RANK": "0", "PACELINE_NODES": "1", "PACELINE_CHECKPOINT": str(folder), "PACELINE_PROGRESS": str(folder / "progress")}
-    subprocess.run([sys.executable, str(Path(__file__).with_name("digits.py")), str(digits), str(STEPS)], env=environment, check=True)
+    told = {"PACELINE_NODE_RANK": "0", "PACELINE_NODES": "1", "PACELINE_CHECKPOINT": str(folder), "PACELINE_PROGRESS": f"{folder}/progress"}
+    threads, handler = sys.modules["torch"].get_num_threads(), signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:  # here, where torch is imported already
+        for name, value in told.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["digits.py", str(digits), str(STEPS)])
+        runpy.run_path(str(Path(__file__).with_name("digits.py")))
+    sys.modules["torch"].set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
     return losses(folder)
 
 
@@ -60,7 +68,8 @@ def check(tools, daemon, digits, straight, **engine):
     assert sum(decision["decision"] == "resize" for _, decision in expected) == 2
     found = losses(daemon.state / "jobs/digits/checkpoint")
     assert [row["step"] for row in found] == list(range(1, STEPS + 1)), "each step was done once"
-    assert {row["world"] for row in found} == {1, 2}, "it really ran on one node and on two"
+    worlds = [row["world"] for row in found]
+    assert [world for i, world in enumerate(worlds) if i == 0 or world != worlds[i - 1]] == [2, 1, 2], "on two nodes, on one, on two again"
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in straight], rel=1e-3)
     assert found[-1]["loss"] < 0.2 * found[0]["loss"]
     tools.once(daemon.state)
@@ -78,7 +87,7 @@ def test_ray(tools, daemon, digits, straight, ray_cluster):
     check(tools, daemon, digits, straight, engine="ray", nodes=ray_cluster.address)
 
 
-def moved(tools, daemon, kill, restore=lambda: None, **engine):
+def moved(tools, daemon, kill, restore=lambda node: None, **engine):
     """A node dies under two jobs: the one on it goes on elsewhere, once."""
     live = daemon(**engine)
     live.submit([tools.counter("a", 150, devices=3), tools.counter("b", 150)])
@@ -94,13 +103,15 @@ def moved(tools, daemon, kill, restore=lambda: None, **engine):
         time.sleep(0.05)
         assert time.monotonic() < end, live.queue()
     assert tools.run(live) == {"a": "completed", "b": "completed"}
+    restore(node + 1)
     assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 1, "b": 2}
     tools.once(daemon.state)
 
 
 def test_slurm_loses_a_node(tools, daemon, slurm):
-    moved(tools, daemon, slurm.kill_node, engine="slurm", nodes="all")
+    moved(tools, daemon, slurm.kill_node, slurm.mend_node, engine="slurm", nodes="all")
 
 
+@pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes a minute: set PACELINE_SLOW=1")
 def test_ray_loses_a_node(tools, daemon, ray_cluster):
     moved(tools, daemon, ray_cluster.kill_node, engine="ray", nodes=ray_cluster.address)

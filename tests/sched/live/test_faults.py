@@ -12,11 +12,12 @@ from paceline.errors import RunError
 from paceline.sched.live import Daemon, Setup
 from paceline.sched.live.driver import Driver
 from paceline.sched.live.local import Local
+from paceline.sched.live.slurm import Slurm
 from paceline.sched.live.store import Store
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
 #: calls before and after which a daemon dies: around each write (journal, database), around each order to the engine
-POINTS = [(Store, "commit"), (Store, "_write"), (Driver, "start"), (Local, "launch"), (Driver, "stop"), (Local, "has")]
+POINTS = [(Store, "commit"), (Store, "_write"), (Driver, "start"), (Local, "launch"), (Slurm, "launch"), (Driver, "stop"), (Driver, "observe")]
 
 
 def die_at(point):
@@ -28,15 +29,18 @@ def die_at(point):
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for owner, name in POINTS:
-        def wrapped(self, *args, _call=getattr(owner, name), **more):
+    def around(call):
+        def wrapped(self, *args, **more):
             step()
             try:
-                return _call(self, *args, **more)
+                return call(self, *args, **more)
             finally:
                 step()
 
-        setattr(owner, name, wrapped)
+        return wrapped
+
+    for owner, name in POINTS:
+        setattr(owner, name, around(getattr(owner, name)))
 
 
 def in_child(setup, work):
@@ -57,10 +61,10 @@ def in_child(setup, work):
     return True
 
 
-def kills(tools, state, wanted, seed):
+def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
     """Runs one job list under a daemon that dies again and again; returns how often it did."""
     draw = random.Random(seed)
-    setup = Setup(state=state, engine="local", nodes="4x1", policy=POLICY, clock="model", interval_s=0.0, grace_s=30.0)
+    setup = Setup(state=state, engine=engine, nodes=nodes, policy=POLICY, clock="model", interval_s=0.0, grace_s=30.0)
     orders = tools.mixed(tools.counter("a", 100, each_s=0.01, least=1, most=4, devices=2))
     count, ended = 0, False
     while not ended:
@@ -84,6 +88,10 @@ def kills(tools, state, wanted, seed):
 
 def test_killed_at_some_points(tools, tmp_path):
     assert kills(tools, tmp_path / "state", 8, seed=1) >= 4
+
+
+def test_killed_on_slurm(tools, tmp_path, slurm):
+    assert kills(tools, tmp_path / "state", 5, seed=2, engine="slurm", nodes="all") >= 3
 
 
 @pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes minutes: set PACELINE_SLOW=1")

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_jobs_in_hand_keep_their_policy(daemon, tools):
 
 def _child(pid):
     for _ in range(200):
-        with contextlib.suppress(IndexError, OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-            return int(file.read().split()[0])
+        with contextlib.suppress(IndexError, OSError):
+            return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         time.sleep(0.02)
     raise AssertionError(f"{pid} has no child")

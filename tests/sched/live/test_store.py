@@ -45,7 +45,8 @@ def test_one_damaged_page(tmp_path, seed):
     data = bytearray(path.read_bytes())
     pages = len(data) // 4096
     page = draw.randrange(pages)
-    data[page * 4096:(page + 1) * 4096] = [bytes(4096), draw.randbytes(4096), bytes(data[page * 4096:(page + 1) * 4096]).replace(b"x", b"y")][seed % 3]
+    place = slice(page * 4096, (page + 1) * 4096)
+    data[place] = [bytes(4096), draw.randbytes(4096), bytes(data[place]).replace(b"x", b"y")][seed % 3]
     path.write_bytes(data)
     found, notes = rows(tmp_path)
     assert same(found, expected)

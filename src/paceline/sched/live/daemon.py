@@ -1,8 +1,9 @@
 """The daemon: one loop round the state machine. It looks at the engine, tells the machine what happened, and carries out what it decides.
 
 Two clocks. On the wall's clock events have the times at which they were seen. On the model's clock time is what the throughput model says:
-an event is told only when the real jobs have come as far as the model expects by then, and a job's end when it has really ended. So the same
-job list gives the same decisions in a simulation and on every engine, however fast or loaded the machines are.
+an event is told only when the real jobs have come as far as the model expects by then, and a job's end when it has really ended; the file
+`limit` of a job says how far it may go until that event, for jobs that care to wait. So the same job list gives the same decisions in a
+simulation and on every engine, however fast or loaded the machines are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from paceline.errors import SpecError, UnknownName
 from paceline.sched import event as ev
 from paceline.sched.decision import Decision
+from paceline.sched.job import Active
 from paceline.sched.live import drivers, forecast
 from paceline.sched.live.carry import Carrier, Ending
 from paceline.sched.live.driver import EngineAway
@@ -81,6 +83,7 @@ class Daemon:
         self._stopping = False
         self._nodes_s = 0.0
         self._reports_s = 0.0
+        self._limits: dict[str, str] = {}
         #: by job: when its present run was first seen with progress, and that progress
         self._began: dict[str, tuple[int, float, float]] = {}
         self.server = Server(setup.state, self._requests, self)
@@ -120,8 +123,10 @@ class Daemon:
             while True:
                 self._requests.get_nowait()()
         try:
-            self._look_at_nodes()
-            for ending in self.carrier.observe():
+            endings = list(self.carrier.observe())
+            # a node that took runs with it is known to be gone before they are started again
+            self._look_at_nodes(at_once=any(ending.outcome == "preempted" for ending in endings))
+            for ending in endings:
                 self._ended(ending)
         except EngineAway as error:
             if str(error) != self._away:
@@ -169,7 +174,10 @@ class Daemon:
         """On the model's clock: the next event, once the real jobs are as far as the model says they are by then."""
         while self.carrier.settled():
             event = forecast.upcoming(self.machine, [(at, self._job(name, at)) for at, name in self.ledger.planned()[:1]])
-            if event is None or not self._reached(event):
+            if event is None:
+                return
+            self._limit(event)
+            if not self._reached(event):
                 return
             if isinstance(event, ev.Ended):
                 self.say(f"{event.time_s:10.1f} s  {event.name} completed")
@@ -177,13 +185,29 @@ class Daemon:
             if self.ledger.runs and not self.carrier.settled():
                 return
 
+    def _limit(self, event: ev.Event) -> None:
+        """Says how far each job may go until the next event."""
+        for job in self.machine.state.running.values():
+            limit = f"{self._expected(job, event.time_s)}\n"
+            if self._limits.get(job.name) != limit:
+                self._limits[job.name] = limit
+                path = self.driver.state / "jobs" / job.name / "limit"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                beside = path.with_name("limit.tmp")
+                beside.write_text(limit)
+                beside.replace(path)
+
+    @staticmethod
+    def _expected(job: Active, time_s: float) -> int:
+        """Whole units of work that the model expects by then."""
+        return math.floor(job.done_at(time_s) + 1e-6)
+
     def _reached(self, event: ev.Event) -> bool:
         for job in self.machine.state.running.values():
             if self._finished(job.name):
                 continue
             done = progress(self.driver.state, job.name)
-            expected = math.floor(job.done_at(event.time_s) + 1e-6)
-            if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < expected:
+            if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < self._expected(job, event.time_s):
                 return False
         return True
 
@@ -197,9 +221,9 @@ class Daemon:
 
     # -- what the engine shows -------------------------------------------------------------------------
 
-    def _look_at_nodes(self) -> None:
+    def _look_at_nodes(self, at_once: bool = False) -> None:
         """Nodes that went away or came back. Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told."""
-        if time.monotonic() < self._nodes_s + 5 * self.driver.poll_s:
+        if not at_once and time.monotonic() < self._nodes_s + 5 * self.driver.poll_s:
             return
         self._nodes_s = time.monotonic()
         up = {node.name for node in self.driver.nodes() if node.up}
@@ -233,7 +257,8 @@ class Daemon:
 
     def _ended(self, ending: Ending) -> None:
         """A run is over: what that means for its job."""
-        run, name = replace(ending.run, state=RUN_OVER, outcome=ending.outcome), ending.run.job
+        known = self.ledger.runs[ending.run.token]  # it may have been told to stop since it was looked at
+        run, name = replace(known, state=RUN_OVER, outcome=ending.outcome), known.job
         record = self.machine.state.jobs.get(name)
         now = self.now_s()
         if record is None or (ending.outcome == "completed" and self.model):  # cancelled or over; or over before the model's time for it
@@ -241,7 +266,7 @@ class Daemon:
         elif ending.outcome in ("completed", "failed"):
             self.say(f"{now:10.1f} s  {ending.text}")
             self._tell(ev.Ended(time_s=now, name=name, outcome=ending.outcome), over=run)
-        elif ending.run.state == STOPPING:
+        elif known.state == STOPPING:
             self.ledger.put(run)
             if not self.model:
                 self._report(name, now)

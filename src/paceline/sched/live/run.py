@@ -1,6 +1,7 @@
 """One attempt at a job on given devices, and the folder in which it and the daemon meet.
 
     jobs/NAME/progress          lines `DONE` or `DONE CHECKPOINTED`, written by the job
+    jobs/NAME/limit             on the model's clock: work beyond which it should wait, see `daemon`
     jobs/NAME/checkpoint/       the job's own
     jobs/NAME/ATTEMPT/run.json  what to run
     jobs/NAME/ATTEMPT/stop      asks it to checkpoint and end; `kill` to end at once
@@ -99,6 +100,7 @@ class Folder:
         common = {
             **order.environment, "PACELINE_JOB": run.job, "PACELINE_RUN": str(self.path), "PACELINE_DEVICES": str(devices(run.allocation)),
             "PACELINE_NODES": str(run.ranks), "PACELINE_PROGRESS": str(job / "progress"), "PACELINE_CHECKPOINT": str(job / "checkpoint"),
+            "PACELINE_LIMIT": str(job / "limit"),
             "PACELINE_RENDEZVOUS": f"file://{self.path}/rendezvous", "MASTER_ADDR": node_names[0], "MASTER_PORT": str(port),
         }
         each = [{"PACELINE_NODE_RANK": str(rank), "PACELINE_NODE": name, "PACELINE_NODE_DEVICES": str(count),
