@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.catalog import clusters, transformers
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
 from paceline.plan.space import Limits, Space
-from paceline.plan.table import Table
+from paceline.plan.table import PIECES, Table
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import Simulation
@@ -29,8 +29,13 @@ def models(draw):
         top_k=2 if experts else 0, tied=draw(st.booleans()), gated=draw(st.booleans()))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(model=models(), name=st.sampled_from(CLUSTERS), batch=st.sampled_from([16, 32, 64]), seed=st.integers(0, 10**6))
+#: copies to the host take longer than the host needs to issue a layer, and that longer than the layer
+COPIED = Transformer(name="copied", layers=6, hidden=512, heads=4, ffn=1024, vocab=1000, seq=2048, tied=False, experts=4, top_k=2)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(model=models(), name=st.sampled_from(CLUSTERS), batch=st.sampled_from([16, 32]), seed=st.integers(0, 10**6))
+@example(model=COPIED, name="2xdgx-h100", batch=16, seed=29637)
 def test_no_simulation_beats_its_bound(model, name, batch, seed):
     cluster, rng = clusters.get(name), np.random.default_rng(seed)
     space, table = Space(model, (cluster,), batch, 2048, Limits.of()), Table(model)
@@ -42,6 +47,18 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
         memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.held())]
         assert peaks(block, table).ravel()[index] == pytest.approx(max(m.reserved_bytes for m in memory), abs=8)
         assert room(block, table) == pytest.approx(memory[0].available_bytes, abs=2)
+
+
+@pytest.mark.parametrize("name", ["gpt3-13b", "mixtral-8x7b"])
+def test_pieces_take_what_the_engine_says(name):
+    model, cluster, rng = transformers.get(name), clusters.get("2xdgx-h100"), np.random.default_rng(0)
+    space, table = Space(model, (cluster,), 32, 2048, Limits.of(allow=["fp8"])), Table(model)
+    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=5)):
+        for shape in block.shapes:
+            plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
+            simulation = Simulation(Step.of(model, cluster, plan, None, table.curves(cluster)))
+            found = [(label.seconds, label.host_s) for label in map(simulation.piece, PIECES)]
+            assert table.pieces(block, shape) == pytest.approx(np.array(found).T, rel=1e-12), str(plan)
 
 
 def test_bounds_are_close_where_plans_are_good():

@@ -31,13 +31,14 @@ def exhaust(space):
     return best
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
-    layers=st.sampled_from([2, 4, 6]), heads=st.sampled_from([4, 8]), vocab=st.sampled_from([1000, 50_000]), batch=st.sampled_from([4, 8]),
+    layers=st.sampled_from([2, 4]), heads=st.sampled_from([4, 8]), vocab=st.sampled_from([1000, 50_000]), batch=st.sampled_from([4, 8]),
     name=st.sampled_from(["1x4xa100-sxm-80gb", "2x2xv100-sxm-16gb@25Gb/s"]), most=st.sampled_from([8, 40]))
 def test_nothing_beats_the_certificate(layers, heads, vocab, batch, name, most):
     model = Transformer(name="random", layers=layers, hidden=128 * heads, heads=heads, ffn=512 * heads, vocab=vocab, seq=1024)
-    space = Space(model, (clusters.get(name),), batch, 1024, Limits.of(forbid=["offload", "recompute=selective"], fix=["reshard"]))
+    limits = Limits.of(forbid=["offload", "recompute=selective", "bucket=100MB"], fix=["reshard", "prefetch=1"])
+    space = Space(model, (clusters.get(name),), batch, 1024, limits)
     found = search(space, goal("time", space.clusters), most=most, processes=1)
     best = exhaust(space)
     assert found.tried[0].value * (1 - found.gap) <= best * (1 + 1e-9)
@@ -53,7 +54,7 @@ def test_processes_change_nothing(tiny, nodes):
 
 
 def test_the_answer_is_predicted_again_from_its_words(tiny, node):
-    found = plan_transformer(tiny, (node,), gbs=16, most=16)
+    found = plan_transformer(tiny, (node,), gbs=16, forbid=["hsdp", "zero2"], most=16)
     again = pl.predict(tiny, plan=str(found.best.plan), cluster=node)
     assert again.step_s == pytest.approx(found.best.prediction.step_s) and found.best.prediction.fit.fits
     assert all(ranked.lost for ranked in found.top[1:])
@@ -69,17 +70,21 @@ def test_interrupted_the_best_so_far_stands(tiny, node):
     assert found.interrupted and found.top and found.gap_pct >= 0
 
 
+#: what the tests below do not need: their spaces are smaller without
+LESS = ("offload", "cp", "hsdp", "zero2", "recompute=selective")
+
+
 def test_objectives_and_deadline(tiny):
     where = [clusters.get(f"{n}xdgx-h100") for n in (1, 2)]
-    fast, cheap = (plan_transformer(tiny, where, gbs=64, objective=name, most=16) for name in ("time", "cost"))
+    fast, cheap = (plan_transformer(tiny, where, gbs=64, objective=name, forbid=LESS, most=16) for name in ("time", "cost"))
     assert fast.best.prediction.devices == 16 and cheap.best.prediction.devices == 8
     assert cheap.best.cost < fast.best.cost
     steps = 1000
-    hurried = plan_transformer(tiny, where, gbs=64, objective="cost", tokens=steps * 64 * 1024, most=16,
+    hurried = plan_transformer(tiny, where, gbs=64, objective="cost", tokens=steps * 64 * 1024, forbid=LESS, most=16,
                                deadline_s=0.9 * steps * cheap.best.prediction.step_s)
     assert hurried.best.prediction.devices == 16
     with pytest.raises(PlanError, match="meets the deadline"):
-        plan_transformer(tiny, where, gbs=64, tokens=1e12, deadline_s=1.0, most=8)
+        plan_transformer(tiny, where, gbs=64, tokens=1e12, deadline_s=1.0, forbid=LESS, most=8)
     with pytest.raises(SpecError, match="needs --tokens"):
         plan_transformer(tiny, where, gbs=64, deadline_s=1.0)
     with pytest.raises(SpecError, match="did you mean 'cost'"):
@@ -95,7 +100,7 @@ def test_no_plan_fits_says_what_would(node):
 
 def test_pareto_front(tiny):
     where = [clusters.get(f"{n}xdgx-h100") for n in (1, 2)]
-    found = plan_transformer(tiny, where, gbs=64, pareto=["time", "memory"], most=24)
+    found = plan_transformer(tiny, where, gbs=64, pareto=["time", "memory"], forbid=LESS, most=24)
     points = [(r.prediction.step_s, r.prediction.peak_bytes) for r in found.pareto]
     assert points == sorted(points) and [m for _, m in points] == sorted((m for _, m in points), reverse=True)
 

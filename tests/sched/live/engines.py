@@ -161,16 +161,10 @@ class Ray:
         process.wait()
 
     def close(self) -> None:
-        for process in reversed(self.nodes):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
         for process in self.nodes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # told to end, it takes half a minute
+            process.wait()
         for name in self.environment:
             os.environ.pop(name, None)
 
