@@ -33,7 +33,7 @@ def models(draw):
 COPIED = Transformer(name="copied", layers=6, hidden=512, heads=4, ffn=1024, vocab=1000, seq=2048, tied=False, experts=4, top_k=2)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(model=models(), name=st.sampled_from(CLUSTERS), batch=st.sampled_from([16, 32]), seed=st.integers(0, 10**6))
 @example(model=COPIED, name="2xdgx-h100", batch=16, seed=29637)
 def test_no_simulation_beats_its_bound(model, name, batch, seed):

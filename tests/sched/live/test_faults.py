@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import time
+import warnings
 
 import pytest
 
@@ -45,7 +46,9 @@ def die_at(point):
 
 def in_child(setup, work):
     """Runs a daemon in a child; True when it came to its end, False when it was killed."""
-    pid = os.fork()
+    with warnings.catch_warnings():  # other tests left threads; the child uses nothing of theirs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         code = 1
         try:
