@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.errors import PacelineError
-from paceline.predict.distributed import predict
+from paceline.predict.simulated import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Range, Ranked
 from paceline.spec.transformer import Transformer
 
 #: plans that are compared, and factors that are tried, each way
-RIVALS, FACTORS = 8, (1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+RIVALS, FACTORS = 2, (1.5, 4.0)
 #: less is not worth another plan
 NOTABLE = 0.005
 _Changed = Callable[[Cluster, Plan, float], tuple[Cluster, Plan]]
@@ -21,7 +21,9 @@ _Changed = Callable[[Cluster, Plan, float], tuple[Cluster, Plan]]
 
 def ranges(model: Transformer, found: Sequence[Ranked]) -> tuple[Range, ...]:
     """Of the network, of a node's own links, and of the batch; memory by how much of it the winner needs."""
-    best, rivals = found[0], [ranked for ranked in found[1:] if ranked.cluster == found[0].cluster][:RIVALS]
+    best = found[0]
+    others = {_kind(ranked): ranked for ranked in reversed(found) if ranked.cluster == best.cluster and _kind(ranked) != _kind(best)}
+    rivals = sorted(others.values(), key=lambda ranked: ranked.value)[:RIVALS]
     out = []
     if len(best.cluster.tiers) > 1:
         out.append(_range("network bandwidth", model, best, rivals, lambda c, p, x: (_faster(c, -1, x), p)))
@@ -31,6 +33,11 @@ def ranges(model: Transformer, found: Sequence[Ranked]) -> tuple[Range, ...]:
     memory = best.prediction.memory
     out.append(Range(what="memory of a device", low=memory.peak_bytes / memory.available_bytes, high=None, below="it does not fit"))
     return tuple(out)
+
+
+def _kind(ranked: Ranked) -> str:
+    """A plan without sizes that hardly matter."""
+    return str(replace(ranked.plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch))
 
 
 def _faster(cluster: Cluster, tier: int, factor: float) -> Cluster:
@@ -62,10 +69,9 @@ def _range(what: str, model: Transformer, best: Ranked, rivals: Sequence[Ranked]
 
 
 def _seconds(model: Transformer, ranked: Ranked, factor: float, change: _Changed) -> float | None:
-    """Seconds of a step under a change, in closed form, put right by how far that is from the simulation without the change."""
+    """Seconds of a step under a change; None where it cannot run."""
     try:
-        now = predict(model, ranked.cluster, ranked.plan).step_s
         found = predict(model, *change(ranked.cluster, ranked.plan, factor))
-        return found.step_s * ranked.prediction.step_s / now if found.fit.fits else None
     except PacelineError:
         return None
+    return found.step_s if found.fit.fits else None

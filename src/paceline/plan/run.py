@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ def plan_transformer(
     top: int = 10, pareto: Sequence[str] = (), most: int = MOST, processes: int | None = None, progress: Progress | None = None,
 ) -> Planned:
     """The best plan of a transformer on one of some clusters, with its certificate."""
+    begun = time.monotonic()
     limits = Limits.of(fix, forbid, allow)
     seq = seq or limits.fixed.get("seq") or model.seq
     notes = []
@@ -49,10 +51,11 @@ def plan_transformer(
     ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
     notes += _notes(found)
     shown = distinct(ranked)
+    stays = () if found.interrupted else ranges(model, shown)
     return Planned(
         model=model.name, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
-        by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap, elapsed_s=found.elapsed_s, top=tuple(shown[:top]),
-        ranges=() if found.interrupted else ranges(model, shown), pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
+        by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
+        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), ranges=stays, pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
         interrupted=found.interrupted, steps=steps)
 
 

@@ -96,7 +96,7 @@ def _worth(r: Ranked, objective: str) -> list[str]:
 def _stays(r: Range) -> str:
     low = f"above {r.low:.2f} x" if r.low else ""
     high = f"below {r.high:.2f} x" if r.high else ""
-    return " and ".join(filter(None, (low, high))) or "1/16 to 16 x"
+    return " and ".join(filter(None, (low, high))) or "1/4 to 4 x"
 
 
 def _beyond(r: Range) -> list[str]:
