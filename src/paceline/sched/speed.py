@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +37,7 @@ class Speed(Protocol):
         """Seconds for the rest of the work on so many devices packed onto nodes of `node_devices`."""
 
 
-class ScaleFree:
+class ScaleFree(ABC):
     """One phase; the rest of the work takes what it takes at the present rate."""
 
     __slots__ = ()
@@ -44,8 +45,9 @@ class ScaleFree:
     def ends(self, work: float) -> tuple[float, ...]:
         return (work,)
 
+    @abstractmethod
     def rate(self, counts: tuple[int, ...], kind: str, phase: int, adaptive: bool) -> float:
-        raise NotImplementedError
+        """As `Speed.rate`."""
 
     def seconds(self, left: float, phase: int, devices: int, node_devices: int, adaptive: bool) -> float:
         rate = self.rate(packed(devices, node_devices), "", phase, adaptive)

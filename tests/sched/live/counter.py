@@ -17,7 +17,6 @@ stop: list[int] = []
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 
 
-
 def patiently(act):
     """What `act` returns once there is room on the disk."""
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from heapq import heapify, heappop, heapreplace
@@ -42,9 +43,9 @@ class Ordered(Policy):
         self._held_keys: dict[str, Key] = {}
         self._wanted = 0
 
+    @abstractmethod
     def rank(self, job: Active, now_s: float) -> Any:
         """Lower runs first."""
-        raise NotImplementedError
 
     def why(self, job: Active) -> str:
         """Why a job of its rank is next."""

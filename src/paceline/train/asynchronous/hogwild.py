@@ -10,70 +10,37 @@ import atexit
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import RunError
 from paceline.train.asynchronous.flat import Flat
-from paceline.train.asynchronous.record import Recorder
+from paceline.train.asynchronous.remote import Wrapper
 
 #: below this share of elements that are not zero a dense gradient is written as a sparse one
 _SPARSE = 0.5
 
 
-class HogwildOptimizer:
+class HogwildOptimizer(Wrapper):
     """Steps on shared parameters. Plain SGD writes sparsely; any other optimizer steps as it does, with state of its own per worker."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, worker: int) -> None:
-        self.inner = optimizer
-        self.recorder = Recorder(worker)
-        self.last = None
+        super().__init__(optimizer, worker)
         self._plain = isinstance(optimizer, torch.optim.SGD) and not any(
             group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups)
-        atexit.register(self.close)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.inner.param_groups
-
-    @property
-    def state(self) -> Any:
-        return self.inner.state
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none=set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step, straight into memory that others are reading and writing."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        compute_s = self.recorder.computed()
-        if self._plain:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        _write(p, p.grad, float(group["lr"]))
-        else:
+    def _step(self) -> None:
+        """Straight into memory that others are reading and writing."""
+        if not self._plain:
             self.inner.step()
-        self.recorder.exchanged(compute_s, None)
-        return loss
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self.recorder.close()
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    _write(p, p.grad, float(group["lr"]))
 
 
 def _write(p: Tensor, gradient: Tensor, rate: float) -> None:

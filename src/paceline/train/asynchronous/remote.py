@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,13 @@ from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.record import Recorder
 
 
-class Distributed:
+class Wrapper(ABC):
     """What all of these optimizers share: the user's own underneath, records, an orderly end."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, run: Joined) -> None:
-        self.inner, self._run = optimizer, run
-        self.flat = Flat(optimizer)
-        self.flat.load(run.join())
-        self.recorder = Recorder(run.worker)
+    def __init__(self, optimizer: torch.optim.Optimizer, worker: int) -> None:
+        self.inner = optimizer
+        self.recorder = Recorder(worker)
         self.last: Exchange | None = None
-        self._start_rates = [float(group["lr"]) for group in optimizer.param_groups]
         atexit.register(self.close)
 
     @property
@@ -55,8 +53,25 @@ class Distributed:
         self.recorder.exchanged(compute_s, self.last)
         return loss
 
+    @abstractmethod
     def _step(self) -> Exchange | None:
-        raise NotImplementedError
+        """The step itself, and what was exchanged in it."""
+
+    def close(self) -> None:
+        """Leaves the run; also called when the process ends."""
+        atexit.unregister(self.close)
+        self.recorder.close()
+
+
+class Distributed(Wrapper):
+    """Workers with parameters of their own, which others bring up to date."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, run: Joined) -> None:
+        self._run = run
+        self.flat = Flat(optimizer)
+        self.flat.load(run.join())
+        self._start_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        super().__init__(optimizer, run.worker)
 
     def _rate(self) -> float:
         """Learning rate now, over the one at the start: schedules of the worker act on the server."""
@@ -64,10 +79,8 @@ class Distributed:
         return float(self.param_groups[0]["lr"]) / start if start else 1.0
 
     def close(self) -> None:
-        """Leaves the run; also called when the process ends."""
-        atexit.unregister(self.close)
         self._run.leave()
-        self.recorder.close()
+        super().close()
 
 
 class ServerOptimizer(Distributed):

@@ -203,18 +203,18 @@ class Deferred(Strategy):
 
     def _layer_norms(self, parts: list[Part], now: list[dict[str, Any]], after: list[Ticket]) -> Ticket:
         """For layer-wise optimizers, a job that finds both norms of every parameter; updates wait for it."""
+        pieces = [part for part in parts if isinstance(part, PiecePart)]  # such optimizers have no others: `_choose` sees to it
 
         def job() -> Job:
-            squares = [part.measure(now, self._scale) for part in parts]
+            squares = [part.measure(now, self._scale) for part in pieces]
             place = {id(p): i for i, (_, p) in enumerate(self.parameters)}
             total = squares[0].new_zeros(len(place), 2)
-            for part, found in zip(parts, squares, strict=True):
+            for part, found in zip(pieces, squares, strict=True):
                 total.index_add_(0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found)
             if self.shares and self.world > 1:
                 yield Collective("sum", [total])
-            for part in parts:
-                if isinstance(part, PiecePart):
-                    part.norms = total[[place[id(p)] for p in part.parameters]].sqrt()
+            for part in pieces:
+                part.norms = total[[place[id(p)] for p in part.parameters]].sqrt()
 
         reduced = [part.reduced for part in parts if part.reduced is not None]
         return self.engine.submit("norms of layers", job(), after=[*reduced, *after])

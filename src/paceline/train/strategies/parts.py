@@ -44,10 +44,6 @@ class Part(ABC):
     def square(self) -> Tensor:
         """Of the reduced gradient, such that the sum over ranks is the square of its norm."""
 
-    def measure(self, now: Settings, scale: float | None) -> Tensor:
-        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the update that follows is prepared."""
-        raise NotImplementedError
-
     @abstractmethod
     def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
         """Takes its share of the state of whole parameters."""
@@ -77,6 +73,7 @@ class PiecePart(Part):
         return [slice(max(slot.start, start) - start, max(0, min(slot.stop, stop) - start)) for slot in self.piece.slots]
 
     def measure(self, now: Settings, scale: float | None) -> Tensor:
+        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the update that follows is prepared."""
         assert isinstance(self.twin, Layerwise)
         if scale is not None:
             self.gradient.mul_(scale)
