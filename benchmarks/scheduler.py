@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import product
 
 from paceline.sched.simulate import Settings, simulate
 from paceline.sched.study import Setup, paired
 
 POLICIES = ("fifo", "srtf", "las", "marginal")
-PAIRS = (("srtf", "srtf-ends"), ("srsf", "success"), ("marginal", "marginal-ends"))
+PAIRS = (("srtf", "srtf-ends"), ("srsf", "success"), ("marginal", "marginal-ends"), ("gittins", "gittins-ends"))
 
 
 def timed(setup: Setup) -> None:
@@ -38,13 +39,12 @@ def growth() -> None:
 
 
 def early_ends(clusters: list[str]) -> None:
-    print("| shares of | load | without | knowing | s, without | s, knowing | change |\n|---|---|---|---|---|---|---|")
-    for shares in clusters or ["philly", "helios"]:
-        for load in (0.9, 1.2):
-            for without, knowing in PAIRS:
-                setup = Setup(trace="trials", policy=without, jobs=1500, cluster="16x4xv100", load=load, early_termination=shares)
-                a, b, change, width = paired(setup, without, knowing, seeds=8)
-                print(f"| {shares} | {load} | {without} | {knowing} | {a:,.0f} | {b:,.0f} | {change:+.1f} ± {width:.1f} % |", flush=True)
+    print("| jobs | shares of | load | without | knowing | s, without | s, knowing | change |\n|---|---|---|---|---|---|---|---|")
+    for trace, shares, load in product(("trials", "philly-like"), clusters or ["philly", "helios"], (0.9, 1.2)):
+        for without, knowing in PAIRS:
+            setup = Setup(trace=trace, policy=without, jobs=1500, cluster="16x4xv100", load=load, early_termination=shares)
+            a, b, change, width = paired(setup, without, knowing, seeds=8, processes=0)
+            print(f"| {trace} | {shares} | {load} | {without} | {knowing} | {a:,.0f} | {b:,.0f} | {change:+.1f} ± {width:.1f} % |", flush=True)
 
 
 def main(arguments: list[str]) -> None:

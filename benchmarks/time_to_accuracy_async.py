@@ -1,25 +1,32 @@
 """Time to accuracy of synchronous and asynchronous training: a real task, several seeds, one slow worker.
 
-    python benchmarks/time_to_accuracy_async.py [--seeds 5] [--workers 4] [--slow 0.02] [--json FILE]
+    python benchmarks/time_to_accuracy_async.py [--seeds 5] [--workers 4] [--slow 0.02] [--tune] [--json FILE] [--print]
 
 Each run trains digits-cnn on real processes until worker 0 measures the target accuracy on held-out images, or gives up after
-`--limit` steps. The last worker sleeps `--slow` seconds in every step. Learning rates were chosen per strategy on seed 100, not among
-those reported (`--tune`). Prints the table of docs/asynchronous.md.
+`--limit` seconds. The last worker sleeps `--slow` seconds in every step. With `--tune` the learning rate of each strategy is chosen first, on
+two seeds that are not among those reported; otherwise it is the one below. As many runs go side by side as there are cores for their processes.
+Writes the table of docs/asynchronous.md; `--from FILE` writes it from runs of an earlier `--json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from document import DOCS, fill
 
 #: strategy -> learning rate, momentum, options
 SETTINGS: dict[str, tuple[float, float, dict[str, Any]]] = {
@@ -39,7 +46,7 @@ T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 
 
 
 def worker(arguments: argparse.Namespace) -> None:
-    """One worker of all runs, one after another; worker 0 writes down what it found."""
+    """One worker of all runs of a lane, one after another; worker 0 writes down what it found."""
     import torch
 
     from paceline.train import tasks
@@ -75,7 +82,7 @@ def train(task: Any, job: dict[str, Any], arguments: argparse.Namespace, store: 
     source = torch.Generator().manual_seed(1000 * job["seed"] + number)
     x, y = (part[number::count] for part in task.train)
     start, measuring, accuracy, stale = time.perf_counter(), 0.0, 0.0, []
-    for step in range(1, arguments.limit + 1):
+    for step in itertools.count(1):
         pick = torch.randint(len(y), (task.batch // count,), generator=source)
         if number == count - 1:
             time.sleep(arguments.slow)
@@ -89,7 +96,7 @@ def train(task: Any, job: dict[str, Any], arguments: argparse.Namespace, store: 
             with torch.no_grad():
                 accuracy = (model(task.test[0]).argmax(1) == task.test[1]).float().mean().item()
             measuring += time.perf_counter() - begun
-            if accuracy >= task.target:
+            if accuracy >= task.target or time.perf_counter() - start > arguments.limit:
                 break
         if number and step % 5 == 0 and store.check(["reached"]):
             break
@@ -120,22 +127,71 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def run(jobs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs in one set of processes, so that none pays for starting Python."""
+    """All runs, in lanes side by side; each lane is one set of processes, so that no run pays for starting Python."""
+    cores = sorted(os.sched_getaffinity(0))
+    size = arguments.workers + 1
+    lanes = max(1, len(cores) // size)
+    jobs = random.Random(0).sample(jobs, len(jobs))
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        outs = [Path(folder) / f"found{lane}.jsonl" for lane in range(lanes)]
+        for lane, out in enumerate(outs):
+            out.touch()
+            own = [cores[(lane * size + i) % len(cores)] for i in range(size)] if len(cores) >= size else []
+            processes += stack.enter_context(_lane(jobs[lane::lanes], out, own, arguments))
+        found: list[dict[str, Any]] = []
+        while len(found) < len(jobs):
+            time.sleep(0.5)
+            if any(process.poll() for process in processes):
+                raise SystemExit("a worker or server failed")
+            rows = [json.loads(line) for out in outs for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            if arguments.json and len(rows) > len(found):
+                _append(arguments.json, [row for row in rows if row not in found])
+            found = rows
+        return found
+
+
+def _append(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("a") as f:
+        f.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@contextlib.contextmanager
+def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: argparse.Namespace) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Workers and a server for some of the runs, one core each where there are enough."""
     from paceline.train.asynchronous.wire import serve_store
 
-    store = serve_store()
-    with tempfile.TemporaryDirectory() as folder:
-        todo, out = Path(folder) / "jobs.json", arguments.json or Path(folder) / "found.jsonl"
-        todo.write_text(json.dumps(jobs))
-        out.unlink(missing_ok=True)
-        common = ["--jobs", str(todo), "--json", str(out), "--port", str(store.port), "--workers", str(arguments.workers),
-                  "--slow", str(arguments.slow), "--limit", str(arguments.limit)]
-        roles = [["--serve"], *(["--worker", "--number", str(number)] for number in range(arguments.workers))]
-        processes = [subprocess.Popen([sys.executable, __file__, *role, *common], env={**os.environ, "OMP_NUM_THREADS": "1"}) for role in roles]
-        for process in processes[1:]:
+    store, todo = serve_store(), out.with_suffix(".jobs")
+    todo.write_text(json.dumps(jobs))
+    common = ["--jobs", str(todo), "--json", str(out), "--port", str(store.port), "--workers", str(arguments.workers),
+              "--slow", str(arguments.slow), "--limit", str(arguments.limit)]
+    roles = [["--serve"], *(["--worker", "--number", str(number)] for number in range(arguments.workers))]
+    processes = [subprocess.Popen([sys.executable, __file__, *role, *common, *(["--core", str(cores[i])] if cores else [])],
+                                  env={**os.environ, "OMP_NUM_THREADS": "1"}) for i, role in enumerate(roles)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
             process.wait()
-        processes[0].kill()
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        del store
+
+
+def tuned(arguments: argparse.Namespace) -> dict[str, float]:
+    """For each strategy the learning rate that reached the target on most seeds of the tuning, and among those soonest."""
+    found = run(work(range(100, 102), dict.fromkeys(SETTINGS, RATES)), arguments)
+    best = {}
+    for name in SETTINGS:
+        rows = {rate: [row for row in found if (row["strategy"], row["lr"]) == (name, rate)] for rate in RATES}
+        *_, best[name] = min((-sum(row["reached"] for row in tried), statistics.mean(row["seconds"] for row in tried), rate)
+                             for rate, tried in rows.items())
+    return best
+
+
+def work(seeds: Iterable[int], rates: Mapping[str, Iterable[float]]) -> list[dict[str, Any]]:
+    """Runs of all strategies, seed by seed."""
+    return [{"strategy": name, "seed": seed, "lr": rate, "momentum": momentum}
+            for seed in seeds for name, (_, momentum, _) in SETTINGS.items() for rate in rates[name]]
 
 
 def interval(values: list[float]) -> str:
@@ -163,27 +219,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--slow", type=float, default=0.02)
-    parser.add_argument("--limit", type=int, default=1500)
-    parser.add_argument("--json", type=Path, help="write each run as a line of JSON")
-    parser.add_argument("--tune", action="store_true", help="try learning rates on seed 100")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a run gives up")
+    parser.add_argument("--json", type=Path, help="also write each run as a line of JSON")
+    parser.add_argument("--tune", action="store_true", help="choose learning rates first, on other seeds")
+    parser.add_argument("--from", dest="earlier", type=Path, help="runs that --json wrote earlier")
+    parser.add_argument("--print", action="store_true", help="print, and leave the document as it is")
     for name in ("--serve", "--worker"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-    for name, kind in (("--jobs", Path), ("--port", int), ("--number", int)):
+    for name, kind in (("--jobs", Path), ("--port", int), ("--number", int), ("--core", int)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker or arguments.serve:
+        if arguments.core is not None:
+            os.sched_setaffinity(0, {arguments.core})
         (worker if arguments.worker else serve)(arguments)
         return
-    rates = RATES if arguments.tune else (None,)
-    seeds = [100] if arguments.tune else range(arguments.seeds)
-    jobs = [{"strategy": name, "seed": seed, "lr": rate or lr, "momentum": momentum} for seed in seeds for rate in rates
-            for name, (lr, momentum, _) in SETTINGS.items()]
-    found = run(jobs, arguments)
-    if arguments.tune:
-        for row in sorted(found, key=lambda row: (row["strategy"], not row["reached"], row["seconds"])):
-            print(row)
+    if arguments.earlier:
+        found = [json.loads(line) for line in arguments.earlier.read_text().splitlines()]
     else:
-        print(table(found))
+        rates = tuned(arguments) if arguments.tune else {name: lr for name, (lr, _, _) in SETTINGS.items()}
+        found = run(work(range(arguments.seeds), {name: [rate] for name, rate in rates.items()}), arguments)
+    text = table([row for row in found if row["seed"] < 100])
+    print(text)
+    if not arguments.print:
+        fill(DOCS / "asynchronous.md", "time to accuracy", text)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class PlanError(PacelineError, ValueError):
 class RunError(PacelineError):
     """A run that cannot start or go on: what the machine does not allow, a peer that died or stalled, a broken checkpoint."""
 
+    #: the signal that killed a process of the run, if one did
+    signal: int = 0
+
 
 class DataError(PacelineError):
     """Measurements that are missing or malformed."""

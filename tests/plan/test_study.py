@@ -1,9 +1,6 @@
 """Many questions in one go, here or over Ray: the same answers, one per question, in their order."""
 
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -74,40 +71,12 @@ def test_refusals(words, message, capsys):
     assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-CLUSTER = """
-import ray, sys
-print(ray.init(address="local", num_cpus=2, include_dashboard=False).address_info["gcs_address"], flush=True)
-sys.stdin.read()
-"""
-#: a busy machine takes long to start Ray's own processes
-PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_agent_register_timeout_ms": "200000", "RAY_AUTH_MODE": "disabled"}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """The address of a Ray cluster of two CPUs, which ends with the process that started it."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install 'paceline[ray]'")
-    with subprocess.Popen([sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                          env={**os.environ, **PATIENT}) as process:
-        address = process.stdout.readline().strip()
-        if not address:
-            pytest.skip("ray did not start on this machine in its time")
-        yield address
-
-
-def asked(address):
-    words = [sys.executable, "-m", "paceline.cli", *command("--engine", "ray", "--json")]
-    return subprocess.run(words, env={**os.environ, **PATIENT, "RAY_ADDRESS": address}, capture_output=True, text=True, check=False)
-
-
-def test_ray_answers_the_same(cluster, capsys):
-    there = asked(cluster)
-    assert there.returncode == 0, there.stderr
+def test_ray_answers_the_same(on_ray, capsys):
+    there = on_ray(*command("--engine", "ray", "--json"))
     with pytest.raises(SystemExit):
         cli.main(command("--json"))
     here = json.loads(capsys.readouterr().out)
-    assert told(json.loads(there.stdout)) == told(here) and len(here) == 2 and here[0]["best"]["step_s"] > 0
+    assert told(json.loads(there)) == told(here) and len(here) == 2 and here[0]["best"]["step_s"] > 0
 
 
 def test_without_ray_one_line_says_so(monkeypatch):

@@ -2,16 +2,18 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from paceline.bench.throughput import score
+from paceline.bench.throughput.dataset import SET, curves
+from paceline.bench.throughput.score import distance, staleness
 from paceline.errors import DataError, SpecError, UnknownName
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
 from paceline.queueing.estimate import fine, knee, throughput
-from paceline.queueing.profile import WIRE, JobProfile, Link, from_rows
+from paceline.queueing.profile import WIRE, JobProfile, Link, ProfiledRun, from_rows
 from paceline.queueing.simulate import simulate
 
 
@@ -124,22 +126,93 @@ def test_guesses():
     assert knee([1, 2, 3, 4], [1.0, 1.9, 2.0, 2.0]) == 2
 
 
+def uneven(mode="async", factor=3.0, slow_workers=1, **more):
+    """As `job`, with a run of two of which the second computes longer by a factor."""
+    one, same = (job(mode=mode, spread=0.1, compute=compute, **more).runs[0].steps[0] for compute in (0.1, 0.1 * factor))
+    usual = job(mode=mode, spread=0.1, **more)
+    return replace(usual, runs=(*usual.runs, ProfiledRun(steps=(one, same))), slow_workers=slow_workers)
+
+
+def test_a_slow_worker_holds_up_only_itself_where_nobody_waits():
+    made = uneven(size=1e3)
+    alone = made.runs[0].throughput
+    expected = alone * 3 + 1 / (1 / alone + 0.2)  # three usual ones, and one whose step is 0.2 s longer
+    assert simulate(made, 4, steps=60).throughput == pytest.approx(expected, rel=0.05)
+    assert coarse(made, 4).throughput[3] == pytest.approx(expected, rel=0.05)
+    assert coarse(made, 4).throughput[0] == pytest.approx(alone, rel=0.05)
+
+
+def test_a_slow_worker_holds_up_a_round():
+    made = uneven("sync", size=1e3)
+    expected = 4 / (1 / made.runs[0].throughput + 0.2)
+    assert simulate(made, 4, steps=60).throughput == pytest.approx(expected, rel=0.1)
+    assert coarse(made, 4).throughput[3] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_slow_worker_does_not_matter_to_a_full_link():
+    made, even = uneven(), uneven(slow_workers=0)
+    assert simulate(made, 12, steps=30).throughput == pytest.approx(simulate(even, 12, steps=30).throughput, rel=0.1)
+    assert coarse(made, 30).throughput[-1] == pytest.approx(coarse(even, 30).throughput[-1], rel=0.05)
+
+
+def test_slow_workers_survive_the_file_and_other_links(tmp_path):
+    made = uneven()
+    made.save(tmp_path / "a.json")
+    again = JobProfile.load(tmp_path / "a.json")
+    assert again.slow_workers == 1 and again.kinds()[1].mean() == pytest.approx(0.3, rel=0.1)
+    fast = throughput(again, [4], link_Bps=1e9).points[0].samples_per_s
+    assert fast == pytest.approx(32 * (3 / 0.105 + 1 / 0.305), rel=0.07)
+    with pytest.raises(DataError, match="no slow workers"):
+        replace(job(), slow_workers=1)
+
+
+def test_a_burst_gathers_while_the_other_end_is_the_limit():
+    """Half of each transfer fits into the buckets of both ends, and they are full again by the next step."""
+    shaped = replace(job(size=1e6, rate=1e7), link=Link(rate_Bps=1e7, burst_bytes=WIRE * 5e5))
+    parts = simulate(shaped, 1).parts
+    assert parts["up"] == pytest.approx(0.5 * WIRE * 1e6 / 1e7, rel=0.05) == parts["down"]
+
+
 def test_measured_set_is_complete():
-    found = list(score.jobs())
+    found = [curve for curve in curves() if curve.slow == 1 and curve.link_Mbps >= 150]
     assert len(found) == 80
-    assert all(sorted(job.rates) == list(range(1, 9)) for job in found)
-    assert len({job.model for job in found}) == 5 and len({job.link_Mbps for job in found}) == 4
+    assert all(sorted(curve.rates) == list(range(1, 9)) for curve in found)
+    assert len({curve.model for curve in found}) == 5 and len({curve.link_Mbps for curve in found}) == 4
 
 
 def test_measured_set_is_predicted():
-    """Part of the set, so that the test is quick: every sixth job that was measured on one machine."""
+    """Part of the set, so that the test is quick: every sixth curve."""
     errors = {"fine": [], "coarse": [], "linear": []}
-    for job in [job for job in score.jobs() if not job.elsewhere][::6]:
-        quick, line = coarse(job.profile, 8).throughput, baselines.linear(job.profile, 8)
+    for curve in [curve for curve in curves() if max(curve.rates) == 8 and curve.slow == 1][::6]:
+        quick, line = coarse(curve.profile, 8).throughput, baselines.linear(curve.profile, 8)
         for n in (4, 8):
-            found = {"fine": fine(job.profile, n, seeds=1)[0], "coarse": float(quick[n - 1]), "linear": float(line[n - 1])}
+            found = {"fine": fine(curve.profile, n, seeds=1)[0], "coarse": float(quick[n - 1]), "linear": float(line[n - 1])}
             for name, value in found.items():
-                errors[name].append(abs(value / job.rates[n] - 1))
+                errors[name].append(abs(value / curve.rates[n] - 1))
     means = {name: sum(found) / len(found) for name, found in errors.items()}
     assert means["fine"] < 0.10 and means["coarse"] < 0.15, means
     assert means["linear"] > 3 * means["fine"], means
+
+
+def test_measured_slow_workers_are_predicted():
+    for curve in (curve for curve in curves() if curve.slow > 1):
+        for n in (4, 8):
+            assert fine(curve.profile, n, seeds=1)[0] == pytest.approx(curve.rates[n], rel=0.25), (curve.label, curve.model, n)
+
+
+def test_measured_staleness_is_predicted():
+    found = staleness().rows
+    assert len(found) == 5 and {row.workers for row in found} == {4}
+    for row in found:
+        assert row.predicted_rate == pytest.approx(row.rate, rel=0.2)
+        assert row.predicted_staleness == pytest.approx(row.staleness, abs=0.3)
+        assert row.distance < 0.35
+    assert distance({1: 1}, {1: 5}) == 0 and distance({1: 1}, {2: 5}) == 1
+
+
+def test_a_profile_of_another_machine_is_refused(tmp_path):
+    rows = SET.read_text().splitlines()
+    (tmp_path / "set.csv").write_text("\n".join([rows[0], *(row.rpartition(",")[0] + ",elsewhere" for row in rows[1:9])]))
+    (tmp_path / "set.profiles.jsonl").write_text("")
+    with pytest.raises(DataError, match="no profile of machine elsewhere"):
+        list(curves(tmp_path / "set.csv"))

@@ -39,6 +39,16 @@ def test_shorter_job_stops_a_longer_one():
     assert again.name == "long" and machine.state.jobs["long"].restarts == 1
 
 
+def test_a_checkpoint_takes_its_time_when_a_job_is_moved_not_when_it_crashes():
+    jobs = [job("long", 1000, restart_s=30, checkpoint_s=20), job("short", 10, restart_s=0, submit_s=100)]
+    ends = {done.name: done.end_s for done in simulate(jobs, Shape.parse("1x1xv100"), policies.get("srtf")).done}
+    assert ends == pytest.approx({"short": 110, "long": 110 + 20 + 30 + (1000 - 70)})
+    machine = Machine(Shape.parse("1x1xv100"), policies.get("srtf"))
+    machine.handle(Submit(time_s=0, job=jobs[0]))
+    machine.handle(Preempted(time_s=100, name="long", done=0.0))
+    assert machine.state.jobs["long"].ready_s == 100 + 30
+
+
 def test_rounds_ask_only_when_something_happened():
     machine = Machine(Shape.parse("1x1xt4"), policies.get("las"))
     assert machine.handle(Submit(time_s=61, job=job("a"))) == [] and machine.wake_s == 120

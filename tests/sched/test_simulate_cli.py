@@ -56,6 +56,13 @@ def test_seeds_give_intervals(run):
     assert code == 0 and row["seeds"] == 3 and row["ci95"]["avg_jct_s"] > 0
 
 
+def test_many_at_a_time_give_the_same(run, on_ray):
+    words = ("--jobs", "30", "--cluster", "2x4xv100", "--policy", "srtf,las", "--seeds", "2", "--json")
+    found = [[{k: v for k, v in row.items() if k != "elapsed_s"} for row in json.loads(out)["policies"]]
+             for out in (run(*words)[1], run(*words, "--processes", "2")[1], on_ray("simulate", *words, "--engine", "ray"))]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 2
+
+
 def test_a_cluster_file_and_a_policy_file(run, tmp_path):
     (tmp_path / "my.toml").write_text('name = "mine"\ndevice = "v100"\nnodes = 2\n[node]\ndevices = 4\n[tier.pcie]\nkind = "pcie"\ndomain = 4\n'
                                       'bandwidth = "12 GB/s"\n[tier.network]\nkind = "ethernet"\nbandwidth = "10 Gb/s"\n')

@@ -95,7 +95,7 @@ def profile(layers=8, size=(512, 512), forward=0.05, backward=0.1):
 
 
 def setting(link, world=2, **rates):
-    return Setting(machine=Machine(latency_s=1e-4, link_Bps=link, flops=1e11), world=world, rates=Rates(**rates), cores=2)
+    return Setting(machine=Machine(latency_s=1e-4, link_Bps=link, reduce_Bps=link, flops=1e11), world=world, rates=Rates(**rates), cores=2)
 
 
 @pytest.mark.parametrize("link", [2.5e6, 12.5e6, 60e6, 125e6, 1e9, 1e11])

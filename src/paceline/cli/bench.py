@@ -36,16 +36,16 @@ def strategies(
     *, hosts: Hosts = "2", link: Link = "100Mbit/s",
     model: Annotated[str, Parameter(help="cnn, vgg-like or mlp, each 20 to 30 MB of gradients")] = "cnn",
     strategy: Annotated[str, Parameter(help="which, separated by commas; `none` does not communicate")] = "",
-    steps: Annotated[int, Parameter(converter=whole, help="timed steps of each round")] = 5,
-    rounds: Annotated[int, Parameter(converter=whole, help="rounds over all strategies; the median counts")] = 3,
+    seconds: Annotated[float, Parameter(help="time for the steps of one strategy in one round; one step at least")] = 1.0,
+    rounds: Annotated[int, Parameter(converter=whole, help="rounds over all strategies; the median counts")] = 2,
     batch: Annotated[int | None, Parameter(converter=whole, help="samples per step of one rank")] = None,
     cpus: Annotated[float | None, Parameter(help="cores that each host may use")] = None, json_: Json = False,
 ) -> None:
     """Time training steps under each strategy, predicted and measured side by side, with the bytes on the wire."""
     from paceline.bench.strategies import STRATEGIES, compare
 
-    found = compare(model=model, strategies=strategy.split(",") if strategy else STRATEGIES, hosts=_counts(hosts), links_Bps=_links(link),
-                    steps=steps, rounds=rounds, batch=batch, cpus=cpus)
+    found = compare(model=model, strategies=strategy.split(",") if strategy else STRATEGIES, hosts=_counts(hosts), links=_links(link),
+                    seconds=seconds, rounds=rounds, batch=batch, cpus=cpus)
     if json_:
         print(json.dumps(found.to_dict()))
     else:

@@ -17,6 +17,7 @@ def profile(
     servers: Annotated[int, Parameter(converter=whole, help="parameter servers")] = 1,
     steps: Annotated[int, Parameter(converter=whole, help="steps of each worker, after the warm-up")] = 30,
     batch: Annotated[int, Parameter(name=["--batch", "-b"], converter=whole, help="samples per worker and step, to count samples")] = 1,
+    slow: Annotated[float, Parameter(help="how many times as long the last of several workers is made to compute, to profile a slow one")] = 1.0,
     link: Annotated[str | None, Parameter(help="rate of the links that were used; by default what transfers showed")] = None,
 ) -> None:
     """Profile a script that trains with a parameter server (paceline.train.parallelize), for `paceline throughput`.
@@ -29,7 +30,7 @@ def profile(
     from paceline.train.asynchronous.profiling import profile as run
     from paceline.units import parse, show
 
-    found = run(script, arguments, workers=workers, servers=servers, steps=steps, batch=batch,
+    found = run(script, arguments, workers=workers, servers=servers, steps=steps, batch=batch, slow=slow,
                 link_Bps=parse(link, "bandwidth") if link is not None else None)
     found.save(output)
     rates = ", ".join(f"{one.workers}: {one.throughput * batch:.4g}" for one in found.runs)

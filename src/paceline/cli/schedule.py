@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +23,25 @@ def schedule(
     nodes: Annotated[str, Parameter(help="local: nodes x devices such as 4x2; slurm: a partition; ray: an address")] = "",
     clock: Annotated[str, Parameter(help="wall; or model: decisions as a simulation of the same jobs makes them")] = "",
     interval: Annotated[float | None, Parameter(help="seconds between rounds of the policy; 0: decide at each event")] = None,
-    grace: Annotated[float, Parameter(help="seconds that a job has to checkpoint after TERM")] = 60.0, state: State = None, json_: Json = False,
+    grace: Annotated[float, Parameter(help="seconds that a job has to checkpoint after TERM")] = 60.0,
+    quota: Annotated[list[str] | None, Parameter(negative="", help="most devices of a tenant at once, as TENANT=DEVICES; may be repeated")] = None,
+    example: Annotated[bool, Parameter(negative="", help="print a job file to start from, and end")] = False,
+    state: State = None, json_: Json = False,
 ) -> None:
-    """Schedule jobs on a live engine: start, resize, stop with checkpoint, start again. Killed at any moment, it goes on where it was."""
+    """Schedule jobs on a live engine: start, resize, stop with checkpoint, start again. Killed at any moment, it goes on where it was.
+
+    To begin: `paceline schedule --example > jobs.toml`, then `paceline schedule --nodes 2x1 jobs.toml`; `paceline queue` shows what happens.
+    """
+    if example:
+        from importlib.resources import files
+
+        print(files("paceline.sched.live").joinpath("example.toml").read_text(encoding="utf-8"), end="")
+        return
     from paceline.sched.live import Daemon, Setup, read
 
     orders = read(jobs) if jobs is not None else []
-    setup = Setup(state=_state(state), engine=engine, policy=policy, nodes=nodes, clock=clock, interval_s=interval, grace_s=grace)
+    setup = Setup(state=_state(state), engine=engine, policy=policy, nodes=nodes, clock=clock, interval_s=interval, grace_s=grace,
+                  quotas=_quotas(quota or ()))
     daemon = Daemon(setup, say=lambda text: print(text, file=sys.stderr if json_ else sys.stdout, flush=True))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stop())
@@ -37,12 +50,17 @@ def schedule(
     except BaseException:
         daemon.close()
         raise
-    if orders and not json_:
-        print(f"{len(new)} of {len(orders)} jobs are new; engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, "
-              f"policy {daemon.ledger.era['policy']}", flush=True)
+    if not json_:
+        left = sum(row["end_s"] is None for row in daemon.queue()) - len(new)
+        print(f"engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, policy {daemon.ledger.era['policy']}: {len(new)} new jobs"
+              + (f", {left} from before" if left else "") + f"; state in {setup.state}"
+              + ("" if orders else "; hand in jobs with: paceline submit FILE.toml"), flush=True)
     daemon.run(until_idle=jobs is not None)
+    running = [row["job"] for row in daemon.queue() if row["state"] == "running"]
     if json_:
         print(json.dumps(daemon.summary()))
+    elif running:
+        print(f"stopped; {', '.join(running)} goes on, and is found when you start `paceline schedule` again")
 
 
 def submit(job: Annotated[Path, Parameter(help="TOML file of one job, or several as [[job]]")], *, state: State = None, json_: Json = False) -> None:
@@ -55,7 +73,10 @@ def submit(job: Annotated[Path, Parameter(help="TOML file of one job, or several
            "\n".join(f"{order.name}: {'submitted' if order.name in new else 'was submitted before'}" for order in orders))
 
 
-def queue(*, state: State = None, json_: Json = False) -> None:
+def queue(
+    *, all_: Annotated[bool, Parameter(name="--all", negative="", help="also jobs that have long been over")] = False, state: State = None,
+    json_: Json = False,
+) -> None:
     """Show the jobs of the scheduler that runs."""
     rows = _client(state).ask("queue")
     if json_:
@@ -63,7 +84,7 @@ def queue(*, state: State = None, json_: Json = False) -> None:
         return
     from paceline.report.live import table
 
-    show(table(rows))
+    show(table(rows, all_))
 
 
 def eta(job: str, *, state: State = None, json_: Json = False) -> None:
@@ -78,6 +99,18 @@ def cancel(job: str, *, state: State = None, json_: Json = False) -> None:
     """End a job: TERM, then force."""
     outcome = _client(state).ask("cancel", job=job)
     _print({"job": job, "outcome": outcome}, json_, f"{job}: {outcome}")
+
+
+def _quotas(words: Sequence[str]) -> dict[str, int]:
+    from paceline.errors import SpecError
+
+    out = {}
+    for word in words:
+        tenant, equals, devices = word.partition("=")
+        if not equals or not tenant or not devices.isdigit():
+            raise SpecError(f"a quota is written TENANT=DEVICES, such as --quota vision=4, got {word!r}")
+        out[tenant] = int(devices)
+    return out
 
 
 def _state(given: Path | None) -> Path:

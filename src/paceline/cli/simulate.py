@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    *, trace: Annotated[str, Parameter(help="philly-like, philly, gavel, alibaba, pollux:FILE.csv, or a .csv file of your own")] = "philly-like",
+    *, trace: Annotated[str, Parameter(help="philly-like, philly, gavel, alibaba, pollux:FILE.csv, or one's own .csv or .toml")] = "philly-like",
     jobs: Annotated[int | None, Parameter(converter=whole, help="how many jobs; by default all, 1000 where they are generated")] = None,
     cluster: Annotated[str | None, Parameter(help="nodes x devices x kind, such as 64x4xv100, or a .toml; by default the trace's own")] = None,
     policy: Annotated[str, Parameter(name=["--policy", "-p"], help="names, NAME(option=value) or FILE.py:CLASS, with commas")] = "srtf,las,marginal",
@@ -45,9 +45,10 @@ def simulate(
         restart_s=restart, interval_s=interval, placement=placement, interference=interference, node_mtbf_s=node_mtbf,
         data=str(data) if data else None,
     )
-    outcomes = _each(setup, names, html is not None, log, json_) if html is not None or log is not None or (seeds == 1 and processes == 1) else []
+    here = seeds == 1 and processes == 1 and engine == "local"
+    outcomes = _each(setup, names, html is not None, log, json_) if html is not None or log is not None or here else []
     rows = [o.to_dict() for o in outcomes]
-    if not outcomes or seeds > 1:
+    if not here:
         rows = [summary.to_dict() for summary in compare(setup, names, seeds=seeds, processes=processes, engine=engine)]
     title = f"{trace}: {rows[0]['jobs']:,} jobs on {rows[0]['cluster']} ({rows[0]['devices']:,} devices)"
     if html is not None:

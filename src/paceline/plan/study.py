@@ -21,12 +21,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from paceline import on_ray
 from paceline.errors import PlanError, SpecError, UnknownName
-from paceline.plan import on_ray
 from paceline.spec.facts import read_text
 from paceline.spec.planned import Answer, Question, Study
 
-ENGINES = ("local", "ray")
 #: keys of a file that hold what is multiplied, and the word of a question that each gives
 _AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
 _WORDS = ("gpus", "device")
@@ -84,8 +83,7 @@ def study(
     asked: Sequence[Question], answer: Callable[[Question], Answer], *, engine: str = "local", progress: Callable[[int, int], None] | None = None,
 ) -> Study:
     """The answers to some questions, in their order; `answer` is a function of a module. The engine changes when they come, not what they are."""
-    if engine not in ENGINES:
-        raise UnknownName("engine", engine, ENGINES, f"allowed: {', '.join(ENGINES)}")
+    on_ray.check(engine)
     begun = time.monotonic()
 
     def tell(done: int) -> None:

@@ -6,7 +6,8 @@ how regular they are: where a run of two was profiled the variability is the one
 
 Synchronous: a round lasts as a lone worker's step, longer by the barrier (slowest of n computes) and by what each further worker adds to
 the transfers: R(n) = R(1) + barrier(n) + overlap (n - 1) (up + down) / servers. Uploads of early workers run while late ones still
-receive, so `overlap` is below one; from a profiled run of two, drawn towards what is usual.
+receive, so `overlap` is below one; from a profiled run of two, drawn towards what is usual. Where some workers are slow, uploads of the others
+hide behind their compute.
 """
 
 from __future__ import annotations
@@ -56,35 +57,61 @@ def _alone(job: JobProfile) -> float:
     return float(job.samples("compute_s").mean() + (job.samples("round_s") - job.samples("waited_s")).mean())
 
 
+def _two(job: JobProfile) -> float | None:
+    """Steps per second of two equal workers, where they were profiled."""
+    return None if job.slow_workers else job.measured(2)
+
+
 def _network(job: JobProfile, workers: int) -> Coarse:
     network = stations(job)
     lively, clockwork = solve(network, workers), solve(network, workers, variability=0.0)
-    two, variability = job.measured(2), _VARIABILITY
+    two, variability = _two(job), _VARIABILITY
     if two and workers >= 2 and lively.throughput[1] < clockwork.throughput[1] * 0.999:
         # waiting is linear in the variability, so this is where the profiled run lies between the two
         long, short = (1 / float(curve.throughput[1]) for curve in (lively, clockwork))
         seen = float(np.clip((1 / two - short) / (long - short), 0.0, 1.0))
         variability = 0.5 * (seen + _VARIABILITY)
     curve: Curve = solve(network, workers, variability=variability)
-    return Coarse(throughput=curve.throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
+    throughput = curve.throughput if not job.slow_workers else _uneven(job, curve.throughput, network[0].demand_s)
+    return Coarse(throughput=throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
+
+
+def _uneven(job: JobProfile, even: Vector, think_s: float) -> Vector:
+    """Throughput where some workers compute longer, from that of equal ones.
+
+    A slow worker asks less often, so n workers load the servers as fewer equal ones would: as m = n - s + s (Z + W) / (Z' + W), with Z and Z'
+    the seconds that usual and slow ones think and W = m / X(m) - Z those they spend with servers. Between whole numbers X is on a line.
+    """
+    n = np.arange(1, even.size + 1, dtype=float)
+    slow = np.minimum(job.slow_workers, n - 1)
+    usual, later = (float(samples.mean()) for samples in job.kinds())
+    like = n.copy()
+    for _ in range(20):  # a contraction: W changes less than m does
+        served = like / np.interp(like, n, even) - think_s
+        like = n - slow + slow * (think_s + served) / (think_s + later - usual + served)
+    return np.asarray(np.interp(like, n, even))
 
 
 def _rounds(job: JobProfile, workers: int) -> Coarse:
-    compute = job.samples("compute_s").tolist()
-    mean = sum(compute) / len(compute)
+    computes = job.computes(workers)
+    usual, slow = job.kinds()
+    mean = float(usual.mean())
+    # others' uploads are over by the time a slow worker is done
+    gap = float(slow.mean()) - mean if slow.size else 0.0
     update = float(job.samples("update_s").mean())
-    each = (job.link.seconds(job.up_bytes) + job.link.seconds(job.down_bytes)) / job.servers
+    upload = job.link.seconds(job.up_bytes) / job.servers
+    each = upload + job.link.seconds(job.down_bytes) / job.servers
     spare = job.backups if job.mode == "backup" else 0
     alone = _alone(job)
-    overlap, two = _OVERLAP, job.measured(2)
+    overlap, two = _OVERLAP, _two(job)
     if two and each > 0:
-        seen = (2 / two - alone - (kth_of([compute] * 2, 2) - mean)) / each
+        seen = (2 / two - alone - (kth_of(computes[:1] * 2, 2) - mean)) / each
         overlap += _TRUST * (float(np.clip(seen, 0.3, 1.3)) - _OVERLAP)
     rounds, useful = np.empty(workers), np.empty(workers)
     for n in range(1, workers + 1):
         needed = max(1, n - spare)
-        barrier = kth_of([compute] * n, needed) - mean
-        rounds[n - 1] = alone + barrier + overlap * (n - 1) * each
+        barrier = kth_of([usual, *computes[workers - n + 1 :]], needed) - mean
+        rounds[n - 1] = alone + barrier + overlap * (n - 1) * each - min(gap, overlap * (n - 1) * upload)
         useful[n - 1] = needed
     limits = {"compute": mean, "network": overlap * each, "server": update / max(1, workers)}
     # half of what ever more workers could bring

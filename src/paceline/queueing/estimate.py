@@ -88,7 +88,7 @@ def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> Job
         raise SpecError(f"a job has at least one server, got {servers}")
     share = job.servers / servers
     runs = tuple(replace(run, steps=tuple(tuple(replace(step, update_s=step.update_s * share) for step in steps) for steps in run.steps))
-                 for run in job.runs[:1])
+                 for run in job.few())
     return replace(job, servers=servers, runs=runs)
 
 

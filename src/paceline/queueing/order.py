@@ -37,7 +37,7 @@ def slowest(samples: Sequence[float], count: int) -> float:
     return kth_of([samples] * count, count)
 
 
-def kth_of(groups: Sequence[Sequence[float]], k: int) -> float:
+def kth_of(groups: Sequence[Sequence[float] | NDArray[np.float64]], k: int) -> float:
     """E[k-th smallest of one draw from each of `groups`]: a round that ends when k of the workers are done (`k = len(groups)`: all).
 
     The chance that at least k of the draws are within x comes from the Poisson binomial recursion over groups.

@@ -1,7 +1,8 @@
 """The fine model: n workers replay profiled steps against servers whose links are shared, event by event.
 
-A worker computes, then exchanges with every server at once: its update goes up, is applied under the server's lock, parameters come down. It
-starts the next step when the last server's parameters are in. Transfers are flows; each has the lesser of what its two ends give it:
+A worker computes and exchanges with every server: its update goes up, is applied under the server's lock, parameters come down. The part of a server
+goes up when the compute that it needs is over: at the end of a step, or during the backward pass where the job overlaps (`Step.leads`). The next
+step needs the parameters of all servers. Transfers are flows; each has the lesser of what its two ends give it:
 
 - up, a server takes `streams` workers at a time, in order of arrival (ordered streams; `streams = 0`: all at once, processor sharing);
 - down, all flows share, since a sender is done once its data is in the socket's buffer. TCP does not share evenly: flows
@@ -26,6 +27,8 @@ _TINY = 1e-9
 #: how unevenly TCP shares: shapes of the gamma weights of flows down (of one server to many workers) and up (of one worker to its servers);
 #: chosen once on the measured set, with connections of gloo
 _DOWN_SHAPE, _UP_SHAPE = 3.0, 1.0
+#: bytes that a socket takes in before they are sent
+_BUFFER = 262144.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +45,23 @@ class Simulated:
     timeline: Timeline | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Port:
-    """One direction of a host's link."""
+    """One direction of a host's link: a token bucket, full after a pause."""
 
     rate: float
     burst: float
     credit: float = 0.0
     last: float = 0.0
-    flows: set[_Flow] = field(default_factory=set)
+    #: bytes per second that flows take now
+    taken: float = 0.0
     used: float = 0.0
 
-    def take(self, now: float) -> float:
-        """Credit that has gathered while nothing was sent."""
-        if not self.flows:
-            self.credit = min(self.burst, self.credit + (now - self.last) * self.rate)
+    def settle(self, now: float) -> float:
+        """Credit that has gathered from what flows left of the rate, be it because there were none or because their other ends held them up."""
+        self.credit = min(self.burst, self.credit + (self.rate - self.taken) * (now - self.last))
+        self.used += self.taken * (now - self.last)
+        self.last = now
         return self.credit
 
 
@@ -77,13 +82,7 @@ class _Network:
         self.now = 0.0
 
     def start(self, size: float, weight: float, ports: tuple[_Port, _Port], done: Callable[[], None]) -> None:
-        gain = min(min(port.take(self.now) for port in ports), size)
-        for port in ports:
-            port.credit -= gain
-        flow = _Flow(max(size - gain, _TINY), weight, ports, done)
-        self.flows.append(flow)
-        for port in ports:
-            port.flows.add(flow)
+        self.flows.append(_Flow(max(size, _TINY), weight, ports, done))
         self._share()
 
     def next_end(self) -> float:
@@ -94,31 +93,56 @@ class _Network:
         passed, ended = to - self.now, []
         for flow in self.flows:
             flow.left -= flow.rate * passed
-            flow.ports[1].used += flow.rate * passed
             if flow.left <= flow.rate * 1e-12 + _TINY / 2:
                 ended.append(flow)
         self.now = to
-        for flow in ended:
-            self.flows.remove(flow)
-            for port in flow.ports:
-                port.flows.discard(flow)
-                port.last = to
         if ended:
+            for flow in ended:
+                for port in flow.ports:
+                    port.settle(to)
+                    port.taken = 0.0
+            self.flows = [flow for flow in self.flows if flow not in ended]
             self._share()
         return ended
 
     def _share(self) -> None:
-        """Weighted max-min over both ends of every flow: the tightest port first."""
-        open_, room = set(self.flows), {id(port): port.rate for flow in self.flows for port in flow.ports}
-        ports = {id(port): port for flow in self.flows for port in flow.ports}
-        while open_:
-            weights = {key: sum(flow.weight for flow in port.flows if flow in open_) for key, port in ports.items()}
-            level, tight = min((room[key] / weight, key) for key, weight in weights.items() if weight > 0)
-            for flow in [f for f in ports[tight].flows if f in open_]:
-                flow.rate = max(level * flow.weight, 1.0)
-                open_.discard(flow)
+        """Bursts where both ends have credit, then weighted max-min over both ends of every flow: the tightest port first."""
+        room: dict[_Port, float] = {}
+        weights: dict[_Port, float] = {}
+        for flow in self.flows:
+            for port in flow.ports:
+                if port not in room:
+                    port.settle(self.now)
+                    room[port], weights[port] = port.rate, 0.0
+                weights[port] += flow.weight
+        for flow in self.flows:
+            out, into = flow.ports
+            gain = min(out.credit, into.credit, flow.left - _TINY)
+            if gain > 0:
+                flow.left -= gain
                 for port in flow.ports:
-                    room[id(port)] = max(room[id(port)] - flow.rate, 0.0)
+                    port.credit -= gain
+                    port.used += gain
+        open_ = list(self.flows)
+        while open_:
+            level, tight = min(((room[port] / weight, port) for port, weight in weights.items() if weight > 0), key=_first)
+            rest = []
+            for flow in open_:
+                if tight in flow.ports:
+                    flow.rate = max(level * flow.weight, 1.0)
+                    for port in flow.ports:
+                        room[port] = max(room[port] - flow.rate, 0.0)
+                        weights[port] -= flow.weight
+                else:
+                    rest.append(flow)
+            weights[tight] = 0.0
+            open_ = rest
+        for port, left in room.items():
+            port.taken = port.rate - left
+
+
+def _first(pair: tuple[float, _Port]) -> float:
+    return pair[0]
 
 
 @dataclass(slots=True)
@@ -134,6 +158,8 @@ class _Server:
     round: list[int] = field(default_factory=list)
     base: dict[int, int] = field(default_factory=dict)
     held: list[int] = field(default_factory=list)
+    leaving: deque[int] = field(default_factory=deque)
+    sending: bool = False
 
 
 @dataclass(slots=True)
@@ -155,7 +181,7 @@ class _Run:
         rate, burst = job.link.rate_Bps, job.link.burst_bytes
         self.workers = [_Worker(_Port(rate, burst), _Port(rate, burst)) for _ in range(workers)]
         self.servers = [_Server(_Port(rate, burst), _Port(rate, burst)) for _ in range(job.servers)]
-        self.compute = job.samples("compute_s").tolist()
+        self.steps = job.steps(workers)
         self.other, self.update = job.samples("other_s").tolist(), job.samples("update_s").tolist()
         self.stale: Counter[int] = Counter()
         self.spans: list[Span] = []
@@ -190,17 +216,30 @@ class _Run:
     def start(self, i: int) -> None:
         begun = self.net.now
         self.workers[i].began = begun
-        took = self.random.choice(self.compute)
+        step, count = self.random.choice(self.steps[i]), len(self.servers)
+        took = step.compute_s
+        self.workers[i].missing = count + 1
 
         def computed() -> None:
             self.span(i, "compute", "compute", begun)
             self.spent["compute"] += took
-            self.workers[i].missing = len(self.servers)
             self.workers[i].clock += 1
-            for s in range(len(self.servers)):  # one thread of the worker per server, each with delays of its own
-                self.at(self.random.choice(self.other), lambda s=s: self.ask(i, s))  # type: ignore[misc]
+            self.over(i)
 
         self.at(took, computed)
+        for s in range(count):  # one thread of the worker per server, each with delays of its own; a part goes when the compute it needs is over
+            self.at(max(took - step.lead(s, count), 0.0) + self.random.choice(self.other), lambda s=s: self.ask(i, s))  # type: ignore[misc]
+
+    def over(self, i: int) -> None:
+        """The compute of a step, or one of its parts, is over: the next step needs all of them."""
+        worker = self.workers[i]
+        worker.missing -= 1
+        if worker.missing == 0:
+            worker.ends.append(self.net.now)
+            if self.job.mode == "bounded":
+                for other in range(len(self.servers)):
+                    self.release(other)
+            self.start(i)
 
     def ask(self, i: int, s: int) -> None:
         self.servers[s].waiting.append(i)
@@ -270,21 +309,33 @@ class _Run:
             self.send(s, i)
 
     def send(self, s: int, i: int) -> None:
-        server, worker, begun = self.servers[s], self.workers[i], self.net.now
+        """Parameters go down: one worker's after another's as far as they do not fit into the socket's buffer, the rest together."""
+        server = self.servers[s]
         server.base[i] = server.version
+        server.leaving.append(i)
+        self.next_down(s)
 
-        def arrived() -> None:
-            self.span(i, "receive", f"down{s}", begun, server=s)
-            self.spent["down"] += self.net.now - begun
-            worker.missing -= 1
-            if worker.missing == 0:
-                worker.ends.append(self.net.now)
-                if self.job.mode == "bounded":
-                    for other in range(len(self.servers)):
-                        self.release(other)
-                self.start(i)
+    def next_down(self, s: int) -> None:
+        server, size = self.servers[s], WIRE * self.job.down_bytes / len(self.servers)
+        while server.leaving and not server.sending:
+            i, begun = server.leaving.popleft(), self.net.now
+            ports, weight = (server.outward, self.workers[i].inward), self.weight(_DOWN_SHAPE)
 
-        self.net.start(WIRE * self.job.down_bytes / len(self.servers), self.weight(_DOWN_SHAPE), (server.outward, worker.inward), arrived)
+            def arrived(i: int = i, begun: float = begun) -> None:
+                self.span(i, "receive", f"down{s}", begun, server=s)
+                self.spent["down"] += self.net.now - begun
+                self.over(i)
+
+            def buffered(ports: tuple[_Port, _Port] = ports, weight: float = weight, arrived: Callable[[], None] = arrived) -> None:
+                server.sending = False
+                self.net.start(_BUFFER, weight, ports, arrived)
+                self.next_down(s)
+
+            if size <= _BUFFER:
+                self.net.start(size, weight, ports, arrived)
+            else:
+                server.sending = True
+                self.net.start(size - _BUFFER, weight, ports, buffered)
 
 
 def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, streams: int = 1, trace: bool = False) -> Simulated:

@@ -36,6 +36,8 @@ class Job:
     powers_of_two: bool = False
     #: seconds from being given devices to the first step, at each start
     restart_s: float = 30.0
+    #: seconds that it takes to write a checkpoint when it is stopped or moved
+    checkpoint_s: float = 0.0
     #: seconds of training between checkpoints, which a failure throws back to; 0: it checkpoints all the time
     checkpoint_every_s: float = 0.0
     #: what is known beforehand of ends before success
@@ -55,9 +57,9 @@ class Job:
             raise SpecError(f"job {self.name!r}: sizes must satisfy 1 <= least <= devices <= most, got {self.least}, {self.devices}, {self.most}")
         if not (self.work > 0 and math.isfinite(self.work)):
             raise SpecError(f"job {self.name!r}: work must be above zero, got {self.work!r}")
-        if not 0 < self.ends_at <= 1 or self.restart_s < 0 or not math.isfinite(self.submit_s):
-            raise SpecError(f"job {self.name!r}: ends_at must be in (0, 1], restart_s not negative and submit_s finite, "
-                            f"got {self.ends_at!r}, {self.restart_s!r}, {self.submit_s!r}")
+        if not 0 < self.ends_at <= 1 or self.restart_s < 0 or self.checkpoint_s < 0 or not math.isfinite(self.submit_s):
+            raise SpecError(f"job {self.name!r}: ends_at must be in (0, 1], restart_s and checkpoint_s not negative and submit_s finite, "
+                            f"got {self.ends_at!r}, {self.restart_s!r}, {self.checkpoint_s!r}, {self.submit_s!r}")
         if self.outcome not in OUTCOMES:
             raise SpecError(f"job {self.name!r}: outcome must be one of {', '.join(OUTCOMES)}, got {self.outcome!r}")
 
@@ -87,8 +89,8 @@ class Active:
     """What the scheduler knows of a job that is not over. Policies read it; only the state machine writes it."""
 
     __slots__ = (
-        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "phase", "rate",
-        "ready_s", "restarts", "since_s", "started_s", "status",
+        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "owes_s", "phase",
+        "rate", "ready_s", "restarts", "since_s", "started_s", "status",
     )
 
     def __init__(self, job: Job, index: int) -> None:
@@ -107,6 +109,8 @@ class Active:
         #: believed work per second once it runs (at `ready_s`)
         self.rate = 0.0
         self.ready_s = 0.0
+        #: seconds for the checkpoint of its last stop; counted at the start that follows, as if it wrote then
+        self.owes_s = 0.0
         self.adaptive = False
         #: device-seconds had until `since_s`
         self.attained_s = 0.0

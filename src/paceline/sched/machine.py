@@ -97,6 +97,7 @@ class State:
     def stop(self, job: Active, reason: str) -> None:
         """Checkpoints a running job; it waits again."""
         self._free(job)
+        job.owes_s = job.job.checkpoint_s
         self.decisions.append(Stop(name=job.name, reason=reason))
         self._wait(job)
 
@@ -113,6 +114,7 @@ class State:
         for job, _, _ in todo:
             if job.status == RUNNING:
                 self._free(job, keep=True)
+                job.owes_s = job.job.checkpoint_s
         placed = 0
         for job, where, reason in todo:
             allocation = self.place(where, kind) if isinstance(where, int) else where
@@ -139,7 +141,8 @@ class State:
         job.kind = self.nodes.kind_of(allocation)
         job.adaptive = self.policy.adaptive
         job.started_s = self.now_s
-        job.ready_s = self.now_s + job.job.restart_s
+        job.ready_s = self.now_s + job.job.restart_s + job.owes_s
+        job.owes_s = 0.0
         job.rate = checked(job.job.speed.rate(job.counts, job.kind, job.phase, job.adaptive), job.name)
         if job.rate == 0:
             raise SpecError(f"policy {self.policy.name!r} puts {job.name!r} on {job.devices} devices ({job.kind}), where it cannot run")

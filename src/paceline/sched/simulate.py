@@ -218,7 +218,7 @@ class Simulator:
         run.kind = self.shape.kinds[decision.allocation[0][0]]
         run.adaptive = decision.adaptive
         run.start_s = now_s
-        run.since_s = now_s + run.job.restart_s
+        run.since_s = self.machine.state.jobs[run.job.name].ready_s
         if self._sharing and len(run.allocation) > 1:
             self._disturb(run, now_s, joins=True)
         run.rate = self._rate(run)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MissingExtra, SpecError, UnknownName
+from paceline import on_ray
+from paceline.errors import SpecError
 from paceline.sched import policies, termination, traces
 from paceline.sched.job import Job
 from paceline.sched.metrics import Outcome, interval
@@ -47,7 +48,8 @@ class Setup:
 
     def prepare(self) -> tuple[traces.Trace, Shape]:
         """The job list and the cluster."""
-        trace = traces.load(self.trace, count=self.jobs, data=Path(self.data) if self.data else None, seed=self.seed)
+        trace = traces.load(self.trace, count=self.jobs, data=Path(self.data) if self.data else None, seed=self.seed,
+                            cluster=self.cluster)
         shape = Shape.parse(self.cluster or trace.cluster)
         most = max(sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind) for kind in set(shape.kinds))
         if any(job.devices > most for job in trace.jobs):
@@ -117,40 +119,16 @@ def _run(setup: Setup) -> dict[str, Any]:
 
 def run_all(setups: Sequence[Setup], *, processes: int = 1, engine: str = "local") -> list[dict[str, Any]]:
     """The figures of each setup, in their order, whatever runs them."""
-    return list(_results(setups, processes, engine))
-
-
-def _results(setups: Sequence[Setup], processes: int, engine: str) -> Iterator[dict[str, Any]]:
-    if engine == "ray":
-        yield from _ray(setups)
-        return
-    if engine != "local":
-        raise UnknownName("engine", engine, ("local", "ray"), "allowed: local, ray")
+    on_ray.check(engine)
     if processes < 0:
         raise SpecError(f"processes must not be negative, got {processes}")
+    if engine == "ray":
+        return on_ray.over(_run, setups)
     workers = min(processes or os.cpu_count() or 1, len(setups))
     if workers <= 1:
-        yield from map(_run, setups)
-        return
+        return list(map(_run, setups))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_run, setups)
-
-
-def _ray(setups: Sequence[Setup]) -> Iterator[dict[str, Any]]:
-    """Over the nodes of a Ray cluster."""
-    try:
-        import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:
-        raise MissingExtra("ray", "ray", "--engine ray") from None
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(log_to_driver=False)
-    try:
-        remote = ray.remote(_run)
-        yield from ray.get([remote.remote(setup) for setup in setups])
-    finally:
-        if ours:
-            ray.shutdown()
+        return list(pool.map(_run, setups))
 
 
 def compare(setup: Setup, names: Sequence[str], *, seeds: int = 1, processes: int = 1, engine: str = "local") -> list[Summary]:

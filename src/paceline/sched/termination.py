@@ -7,33 +7,36 @@ Learning Workloads in Large-Scale GPU Datacenters", SC 2021). The chance to end 
 
 A traced length is what a job really ran; one that ends early had asked for more. (Lists that give what was asked for say so:
 `Trace.asked`.) How far such jobs get was not published: the share of work done is taken as even between 0 and 1 for cancelled jobs, and
-as even in logarithm from 0.02 for failed ones, which fail sooner. What policies may know of it, `Ends` by size, devices and tenant, is
-learnt from further draws: a history, not the jobs themselves.
+as even in logarithm from 0.02 for failed ones, which fail sooner. What policies may know of it is learnt from further draws: a history,
+not the jobs themselves. A logistic regression gives the chance to end early by the device time asked for, devices and tenant; classes of
+similar jobs were tried before it, and their edges put jobs in the wrong order.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from paceline.errors import UnknownName
-from paceline.sched.ends import Ends, empirical
+from paceline.sched.ends import Ends
 from paceline.sched.job import Job
 from paceline.sched.traces import Trace
 
-#: asked work, devices and tenant, or some of them
-Alike = tuple[int | str, ...]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 #: between tenants, the deviation of the logarithm of the odds to end early: that between the seven clusters whose shares were published
 SPREAD = 0.33
 #: jobs of the history that policies learn from (at least one draw of the job list)
 HISTORY = 40_000
 #: failed jobs reach at least this share of their work
 FIRST = 0.02
-#: a class of jobs with fewer in the history shares the ends of a wider one
-ENOUGH = 200
+#: points that stand for how far cancelled jobs get, and as many for failed ones
+POINTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,9 @@ def apply(trace: Trace, shares: Shares, *, seed: int = 0, spread: float = SPREAD
     )
     chances = list(zip(times, weight, strict=True))
     draws = -(-HISTORY // len(trace.jobs))
-    known = _learn(job for i in range(draws) for job in _draw(trace, chances, killed, random.Random(f"history {seed} {i}")))
+    history = [job for i in range(draws) for job in _draw(trace, chances, killed, random.Random(f"history {seed} {i}"))]
     jobs = _draw(trace, chances, killed, random.Random(f"jobs {seed}"))
-    return replace(trace, jobs=tuple(replace(job, ends=next(known[c] for c in _classes(job) if c in known)) for job in jobs))
+    return replace(trace, jobs=tuple(replace(job, ends=ends) for job, ends in zip(jobs, learn(history, jobs), strict=True)))
 
 
 def _device_s(job: Job) -> float:
@@ -113,18 +116,57 @@ def _draw(trace: Trace, chances: Sequence[tuple[float, float]], killed: Logistic
     return out
 
 
-def _classes(job: Job) -> tuple[Alike, ...]:
-    """Jobs alike, ever wider: by the work they ask for (half decades), by devices (one, a few, many) and by tenant; without tenant; all."""
-    work, devices = round(2 * math.log10(job.work)), (job.devices.bit_length() + 1) // 2
-    return (work, devices, job.tenant), (work, devices), ()
+def learn(history: Sequence[Job], jobs: Sequence[Job]) -> list[Ends]:
+    """What jobs that are over say of how each of `jobs` may end before success."""
+    import numpy as np
+
+    early = [job for job in history if not job.succeeds]
+    if not early:
+        return [Ends((), ())] * len(jobs)
+    tenants = {tenant: i for i, tenant in enumerate(sorted({job.tenant for job in history}))}
+    ends = _regress(_facts(history, tenants), np.array([not job.succeeds for job in history], dtype=float), _facts(jobs, tenants))
+    killed = _regress(_facts(early, {}), np.array([job.outcome == "killed" for job in early], dtype=float), _facts(jobs, {}))
+    far = [(share, how) for how in ("killed", "failed") for share in _middles(sorted(job.ends_at for job in early if job.outcome == how))]
+    far.sort()
+    out = []
+    for chance, cancelled in zip(ends.tolist(), killed.tolist(), strict=True):
+        weights = [cancelled if how == "killed" else 1 - cancelled for _, how in far]
+        whole = sum(weights) or 1.0
+        out.append(Ends(tuple(share for share, _ in far), tuple(chance * weight / whole for weight in weights)))
+    return out
 
 
-def _learn(history: Iterable[Job]) -> dict[Alike, Ends]:
-    groups: dict[Alike, list[float]] = defaultdict(list)
-    for job in history:
-        for group in _classes(job):
-            groups[group].append(1.0 if job.succeeds else job.ends_at)
-    return {group: empirical(seen) for group, seen in groups.items() if len(seen) >= ENOUGH or not group}
+def _middles(ordered: Sequence[float]) -> list[float]:
+    """Medians of `POINTS` parts of equal number."""
+    return [ordered[int((i + 0.5) / POINTS * len(ordered))] for i in range(POINTS)] if ordered else []
+
+
+def _facts(jobs: Sequence[Job], tenants: Mapping[str, int]) -> NDArray[np.float64]:
+    """What is known of a job when it is submitted: device time it asks for, devices, tenant (one column each)."""
+    import numpy as np
+
+    out = np.zeros((len(jobs), 3 + len(tenants)))
+    out[:, 0] = 1.0
+    out[:, 1] = [math.log(_device_s(job)) / 10 for job in jobs]
+    out[:, 2] = [math.log(job.devices) / 10 for job in jobs]
+    for row, job in enumerate(jobs):
+        if job.tenant in tenants:
+            out[row, 3 + tenants[job.tenant]] = 1.0
+    return out
+
+
+def _regress(facts: NDArray[np.float64], happened: NDArray[np.float64], asked: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Chances for the rows of `asked` by logistic regression (Newton's steps; a prior of unit variance keeps rare tenants near the others)."""
+    import numpy as np
+
+    weights = np.zeros(facts.shape[1])
+    prior = np.eye(len(weights))
+    prior[:3, :3] *= 1e-3
+    for _ in range(20):
+        chance = 0.5 + 0.5 * np.tanh(facts @ weights / 2)
+        slope = facts.T @ (happened - chance) - prior @ weights
+        weights = weights + np.linalg.solve((facts * (chance * (1 - chance))[:, None]).T @ facts + prior, slope)
+    return np.asarray(0.5 + 0.5 * np.tanh(asked @ weights / 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
     philly-like        generated, with Philly's statistics; needs no files
     trials             generated, with Philly's arrivals and sizes, but lengths of one order, as where many variants of a model are trained
     FILE.csv           one's own: see `read_own`
+    FILE.toml          jobs as `paceline schedule` takes them: see `read_jobs`
 
 Published files are not part of this package: philly and pollux come from github.com/petuum/adaptdl (branch osdi21-artifact, `simulator/traces`
 and `simulator/workloads`), gavel from github.com/stanford-futuredata/gavel, alibaba from github.com/alibaba/clusterdata (v2023).
@@ -59,8 +60,11 @@ class Trace:
         return replace(self, jobs=tuple(replace(job, submit_s=first + (job.submit_s - first) * factor) for job in self.jobs))
 
 
-def load(text: str, *, count: int | None = None, data: Path | None = None, seed: int = 0) -> Trace:
-    """The trace that `text` names, its first `count` jobs (or as many generated); `data`: the data folder, else PACELINE_DATA."""
+def load(text: str, *, count: int | None = None, data: Path | None = None, seed: int = 0, cluster: str | None = None) -> Trace:
+    """The trace that `text` names, its first `count` jobs (or as many generated); `data`: the data folder, else PACELINE_DATA.
+
+    `cluster` is where it will run, for jobs whose speed is predicted.
+    """
     if count is not None and count < 1:
         raise SpecError(f"a trace has at least one job, got {count}")
     name, _, file = text.partition(":")
@@ -68,8 +72,10 @@ def load(text: str, *, count: int | None = None, data: Path | None = None, seed:
         trace = READERS[name](file, _folder(data), count, seed)
     elif text.endswith((".csv", ".csv.gz")):
         trace = read_own(Path(text))
+    elif text.endswith(".toml"):
+        trace = read_jobs(Path(text), cluster or OWN_CLUSTER, seed)
     else:
-        raise UnknownName("trace", name, READERS, f"allowed: {', '.join(READERS)}, or a .csv file")
+        raise UnknownName("trace", name, READERS, f"allowed: {', '.join(READERS)}, or a .csv or .toml file")
     return replace(trace, jobs=trace.jobs[:count]) if count is not None else trace
 
 
@@ -153,18 +159,21 @@ def read_alibaba(file: str, folder: Path | None, count: int | None = None, seed:
 
 
 _OWN = ("name", "submit_s", "devices", "seconds")
+#: where one's own jobs run unless a cluster is given
+OWN_CLUSTER = "16x4xv100"
 
 
 def read_own(path: Path) -> Trace:
     """One's own job list as CSV. Columns `name`, `submit_s`, `devices`, `seconds` (run time on these devices) are needed; times are seconds or
     carry a unit (`2 h`). Others are optional: `least`, `most` (sizes it can run at), `overhead` (share of a step that each further device
-    adds), `restart_s`, `priority`, `tenant`, `outcome` (completed, killed, failed), `ends_at` (share of the work done when it ends early).
+    adds), `restart_s`, `checkpoint_s`, `priority`, `tenant`, `outcome` (completed, killed, failed), `ends_at` (share of the work done when it
+    ends early).
     """
     jobs = []
     for row in csv_rows(path, _OWN):
         devices = _whole(row, "devices", path)
         more = {key: _whole(row, key, path) for key in ("least", "most", "priority") if row.get(key)}
-        more_s = {key: _number(row, key, path) for key in ("restart_s", "ends_at") if row.get(key)}
+        more_s = {key: _number(row, key, path) for key in ("restart_s", "checkpoint_s", "ends_at") if row.get(key)}
         words = {key: row[key] for key in ("tenant", "outcome") if row.get(key)}
         jobs.append(Job(
             name=row["name"], submit_s=_number(row, "submit_s", path), work=_number(row, "seconds", path), devices=devices,
@@ -172,7 +181,22 @@ def read_own(path: Path) -> Trace:
         ))
     if not jobs:
         raise DataError(f"{path} lists no job")
-    return Trace(name=path.stem, jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster="16x4xv100")
+    return Trace(name=path.stem, jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster=OWN_CLUSTER)
+
+
+def read_jobs(path: Path, cluster: str, seed: int = 0) -> Trace:
+    """The jobs of a file that `paceline schedule` takes (`sched/live/order.py`): with models and profiles as they run on that cluster. Where a
+    job says how ones like it end early, so may this one, by its chance."""
+    from paceline.sched.live.order import read
+    from paceline.sched.nodes import Shape
+
+    shape, draw = Shape.parse(cluster), random.Random(seed)
+    jobs = []
+    for order in read(path):
+        job = order.resolved(shape).job(shape.kinds, order.submit_s)
+        share = job.ends.draw(draw.random()) if job.ends is not None else 1.0
+        jobs.append(replace(job, ends_at=share, outcome="killed") if share < 1 else job)
+    return Trace(name=path.stem, jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster=cluster)
 
 
 def _number(row: Row, key: str, path: Path) -> float:

@@ -97,6 +97,22 @@ class Timeline:
             step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0", "pid": rank, "tid": 0, "ts": 0.0, "dur": end, "args": {}}
             self._write(path / f"rank-{rank}.json.gz", rank, [*events, step])
 
+    @staticmethod
+    def load(path: Path) -> Timeline:
+        """A trace file that `save` wrote, of all ranks in one."""
+        try:
+            text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
+            events = json.loads(text)["traceEvents"]
+            named = [event for event in events if event["ph"] == "M"]
+            title = next((e["args"]["name"].partition(": ")[2] for e in named if e["name"] == "process_name"), "")
+            streams = {(e["pid"], e["tid"]): e["args"]["name"].partition("(")[2].removesuffix(")") or e["args"]["name"]
+                       for e in named if e["name"] == "thread_name"}
+            return Timeline(tuple(_span(event, streams) for event in events if event["ph"] == "X" and event["cat"] != "user_annotation"), title)
+        except OSError as error:
+            raise SpecError(f"cannot read trace {str(path)!r}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SpecError(f"{str(path)!r} is not a trace that paceline wrote: {type(error).__name__} {error}") from None
+
     def _write(self, path: Path, rank: int, events: list[dict[str, Any]]) -> None:
         world = {"world_size": self.ranks} if self.ranks > 1 else {}
         text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank, **world}, "traceEvents": events})
@@ -111,3 +127,10 @@ class Timeline:
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise SpecError(f"cannot write trace {str(path)!r}: {error.strerror}") from None
+
+
+def _span(event: dict[str, Any], streams: dict[tuple[int, int], str]) -> Span:
+    """The span that an event was written from."""
+    details = {key: value for key, value in event["args"].items() if key not in ("category", "External id", "correlation", "stream", "device")}
+    start, rank = event["ts"] * 1e-6, event["pid"]
+    return Span(event["name"], streams[rank, event["tid"]], start, start + event["dur"] * 1e-6, event["args"]["category"], details, rank)

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.train.checkpoint import Checkpoints
+    from paceline.train.job import Job, join
     from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
     from paceline.train.parallel import close, of, parallelize
     from paceline.train.pipeline import Pipeline
     from paceline.train.precision import Scaler
 
 __all__ = [
-    "LAMB", "LARS", "BatchGrowth", "Checkpoints", "NoiseScale", "Pipeline", "Scaler", "close", "of", "parallelize", "scaled_lr", "warmup",
+    "LAMB", "LARS", "BatchGrowth", "Checkpoints", "Job", "NoiseScale", "Pipeline", "Scaler", "close", "join", "of", "parallelize", "scaled_lr",
+    "warmup",
 ]
 
 _EXPORTS = {
     "Checkpoints": "checkpoint", "LAMB": "optim", "LARS": "optim", "BatchGrowth": "optim", "NoiseScale": "optim", "scaled_lr": "optim",
     "warmup": "optim", "close": "parallel", "of": "parallel", "parallelize": "parallel", "Scaler": "precision", "Pipeline": "pipeline",
+    "Job": "job", "join": "job",
 }
 
 

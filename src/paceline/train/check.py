@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
-from paceline.train.record import read
+from paceline.sim.timeline import Span, Timeline
+from paceline.train.record import TRACE, read
 from paceline.units import show
+
+#: beside the record: measured and predicted steps in one trace
+OVERLAY = "check.json"
 
 #: phases of a step, in order
 PHASES = ("forward", "backward", "update")
@@ -28,6 +32,8 @@ class Check:
     #: bytes of the fullest device at its peak, where a plan predicts them and the run says them
     predicted_bytes: float | None = None
     measured_bytes: float | None = None
+    #: trace file with both, where the run holds a timeline
+    trace: str | None = None
 
     @property
     def error(self) -> float:
@@ -46,6 +52,8 @@ class Check:
             found.append(f"they part most in the {worst} pass: {show(abs(apart[worst]), 'time')} {more} than predicted")
         if self.predicted_bytes and self.measured_bytes:
             found.append(f"memory: {show(self.predicted_bytes, 'bytes')} predicted, {show(self.measured_bytes, 'bytes')} measured")
+        if self.trace:
+            found.append(f"both, step by step: {self.trace}")
         return "; ".join(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +74,8 @@ def check(run: Path | str, plan: Path | str | None = None, *, skip: int = 5) -> 
     steps = [line for line in lines if line["kind"] == "step"]
     if head is None:
         raise DataError(f"the run {str(run)!r} holds no prediction; record it with `paceline train --record` and at least {skip + 1} steps")
-    counted = [line for line in steps if line["step"] > max(skip, head.get("step", 0))] or steps
+    size = lines[0].get("batch")  # of the start, which the prediction is for: it may have grown
+    counted = [line for line in steps if line["step"] > max(skip, head.get("step", 0)) and line.get("batch", size) == size] or steps
     if not counted:
         raise DataError(f"the run {str(run)!r} holds no step")
     names = [f"{phase}_s" for phase in (*PHASES, "step")]
@@ -77,7 +86,33 @@ def check(run: Path | str, plan: Path | str | None = None, *, skip: int = 5) -> 
     title = head.get("title") or f"{first.get('task', 'run')}, {first.get('strategy', '')}, {first.get('world', '?')} ranks"
     peaks = [float(line["peak_bytes"]) for line in steps if line.get("peak_bytes")]
     return Check(title=f"{title}, {len(counted)} steps", steps=len(counted), predicted_s=head["seconds"], measured_s=measured,
-                 predicted_bytes=head.get("peak_bytes"), measured_bytes=max(peaks, default=None))
+                 predicted_bytes=head.get("peak_bytes"), measured_bytes=max(peaks, default=None), trace=_overlay(Path(run), head))
+
+
+def _overlay(run: Path, head: Mapping[str, Any]) -> str | None:
+    """Writes the measured timeline with the predicted phases of each of its steps beside it; the file, None where there is nothing to lay over."""
+    path = run / TRACE
+    if not path.exists() or not all(phase in head["seconds"] for phase in PHASES):
+        return None
+    measured = Timeline.load(path)
+    both = Timeline((*measured.spans, *predicted_spans(measured, head)), f"{measured.title}; predicted beside it")
+    both.save(run / OVERLAY)
+    return str(run / OVERLAY)
+
+
+def predicted_spans(measured: Timeline, head: Mapping[str, Any]) -> list[Span]:
+    """The phases as predicted, from the start of each measured step on; what the backward pass takes beyond its arithmetic is waiting."""
+    seconds = head["seconds"]
+    alone = min(seconds["backward"], head.get("compute_backward_s", seconds["backward"]))
+    parts = [("forward", seconds["forward"]), ("backward", alone), ("wait for gradients", seconds["backward"] - alone), ("update", seconds["update"])]
+    out = []
+    for begin in (span.start_s for span in measured.spans if span.name == PHASES[0] and span.stream == "compute"):
+        at = begin
+        for name, took in parts:
+            if took > 0:
+                out.append(Span(name, "predicted", at, at + took, "predicted", {}, 0))
+                at += took
+    return out
 
 
 def planned(path: Path | str) -> dict[str, Any]:

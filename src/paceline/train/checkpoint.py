@@ -50,6 +50,8 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         #: what went wrong with the last one (a full disk, a rank that is gone); training goes on, the ones before stay
         self.problem: str | None = None
+        #: step of the last one that is known to be whole (on rank 0)
+        self.whole = 0
 
     # -- saving ----------------------------------------------------------------------------------------
 
@@ -84,6 +86,7 @@ class Checkpoints:
                 temporary.replace(partial / name)
             if self.rank == 0:
                 self._complete(step, partial)
+                self.whole = step
             self.problem = None
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             self.problem = f"checkpoint of step {step} was not written: {str(error).splitlines()[0]}"
@@ -131,7 +134,7 @@ class Checkpoints:
 
     def load(self, model: nn.Module, optimizer: Optimizer) -> int:
         """Takes up the last checkpoint that is whole, on all ranks; its step, or 0 where there is none."""
-        step, world = agree(self._newest())
+        step, world = agree(self._newest()) if dist.is_initialized() else self._newest()
         if not step:
             return 0
         place = self.folder / f"step-{step:09d}"

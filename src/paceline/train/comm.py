@@ -25,34 +25,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.train._torch import default_store, gather_single
+from paceline.train._torch import default_store
+from paceline.train.transport import Collective as Collective  # jobs are written with it
+from paceline.train.transport import Handle, Lane, Ways, outcome
 from paceline.units import show
 
-#: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank; `exchange` rows by rank
-OPS = ("sum", "max", "gather", "exchange")
 #: pieces into which a long reduction is cut: enough in flight that both directions of a link are busy
 CHUNK_BYTES = 1 << 20
 IN_FLIGHT = 4
 TIMEOUT_S = 300.0
 #: stages of a job on each channel; gradients may need an agreement, and a second product of a low rank
 CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One request of a job; `exchange` sends row r of a tensor of `world` rows to rank r. What comes may be put `into` tensors at hand."""
-
-    op: str
-    tensors: Sequence[Tensor]
-    into: Sequence[Tensor] = ()
-
-    @property
-    def bytes(self) -> int:
-        """What one rank contributes."""
-        return sum(t.numel() * t.element_size() for t in self.tensors)
 
 
 #: a stage of a job is one collective, or several that are issued together; it is sent what came of it, or of each
@@ -108,7 +93,7 @@ class _Running:
     stage: int = 0
     value: Any = None
     request: Request = ()
-    works: list[list[tuple[Any, Tensor]]] = field(default_factory=list)
+    works: list[list[Handle]] = field(default_factory=list)
     issued_s: float = 0.0
     begun: bool = False
     ready: Any = None
@@ -118,15 +103,15 @@ class _Running:
         return (self.request,) if isinstance(self.request, Collective) else self.request
 
     @property
-    def handles(self) -> Iterator[tuple[Any, Tensor]]:
+    def handles(self) -> Iterator[Handle]:
         return itertools.chain.from_iterable(self.works)
 
 
 @dataclass(slots=True)
-class _Lane:
-    """The process group of one stage of a channel: what waits to be issued, what is in flight; both in order."""
+class _Queue:
+    """One stage of a channel: what waits to be issued, what is in flight; both in order."""
 
-    group: Any
+    lane: Lane
     digest: Any = field(default_factory=hashlib.sha256)
     waiting: deque[_Running] = field(default_factory=deque)
     flying: deque[_Running] = field(default_factory=deque)
@@ -149,13 +134,17 @@ class Engine:
         cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
         limit = timedelta(seconds=timeout_s * 2)  # ours comes first, and knows the parameter's name
-        self._lanes = {
-            (channel, stage): _Lane(dist.new_group(timeout=limit))
-            for channel, stages in (channels or CHANNELS).items() for stage in range(stages)
-        }
+        self._lanes: dict[tuple[str, int], _Queue] = {}
+        for channel, stages in (channels or CHANNELS).items():
+            ways = Ways(limit)
+            for stage in range(stages):
+                lane = Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake)
+                self._lanes[channel, stage] = _Queue(lane)
         self._submitted: dict[str, deque[_Running]] = {channel: deque() for channel, _ in self._lanes}
         self._work: deque[_Running] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        #: for the thread that communicates, and for the one that computes
+        self._to_send, self._to_do = threading.Condition(self._lock), threading.Condition(self._lock)
         self._error: BaseException | None = None
         self._open = True
         self._live: set[_Running] = set()
@@ -173,14 +162,14 @@ class Engine:
         if self._stream is not None:
             running.ready = torch.cuda.Event()
             running.ready.record()
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 raise self._error
             if not self._open:
                 raise RunError(f"rank {self.rank}: {name} came after the communication engine was closed")
             self._submitted[channel].append(running)
             self._live.add(running)
-            self._changed.notify_all()
+            self._to_send.notify()
         return ticket
 
     def order(self) -> str:
@@ -194,12 +183,15 @@ class Engine:
 
     def close(self) -> None:
         """Ends the threads once all jobs are done, or at once after an error."""
-        with self._changed:
+        with self._lock:
             self._open = False
-            self._changed.notify_all()
+            self._to_send.notify_all()
+            self._to_do.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=self.timeout_s)
+        for lane in self._lanes.values():
+            lane.lane.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -215,12 +207,13 @@ class Engine:
             with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
                 loop()
         except BaseException as error:  # whatever it was, those who wait must hear of it
-            with self._changed:
+            with self._lock:
                 self._error = self._error or error
                 for running in self._live:
                     self._finish(running, error=self._error)
                 self._live.clear()
-                self._changed.notify_all()
+                self._to_send.notify_all()
+                self._to_do.notify_all()
 
     @property
     def _over(self) -> bool:
@@ -228,17 +221,17 @@ class Engine:
 
     def _communicate(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not (moved := self._admit() + self._ended()):
                     if self._over:
                         return
                     ready = [lane for lane in self._lanes.values() if lane.waiting and len(lane.flying) < self.in_flight]
                     if ready:
                         break
-                    self._changed.wait(timeout=min(1.0, self.timeout_s / 4))
+                    self._to_send.wait(timeout=min(1.0, self.timeout_s / 4))
                     self._check_time()
                 if moved:
-                    self._changed.notify_all()
+                    self._to_do.notify()
                 starting = []
                 for lane in self._lanes.values():
                     while lane.waiting and len(lane.flying) < self.in_flight:
@@ -261,17 +254,18 @@ class Engine:
         """Collectives that are done, the oldest of each group first, go on to what follows them."""
         count = 0
         for (channel, _), lane in self._lanes.items():
-            while lane.flying and lane.flying[0].works and all(_is_done(work) for work, _ in lane.flying[0].handles):
+            while lane.flying and lane.flying[0].works and all(handle.done for handle in lane.flying[0].handles):
                 running = lane.flying.popleft()
                 try:
-                    for work, _ in running.handles:
-                        _check(work)
+                    for handle in running.handles:
+                        handle.check()
+                        handle.finish()
                 except RuntimeError as error:
                     raise self._failure(running, "failed: " + str(error).strip().splitlines()[0]) from error
                 if self.events is not None:
                     now = time.perf_counter()
                     self.events += [Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now) for c in running.requests]
-                results = [_outcome(c, works) for c, works in zip(running.requests, running.works, strict=True)]
+                results = [outcome(c, works) for c, works in zip(running.requests, running.works, strict=True)]
                 running.value = results[0] if isinstance(running.request, Collective) else results
                 running.works = []
                 running.stage += 1
@@ -281,11 +275,11 @@ class Engine:
 
     def _compute(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._work:
                     if self._over:
                         return
-                    self._changed.wait(timeout=1.0)
+                    self._to_do.wait(timeout=1.0)
                 running = self._work.popleft()
             self._advance(running)
 
@@ -302,7 +296,7 @@ class Engine:
             ended, result = True, stop.value
         if self.events is not None:
             self.events.append(Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter()))
-        with self._changed:
+        with self._lock:
             if ended:
                 self._live.discard(running)
                 self._finish(running, result)
@@ -311,7 +305,7 @@ class Engine:
                 if lane is None:
                     raise RunError(f"{running.ticket.name} asks for {running.stage + 1} collectives one after another; its channel has fewer stages")
                 lane.waiting.append(running)
-            self._changed.notify_all()
+            self._to_send.notify()
 
     def _finish(self, running: _Running, result: Any = None, error: BaseException | None = None) -> None:
         ticket = running.ticket
@@ -323,24 +317,23 @@ class Engine:
 
     # -- collectives -------------------------------------------------------------------------------
 
-    def _issue(self, lane: _Lane, running: _Running) -> None:
+    def _issue(self, lane: _Queue, running: _Running) -> None:
         running.issued_s = time.perf_counter()
         for request in running.requests:
             self.issued += 1
             lane.digest.update(f"{running.ticket.name} {request.op} {[(t.numel(), str(t.dtype)) for t in request.tensors]}\n".encode())
         try:
-            works = [list(_start(request, lane.group, self.world, self.chunk_bytes)) for request in running.requests]
+            works = [list(lane.lane.start(request)) for request in running.requests]
         except RuntimeError as error:
             raise self._failure(running, "could not start: " + str(error).strip().splitlines()[0]) from error
-        with self._changed:
+        with self._lock:
             running.works = works
-        for work, _ in running.handles:
-            with contextlib.suppress(RuntimeError):  # some have no future: the loop looks at them every so often
-                work.get_future().add_done_callback(self._wake)
+        for handle in running.handles:
+            handle.call(self._wake)
 
-    def _wake(self, _: Any) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _wake(self, _: Any = None) -> None:
+        with self._lock:
+            self._to_send.notify()
 
     def _check_time(self) -> None:
         now = time.perf_counter()
@@ -366,51 +359,3 @@ class Engine:
         if not silent:
             return "; all ranks wait, for different things"
         return f"; no sign of rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
-
-
-def _is_done(work: Any) -> bool:
-    """Whether a collective has ended. gloo calls back before its handle says so, but after its future does."""
-    try:
-        return bool(work.get_future().done())
-    except RuntimeError:
-        return bool(work.is_completed())
-
-
-def _check(work: Any) -> None:
-    """Raises what went wrong in a collective that has ended. Not its handle's `wait`, which would wait for our own callback."""
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        work.wait()
-    else:
-        future.wait()
-
-
-def _start(request: Collective, group: Any, world: int, chunk_bytes: int) -> Generator[tuple[Any, Tensor], None, None]:
-    """Issues a request; each handle with the tensor that its result will be in."""
-    for i, tensor in enumerate(request.tensors):
-        if request.op in ("sum", "max"):
-            op = dist.ReduceOp.SUM if request.op == "sum" else dist.ReduceOp.MAX
-            flat = tensor.view(-1)
-            for part in flat.split(max(1, chunk_bytes // flat.element_size())) if flat.numel() else (flat,):
-                yield dist.all_reduce(part, op=op, group=group, async_op=True), tensor
-        elif request.op == "gather":
-            flat = tensor.contiguous().view(-1).view(torch.uint8)  # gloo gathers no half-known dtypes, bytes it does
-            out = request.into[i].view(-1).view(torch.uint8).view(world, -1) if request.into else flat.new_empty((world, flat.numel()))
-            yield gather_single(out.view(-1), flat, group=group, async_op=True), out
-        elif request.op == "exchange":
-            out = request.into[i] if request.into else torch.empty_like(tensor)
-            yield dist.all_to_all_single(out.view(-1), tensor.view(-1), group=group, async_op=True), out
-        else:
-            raise RunError(f"no collective {request.op!r}; there are {', '.join(OPS)}")
-
-
-def _outcome(request: Collective, works: Sequence[tuple[Any, Tensor]]) -> Any:
-    """What a job is sent after a collective."""
-    if request.op in ("sum", "max"):
-        return [list(request.tensors)]
-    outs = [out for _, out in works]
-    if request.op == "exchange":
-        return outs
-    world = len(outs[0]) if outs else 0
-    return [[out[r].view(t.dtype).view(t.shape) for out, t in zip(outs, request.tensors, strict=True)] for r in range(world)]

@@ -10,19 +10,49 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Protocol
 
 from paceline.errors import RunError
 
 #: where a rank leaves what its function returned
 RESULTS = "PACELINE_RESULTS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this process stands in a job of `paceline schedule`, which starts it once on each node."""
+
+    nodes: int
+    node_rank: int
+    #: devices of all nodes, of this one, and of those before it: one rank each
+    world: int
+    here: int
+    first: int
+    #: `init_method` of torch.distributed
+    rendezvous: str
+
+    @staticmethod
+    def given() -> Place | None:
+        """As the environment says; None where no scheduler started this process."""
+        told = os.environ
+        if not told.get("PACELINE_RENDEZVOUS") or "PACELINE_NODES" not in told:
+            return None
+        nodes, node_rank = int(told["PACELINE_NODES"]), int(told.get("PACELINE_NODE_RANK", "0"))
+        world = int(told.get("PACELINE_DEVICES", str(nodes)))
+        here = int(told.get("PACELINE_NODE_DEVICES", str(world // nodes)))
+        first = int(told.get("PACELINE_FIRST_DEVICE", str(node_rank * here)))
+        return Place(nodes=nodes, node_rank=node_rank, world=world, here=here, first=first, rendezvous=told["PACELINE_RENDEZVOUS"])
 
 
 class Hosts(Protocol):
@@ -36,28 +66,35 @@ class Hosts(Protocol):
 
 def run(
     target: str, *, world: int, arguments: Mapping[str, Any] | None = None, on: Hosts | None = None, ranks_per_host: int = 1,
-    environment: Mapping[str, str] | None = None, timeout_s: float = 600.0,
+    environment: Mapping[str, str] | None = None, timeout_s: float = 600.0, place: Place | None = None,
 ) -> list[Any]:
-    """What `module:function` returns on each of `world` ranks, with `arguments` (JSON); they have joined a gloo group when it is called."""
+    """What `module:function` returns on each of `world` ranks, with `arguments` (JSON); they have joined a gloo group when it is called.
+
+    In the `place` of a scheduled job, its ranks on this node; those of other nodes are started there.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         command = [sys.executable, "-m", "paceline.train.worker", target, json.dumps(dict(arguments or {}))]
         variables = {**(environment or {}), RESULTS: folder}
         if on is not None:
             on.launch(command, ranks_per_host=ranks_per_host, environment=variables, timeout_s=timeout_s)
         else:
-            _here(command, world, variables, timeout_s)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world)]
+            _here(command, world, variables, timeout_s, place)
+        ranks = range(place.first, place.first + place.here) if place is not None else range(world)
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in ranks]
 
 
-def _here(command: Sequence[str], world: int, environment: Mapping[str, str], timeout_s: float) -> None:
-    port = str(free_port())
+def _here(command: Sequence[str], world: int, environment: Mapping[str, str], timeout_s: float, place: Place | None) -> None:
+    first, here = (place.first, place.here) if place is not None else (0, world)
+    meet = {"PACELINE_RENDEZVOUS": place.rendezvous if place is not None else "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    near = {"GLOO_SOCKET_IFNAME": "lo"} if place is None or place.nodes == 1 else {}
 
     def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.Popen(command, env={**os.environ, **own, **environment}, stdout=output, stderr=subprocess.STDOUT)
+        own = {"RANK": str(first + rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env={**os.environ, **meet, **near, **own, **environment}, stdout=output, stderr=subprocess.STDOUT)
 
-    supervise(start, world, timeout_s)
+    if place is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from when its ranks have ended, or a TERM that came late would fail a run that is over
+    supervise(start, here, timeout_s)
 
 
 def elastic(module: str, arguments: Sequence[str], *, world: int, restarts: int = 3, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
@@ -78,17 +115,21 @@ def free_port() -> int:
 
 
 def supervise(start: Callable[[int, IO[bytes]], subprocess.Popen[bytes]], world: int, timeout_s: float) -> list[str]:
-    """Starts `world` ranks and waits for them; what each printed. A rank that fails or is late ends the others and is named."""
+    """Starts `world` ranks and waits for them; what each printed. A rank that fails or is late ends the others and is named. TERM goes to all."""
+    ranks: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(world)]
-        ranks: list[subprocess.Popen[bytes]] = []
+        told = files.enter_context(_handing_on(ranks))
         try:
-            ranks += [start(rank, output) for rank, output in enumerate(outputs)]
+            for rank, output in enumerate(outputs):
+                ranks.append(start(rank, output))
+            if told:  # while they were being started
+                _terminate(ranks)
             failed = _first_failure(ranks, time.monotonic() + timeout_s)
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            for process in ranks:
+                process.kill()
+                process.wait()
         texts = []
         for output in outputs:
             output.seek(0)
@@ -96,8 +137,35 @@ def supervise(start: Callable[[int, IO[bytes]], subprocess.Popen[bytes]], world:
     if failed is not None:
         number, code = failed
         why = f"ended with {code}" if code else f"did not end within {timeout_s:g} s"
-        raise RunError(f"rank {number} {why}; its last line: {_last_line(texts[number])}")
+        error = RunError(f"rank {number} {why}; its last line: {_last_line(texts[number])}")
+        error.signal = max(0, -code)
+        raise error
     return texts
+
+
+def _terminate(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """TERM for all of them: they write a checkpoint and end, or just end."""
+    for process in ranks:
+        process.terminate()
+
+
+@contextlib.contextmanager
+def _handing_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """TERM to this process goes on to the ranks that there are, and is noted."""
+    told: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        _terminate(ranks)
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _last_line(text: str) -> str:

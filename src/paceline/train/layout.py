@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.errors import SpecError
 
 #: bytes from which on small neighbours are not put together any more, and above which a parameter is cut
-LEAST_BYTES, MOST_BYTES = 512 * 1024, 1024 * 1024
+LEAST_BYTES, MOST_BYTES = 512 * 1024, 2048 * 1024
 #: elements between two parameters' beginnings are a multiple of this: a cache line of float32
 _LINE = 16
 

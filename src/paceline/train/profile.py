@@ -38,6 +38,8 @@ class Profile:
     forward_s: float
     backward_s: float
     update_s: float
+    #: whether the optimizer keeps a momentum: a compressor may take it over
+    momentum: bool = False
 
     @property
     def bytes(self) -> int:
@@ -57,7 +59,7 @@ class Profile:
     def from_dict(data: dict[str, Any]) -> Profile:
         """What `to_dict` gave."""
         layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in data["layers"])
-        return Profile(layers=layers, **{key: data[key] for key in ("forward_s", "backward_s", "update_s")})
+        return Profile(layers=layers, **{key: data[key] for key in ("forward_s", "backward_s", "update_s", "momentum")})
 
 
 class Profiler:
@@ -110,7 +112,7 @@ class Profiler:
         for handle in self._handles:
             handle.remove()
 
-    def profile(self) -> Profile:
+    def profile(self, optimizer: torch.optim.Optimizer | None = None) -> Profile:
         """The fastest of the steps seen, the first left out if there are others: it pays for what is done once."""
         steps = self._steps[1:] or self._steps
         best = min(steps, key=lambda step: step["end"] - step["start"])
@@ -120,7 +122,9 @@ class Profiler:
                   rows=best["rows"].get(name, 0) if name.endswith("weight") else 0)
             for name, p in self._parameters
         )
-        return Profile(layers=layers, forward_s=middle - start, backward_s=best["end"] - middle, update_s=min(step["update_s"] for step in steps))
+        momentum = optimizer is not None and any(group.get("momentum") for group in optimizer.param_groups)
+        return Profile(layers=layers, forward_s=middle - start, backward_s=best["end"] - middle, update_s=min(step["update_s"] for step in steps),
+                       momentum=momentum)
 
 
 def _clock() -> float:

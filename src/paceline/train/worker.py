@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+from paceline.train.job import join
 from paceline.train.launch import RESULTS
 
 
 def main(target: str, arguments: str) -> None:
     """Joins the group, calls the function, leaves its result for the launcher."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group("gloo")
+    join()
     module, _, name = target.partition(":")
     try:
         result = getattr(import_module(module), name)(**json.loads(arguments))

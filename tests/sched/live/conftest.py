@@ -1,5 +1,6 @@
 """Jobs and engines for tests of live scheduling."""
 
+import contextlib
 import sys
 import tempfile
 import time
@@ -71,10 +72,19 @@ def once(state):
         assert len(lines) == len(set(lines)), (starts, lines)
 
 
+def child(pid):
+    """The process that a watcher runs."""
+    for _ in range(200):
+        with contextlib.suppress(IndexError, OSError):
+            return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        time.sleep(0.02)
+    raise AssertionError(f"{pid} has no child")
+
+
 class Tools:
     """What tests share."""
 
-    counter, mixed, simulated, decided, run, once = map(staticmethod, (counter, mixed, simulated, decided, run, once))
+    counter, mixed, simulated, decided, run, once, child = map(staticmethod, (counter, mixed, simulated, decided, run, once, child))
     python, here = sys.executable, HERE
 
 

@@ -1,4 +1,6 @@
-"""A job that counts: `counter.py STEPS SECONDS_PER_STEP`. Checkpoints every ten steps and on TERM; says when it finds itself run twice.
+"""A job that counts: `counter.py STEPS SECONDS_PER_STEP [OVERHEAD]`, with an overhead faster on more devices.
+
+Checkpoints every ten steps and on TERM; says when it finds itself run twice.
 
 Where the disk is full it waits for room, as a job that is to survive that has to.
 """
@@ -12,6 +14,9 @@ import time
 from pathlib import Path
 
 steps, each_s = int(sys.argv[1]), float(sys.argv[2])
+if len(sys.argv) > 3:
+    devices = int(os.environ["PACELINE_DEVICES"])
+    each_s *= (1 + float(sys.argv[3]) * (devices - 1)) / devices
 folder, rank = Path(os.environ["PACELINE_CHECKPOINT"]), os.environ["PACELINE_NODE_RANK"]
 stop: list[int] = []
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from paceline.cli import main
+from paceline.sched.live import read
 
 
 @pytest.fixture
@@ -98,6 +99,9 @@ def test_only_with_the_token(served):
     (["schedule", "--policy", "fif"], "unknown policy 'fif'; did you mean 'fifo'"),
     (["schedule", "--nodes", "many"], "nodes of this machine are written NODESxDEVICES"),
     (["schedule", "--clock", "sun"], "unknown clock 'sun'"),
+    (["schedule", "--quota", "vision"], "a quota is written TENANT=DEVICES, such as --quota vision=4, got 'vision'"),
+    (["schedule", "--quota", "vision=0"], "a quota is at least one device"),
+    (["schedule", "--quota", "vision=1", "--policy", "optimus"], "policy 'optimus' does not keep quotas; choose another"),
     (["schedule", "--engine", "ray", "--nodes", "127.0.0.1:1"], "(no Ray cluster answers at|which is not installed)"),
 ])
 def test_mistakes_are_one_line(tmp_path, capsys, words, message):
@@ -111,3 +115,28 @@ def test_a_list_of_jobs_to_its_end(tools, tmp_path, capsys):
     found = ask(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
     assert found["engine"] == "local" and [row["state"] for row in found["jobs"]] == ["completed"]
     assert [decision["decision"] for decision in found["decisions"]] == ["start"]
+
+
+def test_the_example_can_be_read(tmp_path, capsys):
+    text = said(capsys, "schedule", "--example")
+    (tmp_path / "jobs.toml").write_text(text)
+    orders = read(tmp_path / "jobs.toml")
+    assert [order.name for order in orders] == ["long", "short"] and orders[0].unit == "steps"
+    assert all(order.command[:2] == ("paceline", "train") for order in orders)
+
+
+def test_a_predicted_job(served, tmp_path, capsys):
+    """Its speeds are worked out where it is handed in, for the devices that the scheduler has."""
+    path, at = tmp_path / "job.toml", ("--state", str(served))
+    text = "name = 'a'\ncommand = 'sh -c \"echo $PACELINE_BATCH >> batch; sleep 1\"'\nmodel = 'gpt2-124m'\nbatch = 16\nwork = '160 steps'\n"
+    path.write_text(text)
+    assert "the predictor does not know devices of kind 'cpu'; say what they are" in fails(capsys, "submit", str(path), *at)
+    path.write_text(f"{text}device = 'a100'\n")
+    assert ask(capsys, "submit", str(path), *at)["submitted"] == ["a"]
+    assert ask(capsys, "submit", str(path), *at)["known"] == ["a"]
+    end = time.monotonic() + 60
+    while (row := ask(capsys, "queue", *at)["jobs"][0])["state"] != "completed":
+        time.sleep(0.05)
+        assert time.monotonic() < end
+    assert (row["work"], row["unit"]) == (160, "steps") and (tmp_path / "batch").read_text() == "16\n"
+    assert "160 steps" in said(capsys, "queue", *at)

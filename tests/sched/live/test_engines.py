@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from paceline.sched.live import Order
+from paceline.sched.live.run import progress
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
 STEPS = 60
+SLOW = pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes a minute: set PACELINE_SLOW=1")
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +89,39 @@ def test_ray(tools, daemon, digits, straight, ray_cluster):
     check(tools, daemon, digits, straight, engine="ray", nodes=ray_cluster.address)
 
 
+def on_the_wall(tools, daemon, scale, **engine):
+    """On the wall's clock times are what they are, but where events are well apart the decisions are those of a simulation, one by one."""
+    def job(name, seconds, at, devices, **more):
+        given = {"name": name, "work": round(10 * seconds), "devices": devices, "submit": at * scale, "restart": scale, **more}
+        words = [tools.python, "-S", str(tools.here / "counter.py"), str(given["work"]), str(0.1 * scale), "0.1"]
+        rates = {str(n): 10 * n / (1 + 0.1 * (n - 1)) / scale for n in range(given.get("least", devices), given.get("most", devices) + 1)}
+        return Order.of({**given, "command": words, "rates": rates}, tools.here)
+
+    orders = [job("a", 130, 0, 2, least=1, most=4), job("b", 8, 8, 2), job("c", 10, 30, 3)]
+    live = daemon(policy=POLICY, clock="wall", **engine)
+    states = tools.run(live, orders)
+    assert set(states.values()) == {"completed"}, daemon.lines
+    expected = [decision for _, decision in tools.simulated(orders, POLICY, live.ledger.nodes)]
+    assert [decision for _, decision in tools.decided(live)] == expected, tools.decided(live)
+    assert [(d["decision"], d["name"]) for d in expected] == [
+        ("start", "a"), ("resize", "a"), ("start", "b"), ("resize", "a"), ("start", "c"), ("resize", "a"), ("resize", "a")]
+    tools.once(daemon.state)
+
+
+def test_local_on_the_wall(tools, daemon):
+    on_the_wall(tools, daemon, 0.3)
+
+
+@SLOW
+def test_slurm_on_the_wall(tools, daemon, slurm):
+    on_the_wall(tools, daemon, 0.7, engine="slurm", nodes="all")
+
+
+@SLOW
+def test_ray_on_the_wall(tools, daemon, ray_cluster):
+    on_the_wall(tools, daemon, 1.0, engine="ray", nodes=ray_cluster.address)
+
+
 def moved(tools, daemon, kill, restore=lambda node: None, **engine):
     """A node dies under two jobs: the one on it goes on elsewhere, once."""
     live = daemon(**engine)
@@ -108,10 +143,38 @@ def moved(tools, daemon, kill, restore=lambda node: None, **engine):
     tools.once(daemon.state)
 
 
+def killed(tools, daemon, whom, **engine):
+    """A worker of a gang dies, or the process that watches it: the job goes on from its checkpoint, all of it, once."""
+    live = daemon(**engine)
+    live.submit([tools.counter("a", 250, devices=2), tools.counter("b", 250)])
+    end, pid = time.monotonic() + 120, daemon.state / "jobs/a/1/1/pid"
+    while not pid.exists() or (progress(daemon.state, "a") or (0,))[0] < 25:
+        live.turn()
+        time.sleep(0.05)
+        assert time.monotonic() < end, live.queue()
+    watcher = int(pid.read_text())
+    os.kill(watcher if whom == "watcher" else tools.child(watcher), signal.SIGKILL)
+    assert tools.run(live) == {"a": "completed", "b": "completed"}, daemon.lines
+    assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 2, "b": 1}
+    assert any(line.endswith("it goes on from its checkpoint") for line in daemon.lines)
+    tools.once(daemon.state)
+
+
+@pytest.mark.parametrize("whom", ["worker", pytest.param("watcher", marks=SLOW)])
+def test_slurm_loses_a_worker(tools, daemon, slurm, whom):
+    killed(tools, daemon, whom, engine="slurm", nodes="all")
+
+
+@SLOW
+@pytest.mark.parametrize("whom", ["worker", "watcher"])
+def test_ray_loses_a_worker(tools, daemon, ray_cluster, whom):
+    killed(tools, daemon, whom, engine="ray", nodes=ray_cluster.address)
+
+
 def test_slurm_loses_a_node(tools, daemon, slurm):
     moved(tools, daemon, slurm.kill_node, slurm.mend_node, engine="slurm", nodes="all")
 
 
-@pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes a minute: set PACELINE_SLOW=1")
+@SLOW
 def test_ray_loses_a_node(tools, daemon, ray_cluster):
     moved(tools, daemon, ray_cluster.kill_node, engine="ray", nodes=ray_cluster.address)

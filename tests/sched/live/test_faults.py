@@ -1,47 +1,24 @@
 """The daemon killed at any point, disks that fill up, pages that rot: no job is lost, none runs twice."""
 
+import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import time
 import warnings
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import RunError
 from paceline.sched.live import Daemon, Setup
-from paceline.sched.live.driver import Driver
-from paceline.sched.live.local import Local
-from paceline.sched.live.slurm import Slurm
-from paceline.sched.live.store import Store
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
-#: calls before and after which a daemon dies: around each write (journal, database), around each order to the engine
-POINTS = [(Store, "commit"), (Store, "_write"), (Driver, "start"), (Local, "launch"), (Slurm, "launch"), (Driver, "stop"), (Driver, "observe")]
-
-
-def die_at(point):
-    """In a forked child: kills this process with SIGKILL at that point, counted over all calls above."""
-    left = [point]
-
-    def step():
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(call):
-        def wrapped(self, *args, **more):
-            step()
-            try:
-                return call(self, *args, **more)
-            finally:
-                step()
-
-        return wrapped
-
-    for owner, name in POINTS:
-        setattr(owner, name, around(getattr(owner, name)))
+SLOW = pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes minutes: set PACELINE_SLOW=1")
+die_at = runpy.run_path(str(Path(__file__).with_name("dying.py")))["die_at"]
 
 
 def in_child(setup, work):
@@ -64,6 +41,16 @@ def in_child(setup, work):
     return True
 
 
+def in_process(setup, orders, point, tools, folder):
+    """The same in a process of its own."""
+    (folder / "setup.json").write_text(json.dumps({**asdict(setup), "state": str(setup.state)}))
+    (folder / "orders.json").write_text(json.dumps([dict(order.given) for order in orders]))
+    words = [tools.python, str(tools.here / "dying.py"), str(point), str(folder / "setup.json"), str(folder / "orders.json")]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=400)
+    assert found.returncode in (0, -signal.SIGKILL), found.stderr[-2000:]
+    return found.returncode == 0
+
+
 def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
     """Runs one job list under a daemon that dies again and again; returns how often it did."""
     draw = random.Random(seed)
@@ -77,7 +64,7 @@ def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
             die_at(point)
             tools.run(Daemon(setup), orders)
 
-        ended = in_child(setup, work)
+        ended = in_process(setup, orders, point, tools, state.parent) if engine == "ray" else in_child(setup, work)
         count += not ended
     daemon = Daemon(setup)
     assert {row["state"] for row in daemon.queue()} == {"completed"} and daemon.idle
@@ -97,7 +84,13 @@ def test_killed_on_slurm(tools, tmp_path, slurm):
     assert kills(tools, tmp_path / "state", 5, seed=2, engine="slurm", nodes="all") >= 3
 
 
-@pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes minutes: set PACELINE_SLOW=1")
+@SLOW
+@pytest.mark.timeout(1200)
+def test_killed_on_ray(tools, tmp_path, ray_cluster):
+    assert kills(tools, tmp_path / "state", 12, seed=4, engine="ray", nodes=ray_cluster.address) >= 8
+
+
+@SLOW
 def test_killed_at_fifty_points(tools, tmp_path):
     count = rounds = 0
     while count < 50:

@@ -1,10 +1,8 @@
 """The local engine under the daemon: real processes, the same decisions as in a simulation."""
 
-import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,9 +20,9 @@ def until(daemon, done, limit_s=30.0):
         assert time.monotonic() < end, daemon.queue()
 
 
-@pytest.mark.parametrize("policy", [ELASTIC, "srtf"])
+@pytest.mark.parametrize("policy", [ELASTIC, ELASTIC.replace("marginal", "marginal-ends"), "srtf"])
 def test_decides_as_a_simulation(daemon, tools, policy):
-    orders = tools.mixed(tools.counter("a", 120, least=1, most=4, devices=2))
+    orders = tools.mixed(tools.counter("a", 120, least=1, most=4, devices=2, ends={"at": [0.5], "chance": [0.9]}))
     live = daemon(policy=policy, clock="model")
     states = tools.run(live, orders)
     expected = tools.simulated(orders, policy, live.ledger.nodes)
@@ -40,7 +38,7 @@ def test_a_killed_worker_goes_on_from_its_checkpoint(daemon, tools):
     live.submit([tools.counter("a", 60)])
     until(live, lambda: live.queue()[0]["done"] >= 25)
     folder = daemon.state / "jobs" / "a" / "1" / "0"
-    child = _child(int((folder / "pid").read_text()))
+    child = tools.child(int((folder / "pid").read_text()))
     os.kill(child, signal.SIGKILL)
     assert tools.run(live) == {"a": "completed"}
     assert live.queue()[0]["attempts"] == 2
@@ -118,7 +116,7 @@ def test_eta_has_an_interval_that_narrows(daemon, tools):
     until(live, lambda: live.queue()[0]["state"] == "running")
     first, second = live.eta("a"), live.eta("b")
     assert 10 < first.low_s < first.end_s < first.high_s < 35
-    assert second.low_s > first.low_s and second.start_s == pytest.approx(first.end_s, rel=0.2)
+    assert second.low_s > first.low_s and second.start_s == pytest.approx(first.end_s, rel=0.5), "asked a moment later"
     assert "four cases of five" in str(first) and second.state == "waiting"
     live.cancel("a"), live.cancel("b")
     tools.run(live)
@@ -137,6 +135,52 @@ def test_submitting_twice_is_once(daemon, tools):
     assert tools.run(live) == {"a": "completed"}
 
 
+@pytest.mark.parametrize("policy", ["fifo", "srtf", ELASTIC])
+def test_quotas_are_kept(daemon, tools, policy):
+    """Three jobs of one tenant that may hold one device, and one of another, on four devices."""
+    live = daemon(policy=policy, quotas={"vision": 1})
+    live.submit([tools.counter(name, 15, tenant="vision") for name in "abc"] + [tools.counter("d", 15, tenant="text")])
+    with pytest.raises(SpecError, match="needs 2 devices, but tenant 'vision' has a quota of 1"):
+        live.submit([tools.counter("e", 5, devices=2, tenant="vision")])
+    most = 0
+    while not live.idle:
+        live.turn()
+        running = list(live.machine.state.running.values())
+        most = max(most, len(running))
+        assert sum(job.devices for job in running if job.job.tenant == "vision") <= 1
+        time.sleep(0.02)
+    assert most == 2, "the other tenant is not held up"
+    live.close()
+    live = daemon(policy="", quotas={"vision": 3})
+    live.submit([tools.counter("later", 5)])
+    assert live.ledger.era["quotas"] == {"vision": 3}, "another quota once no job is left"
+    assert tools.run(live)["later"] == "completed"
+
+
+def test_early_ends_are_learnt_from_the_past(daemon, tools):
+    """Of one tenant's ten jobs four fail at half their work; the next of that tenant is known to do so, that of another is not."""
+    live = daemon(nodes="4x1")
+    fails = ["sh", "-c", "echo 50 >> $PACELINE_PROGRESS; exit 3"]
+    orders = [tools.counter(f"good{i}", 3, tenant="vision") for i in range(6)]
+    orders += [Order.of({"name": f"bad{i}", "command": fails, "work": 100, "rates": {"1": 10}, "tenant": "vision"}, tools.here) for i in range(4)]
+    live.submit(orders)
+    until(live, lambda: live.idle)
+    live.submit([tools.counter("next", 3, tenant="vision", ends="history"), tools.counter("other", 3, ends="history")])
+    ends = live.ledger.job("next").ends
+    assert (ends.shares, ends.success) == ((0.5,), pytest.approx(0.6)) and live.ledger.job("other").ends is None
+    assert live.submit([tools.counter("next", 3, tenant="vision", ends="history")]) == [], "the same as before, whatever happened since"
+    live.close()
+    again = daemon()
+    assert again.ledger.job("next").ends == ends
+    assert tools.run(again)["next"] == "completed"
+
+
+def test_a_job_that_asks_for_more_than_there_is(daemon, tools):
+    live = daemon(nodes="2x1")
+    assert tools.run(live, [tools.counter("a", 10, devices=4, least=1, most=4)]) == {"a": "completed"}
+    assert tools.decided(live)[0][1]["allocation"] == [[0, 1], [1, 1]], "it gets all of them"
+
+
 def test_jobs_in_hand_keep_their_policy(daemon, tools):
     live = daemon()
     live.submit([tools.counter("a", 5)])
@@ -147,11 +191,3 @@ def test_jobs_in_hand_keep_their_policy(daemon, tools):
     fresh = daemon(policy="srtf")
     assert fresh.ledger.era["policy"] == "srtf"
     fresh.close()
-
-
-def _child(pid):
-    for _ in range(200):
-        with contextlib.suppress(IndexError, OSError):
-            return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-        time.sleep(0.02)
-    raise AssertionError(f"{pid} has no child")

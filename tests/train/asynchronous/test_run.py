@@ -1,5 +1,10 @@
 """Real processes: workers that crash and join, a server that is killed, strategies that learn."""
 
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,12 +16,18 @@ from paceline.errors import RunError, SpecError
 from paceline.train.asynchronous import NAMES, strategies
 from paceline.train.asynchronous.launch import Local
 
-COUNTING = str(Path(__file__).with_name("counting.py"))
+COUNTING, LEARNING = (str(Path(__file__).with_name(name)) for name in ("counting.py", "learning.py"))
 pytestmark = pytest.mark.timeout(280)
 
 
 def command(strategy, steps, sleep=0.0, options="{}"):
     return [sys.executable, COUNTING, strategy, str(steps), str(sleep), options]
+
+
+def curve(folder):
+    """(time, loss, worker) of every step of all workers, in order of time."""
+    rows = [json.loads(line) for path in folder.glob("loss*.jsonl") for line in path.read_text().splitlines() if line.endswith("}")]
+    return sorted((row["at_s"], row["loss"], row["worker"]) for row in rows)
 
 
 def saved(folder):
@@ -51,6 +62,51 @@ def test_server_killed_worker_killed_worker_added(tmp_path):
     assert sorted(counts[:3])[-2:] == [60.0, 300.0]  # those who finished: each update exactly once, across the server's death
     assert sum(counts) == state["version"]
     assert run.reports[0]["version"] == state["version"]
+
+
+def test_the_loss_recovers(tmp_path):
+    """A worker is killed and one added, then the server is killed and loses what came after its checkpoint: the loss goes on falling."""
+    learn = [sys.executable, LEARNING, "ps-async", "0.01", '{"checkpoint_every": 25}', str(tmp_path)]
+    with Local(workers=3, checkpoint=tmp_path) as run:
+        run.start(learn)
+        until(lambda: len(curve(tmp_path)) > 60)
+        run.workers[2].kill()
+        run.add(learn)
+        until(lambda: any(worker == 3 for *_, worker in curve(tmp_path)))
+        lost = time.time()
+        run.supervisor.processes[0].kill()
+        until(lambda: sum(at_s > lost for at_s, *_ in curve(tmp_path)) > 600)
+        (tmp_path / "stop").touch()
+        run.wait(100, lost=1)
+    found = curve(tmp_path)
+    first, joined, last = (statistics.mean(loss for _, loss, worker in part) for part in (
+        found[:10], [row for row in found if row[2] == 3][:5], found[-20:]))
+    assert joined < 0.9 * first  # the new worker starts from what the others have learnt
+    assert last < 0.1 * first
+    assert len({worker for at_s, _, worker in found if at_s > lost + 1}) == 3
+    # the server came back from its checkpoint: an update was applied once or, after the checkpoint, lost; never twice
+    state = saved(tmp_path)
+    assert 600 < state["version"] <= len(found) + 3  # of the killed worker's last step there may be no line
+
+
+def test_torchrun_keeps_the_server_in_rank_0(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), COUNTING,
+                           "ps-async", "30", "0.005", json.dumps({"checkpoint": str(tmp_path)})], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("DONE") == 2
+    state = saved(tmp_path)
+    assert state["version"] == 60 and (-state["values"]).tolist()[:2] == [30.0, 30.0]
+
+
+def free_port():
+    """A port that is free, as is the one above it, where rank 0 keeps the store."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                two.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def test_synchronous_counts(tmp_path):

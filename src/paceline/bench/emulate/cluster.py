@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -62,10 +62,11 @@ def check(cpus: float | None = None) -> None:
 class EmulatedCluster:
     """`hosts` namespaces round a switch; `link_Bps` bytes per second each way (None: unshaped), at most `cpus` cores each (None: no limit).
 
+    `pin`: each host has cores of its own, where there is one for every host.
     A context manager. Processes that it starts end with it; if this process dies, a janitor removes everything.
     """
 
-    def __init__(self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None) -> None:  # noqa: N803
+    def __init__(self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None, pin: bool = False) -> None:  # noqa: N803
         if not 1 <= hosts <= _MOST_HOSTS:
             raise SpecError(f"an emulated cluster has 1 to {_MOST_HOSTS} hosts, got {hosts}")
         if link_Bps is not None and link_Bps < 1e4:
@@ -73,6 +74,7 @@ class EmulatedCluster:
         if cpus is not None and not 0.05 <= cpus <= 4096:
             raise SpecError(f"a host gets between 0.05 and 4096 cores, got {cpus:g}")
         self.hosts, self.link_Bps, self.cpus = hosts, link_Bps, cpus
+        self._cores = _split(sorted(os.sched_getaffinity(0)), hosts) if pin else []
         number = next(_count)
         self.name = f"{system.PREFIX}{os.getpid()}-{number}"
         self._net = (os.getpid() * 7 + number) % 250
@@ -147,11 +149,13 @@ class EmulatedCluster:
                 assert group is not None
                 system.limit_cpus(group, self.cpus)
 
-    def shape(self, link_Bps: float | None) -> None:  # noqa: N803
-        """Sets the rate of every link, each way (None: as fast as the machine goes); also while processes run."""
-        self.link_Bps = link_Bps
-        switch, *hosts = self._handles
-        for port, host in zip(self._links, hosts, strict=True):
+    def shape(self, link_Bps: float | None, hosts: Sequence[int] | None = None) -> None:  # noqa: N803
+        """Sets the rate of every link, or of those of `hosts`, each way (None: as fast as the machine goes); also while processes run."""
+        if hosts is None:
+            self.link_Bps = link_Bps
+        switch, *all_hosts = self._handles
+        for number in range(self.hosts) if hosts is None else hosts:
+            port, host = self._links[number], all_hosts[number]
             for handle, index in ((switch, port), (host, host.link_lookup(ifname=INTERFACE)[0])):
                 if link_Bps is not None:
                     handle.tc("replace", "tbf", index=index, handle="1:", rate=round(link_Bps), burst=burst_bytes(link_Bps), latency=_QUEUE)
@@ -167,6 +171,16 @@ class EmulatedCluster:
     def address(self, host: int) -> str:
         """The address of a host inside the cluster."""
         return _NETWORK.format(self._net, host + 1)
+
+    @contextlib.contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """This thread is on a host until the block ends; sockets that it opens there stay there."""
+        with Path("/proc/thread-self/ns/net").open("rb") as home:
+            system.enter(self.namespace(host))
+            try:
+                yield
+            finally:
+                system.enter_open(home.fileno())
 
     def _group(self, host: int) -> Path | None:
         root = system.cpu_root() if self.cpus is not None else None
@@ -189,6 +203,8 @@ class EmulatedCluster:
             entered, env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})},
             stdout=output, stderr=subprocess.STDOUT if output is not None else None,
         )
+        if self._cores:  # before it has threads: those to come have the same
+            os.sched_setaffinity(process.pid, self._cores[host])
         self._processes.append(process)
         return process
 
@@ -210,6 +226,12 @@ class EmulatedCluster:
             return supervise(start, self.hosts * ranks_per_host, timeout_s)
         finally:
             self._processes = [process for process in self._processes if process.poll() is None]
+
+
+def _split(cores: Sequence[int], hosts: int) -> list[Sequence[int]]:
+    """Neighbouring cores for each host, as many for each; none where there are too few."""
+    each = len(cores) // hosts
+    return [cores[host * each : (host + 1) * each] for host in range(hosts)] if each else []
 
 
 def _pyroute2() -> Any:

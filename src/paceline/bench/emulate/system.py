@@ -27,13 +27,15 @@ def libc() -> ctypes.CDLL:
 
 def enter(namespace: str) -> None:
     """Moves this process into a named network namespace."""
-    descriptor = os.open(NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc().setns(descriptor, _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), namespace)
-    finally:
-        os.close(descriptor)
+    with (NAMESPACES / namespace).open("rb") as file:
+        enter_open(file.fileno())
+
+
+def enter_open(descriptor: int) -> None:
+    """Moves this thread into the network namespace of an open file."""
+    if libc().setns(descriptor, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def die_with_parent() -> None:

@@ -1,9 +1,13 @@
-"""One host of a measurement: waits for a part in a run, plays it, reports."""
+"""One host of a measurement: waits for a part in a run, plays it, reports.
+
+    python -m paceline.bench.throughput.agent HOST PORT RANK
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from typing import Any
@@ -13,18 +17,20 @@ from torch.nn.functional import cross_entropy
 
 from paceline.bench.throughput.jobs import JOBS
 from paceline.train.asynchronous import server, strategies
-from paceline.train.asynchronous.remote import Distributed
+from paceline.train.asynchronous.remote import SLOW, Distributed
 from paceline.train.asynchronous.wire import Rendezvous, Store
 
 #: steps of each worker that are not counted
 WARM_UP = 2
+#: under which agents find their parts in the store
+AGENTS = "agents"
+#: what is kept of a step
+FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness")
 
 
 def serve_parts(place: Rendezvous, rank: int) -> None:
     """Plays one part after another until the part is `end`."""
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     store, number = place.store(), 0
     store.set(f"here/{rank}", "1")
     while True:
@@ -53,7 +59,8 @@ def _serve(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
 def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     """Steps for a while; the end of each and what it was made of."""
     inside = _inside(part, place)
-    os.environ.update(PACELINE_RENDEZVOUS=f"{inside.host}:{inside.port}:{inside.run}", PACELINE_SERVERS=str(part["servers"]))
+    os.environ.update({"PACELINE_RENDEZVOUS": f"{inside.host}:{inside.port}:{inside.run}", "PACELINE_SERVERS": str(part["servers"]),
+                       SLOW: str(part.get("slow", 1.0))})
     job = JOBS[part["model"]]
     torch.manual_seed(0)
     model = job.build()
@@ -89,3 +96,7 @@ def _together(store: Store, count: int) -> None:
     store.add("ready", 1)
     while int(store.add("ready", 0)) < count:
         time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    serve_parts(Rendezvous(host=sys.argv[1], port=int(sys.argv[2]), run=AGENTS), int(sys.argv[3]))

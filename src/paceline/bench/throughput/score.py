@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.emulate.cluster import _BURST_S, _LEAST_BURST
-from paceline.bench.validate.case import csv_rows
+from paceline.bench.throughput.dataset import SET, Curve, curves
 from paceline.errors import DataError
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
 from paceline.queueing.estimate import fine, knee
-from paceline.queueing.profile import JobProfile, Link, from_rows
-from paceline.queueing.synchronous import Measured, SynchronousModel
+from paceline.queueing.profile import JobProfile
+from paceline.queueing.simulate import simulate
+from paceline.queueing.synchronous import SynchronousModel
+from paceline.sched.throughput import measured as pollux_rows
 
-SET = Path(__file__).parents[1] / "data" / "throughput" / "parameter_server.csv"
 MODELS = ("fine", "coarse", "linear", "optimus")
-ELSEWHERE, ALL = "profile of a faster machine", "all"
+ALL = "all"
 _POLLUX = ("cifar10", "imagenet", "bert", "deepspeech2", "yolov3", "ncf")
 
 
@@ -51,105 +49,98 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         return {"title": self.title, "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in self.rows]}
 
-    def markdown(self) -> str:
-        """The table of the docs."""
-        lines = ["| runs | model | number | mean error | worst | saturation within one worker |", "|---|---|---:|---:|---:|---:|"]
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """What the table shows, the names of its columns first."""
+        yield "runs", "model", "number", "mean error", "worst", "saturation within one worker"
         for row in self.rows:
             saturation = "" if row.saturation is None else f"{100 * row.saturation:.0f} %"
-            lines.append(f"| {row.group} | {row.model} | {row.runs} | {100 * row.mean:.1f} % | {100 * row.worst:.1f} % | {saturation} |")
-        return "\n".join(lines)
+            yield row.group, row.model, str(row.runs), f"{100 * row.mean:.1f} %", f"{100 * row.worst:.1f} %", saturation
 
     def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table(title=self.title, title_justify="left")
-        for name in ("runs", "model", "number", "mean error", "worst", "saturation within one"):
-            table.add_column(name, justify="left" if name in ("runs", "model") else "right")
-        for row in self.rows:
-            table.add_row(row.group, row.model, str(row.runs), f"{100 * row.mean:.1f} %", f"{100 * row.worst:.1f} %",
-                          "" if row.saturation is None else f"{100 * row.saturation:.0f} %")
-        return table
-
-
-Key = tuple[str, str, float, int]
+        return table(self.title, self.cells())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A job of the measured set: its profile on one and two workers, and steps per second by workers."""
+class Staleness:
+    """Asynchronous runs of some workers: steps per second and staleness, measured and predicted."""
 
     model: str
-    mode: str
     link_Mbps: float
-    servers: int
-    profile: JobProfile
-    rates: dict[int, float]
-    #: worker counts that were measured on another machine than the profile, one that computes more slowly
-    elsewhere: frozenset[int]
+    workers: int
+    rate: float
+    predicted_rate: float
+    staleness: float
+    predicted_staleness: float
+    #: half of the summed differences between the two histograms as shares: 0 where they are equal, 1 where nothing overlaps
+    distance: float
 
 
-def jobs(path: Path = SET) -> Iterator[Job]:
-    """The measured set."""
-    rows = csv_rows(path, ("model", "mode", "link_Mbps", "servers", "workers", "steps_per_s", "batch", "machine"))
-    measured: dict[Key, dict[int, float]] = {}
-    machines: dict[Key, dict[int, str]] = {}
-    batches = {str(row["model"]): int(row["batch"]) for row in rows}
-    for row in rows:
-        key = (str(row["model"]), str(row["mode"]), float(row["link_Mbps"]), int(row["servers"]))
-        measured.setdefault(key, {})[int(row["workers"])] = float(row["steps_per_s"])
-        machines.setdefault(key, {})[int(row["workers"])] = row["machine"]
-    runs: dict[Key, dict[int, Mapping[str, Any]]] = {}
-    with gzip.open(path.with_suffix(".profiles.jsonl.gz"), "rt") as f:
-        for line in f:
-            raw = json.loads(line)
-            runs.setdefault((raw["model"], raw["mode"], raw["link_Mbps"], raw["servers"]), {})[raw["workers"]] = raw
-    for key, found in sorted(runs.items()):
-        model, mode, link, servers = key
-        elsewhere = frozenset(n for n, machine in machines[key].items() if machine != machines[key][1])
-        yield Job(model=model, mode=mode, link_Mbps=link, servers=servers, profile=_profile(key, found, batches[model]), rates=measured[key],
-                  elsewhere=elsewhere)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessScores:
+    """Predicted staleness beside measured."""
+
+    rows: tuple[Staleness, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": [{name: getattr(row, name) for name in Staleness.__slots__} for row in self.rows]}
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """What the table shows, the names of its columns first."""
+        yield "model", "link", "workers", "steps/s", "predicted", "error", "mean staleness", "predicted", "distance of histograms"
+        for row in self.rows:
+            yield (row.model, f"{row.link_Mbps:g} Mbit/s", str(row.workers), f"{row.rate:.2f}", f"{row.predicted_rate:.2f}",
+                   f"{100 * abs(row.predicted_rate / row.rate - 1):.1f} %", f"{row.staleness:.2f}", f"{row.predicted_staleness:.2f}",
+                   f"{row.distance:.3f}")
+
+    def __rich__(self) -> Any:
+        return table("staleness, predicted from a profile of one and two workers", self.cells())
 
 
-def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], batch: int) -> JobProfile:
-    model, mode, link, servers = key
-    rate = link * 1e6 / 8
-    size = 4.0 * next(iter(found.values()))["parameters"]
-    return JobProfile(name=model, batch=batch, up_bytes=size, down_bytes=size, mode=mode, servers=servers,
-                      link=Link(rate_Bps=rate, burst_bytes=max(_LEAST_BURST, rate * _BURST_S)),
-                      runs=tuple(from_rows(found[n]["steps"]) for n in sorted(found)))
+def table(title: str, cells: Iterator[tuple[str, ...]]) -> Any:
+    """A table for a terminal; the first row of `cells` names the columns."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for i, name in enumerate(next(cells)):
+        table.add_column(name, justify="left" if i < 2 else "right")
+    for row in cells:
+        table.add_row(*row)
+    return table
 
 
-def measured(path: Path = SET, most: int = 8) -> Scores:
-    """Both models and both guesses, on 3 and more workers of the measured set."""
+def measured(path: Path = SET, *, uneven: bool = False) -> Scores:
+    """Both models and both guesses, on 3 and more workers of a measured set: runs of equal workers, or those with a slow one."""
     errors: dict[tuple[str, str], list[float]] = {}
     knees: dict[tuple[str, str], list[bool]] = {}
-    for one in jobs(path):
-        counts = sorted(n for n in one.rates if n <= most)
-        curves = _curves(one.profile, counts)
+    for one in curves(path):
+        counts = sorted(one.rates)
+        if (one.slow > 1) != uneven or max(counts) <= 2:
+            continue
+        found = predict(one.profile, counts)
         real = knee(counts, [one.rates[n] for n in counts])
-        home = f"{one.mode}, {one.servers} server{'s' if one.servers > 1 else ''}"
         for name in MODELS:
-            for n, predicted in zip(counts, curves[name], strict=True):
+            for n, predicted in zip(counts, found[name], strict=True):
                 if n > 2:
-                    for group in (ELSEWHERE if n in one.elsewhere else home, ALL):
+                    for group in (one.label, ALL):
                         errors.setdefault((group, name), []).append(predicted / one.rates[n] - 1)
-            if not one.elsewhere:
-                for group in (home, ALL):
-                    knees.setdefault((group, name), []).append(abs(knee(counts, curves[name]) - real) <= 1)
+            if not uneven and counts == list(range(1, max(counts) + 1)):
+                for group in (one.label, ALL):
+                    knees.setdefault((group, name), []).append(abs(knee(counts, found[name]) - real) <= 1)
     rows = [_row(group, name, found, statistics.mean(knees[group, name]) if (group, name) in knees else None)
             for (group, name), found in sorted(errors.items(), key=_order)]
-    return Scores(title="steps per second of 3 to 8 workers, from a profile of one and two", rows=tuple(rows))
+    return Scores(title="steps per second of 3 and more workers, from a profile of one and two", rows=tuple(rows))
 
 
-def _curves(job: JobProfile, counts: Sequence[int]) -> dict[str, list[float]]:
+def predict(job: JobProfile, counts: Sequence[int]) -> dict[str, list[float]]:
+    """Steps per second by each model for numbers of workers."""
     most = max(counts)
     quick = {"coarse": coarse(job, most).throughput, "linear": baselines.linear(job, most), "optimus": baselines.optimus(job, most)}
     return {"fine": [fine(job, n)[0] for n in counts], **{name: [float(curve[n - 1]) for n in counts] for name, curve in quick.items()}}
 
 
-def _order(item: tuple[tuple[str, str], Any]) -> tuple[int, str, int]:
+def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, str, int]:
     (group, name), _ = item
-    return (ELSEWHERE, ALL).index(group) if group in (ELSEWHERE, ALL) else -1, group, MODELS.index(name)
+    return group == ALL, group, MODELS.index(name)
 
 
 def _row(group: str, model: str, found: Sequence[float], saturation: float | None = None) -> Row:
@@ -157,17 +148,37 @@ def _row(group: str, model: str, found: Sequence[float], saturation: float | Non
     return Row(group=group, model=model, runs=len(sizes), mean=statistics.mean(sizes), worst=max(sizes), saturation=saturation)
 
 
-def pollux_rows(folder: Path, model: str) -> list[Measured]:
-    """Measured steps of one model of the Pollux artifact."""
-    out = []
-    for row in csv_rows(folder / model / "placements.csv", ("placement", "local_bsz", "step_time")):
-        nodes = [int(digit) for digit in row["placement"]]
-        out.append(Measured(nodes=len(nodes), replicas=sum(nodes), widest=max(nodes), batch=float(row["local_bsz"]), step_s=float(row["step_time"])))
-    for row in csv_rows(folder / model / "scalability.csv", ("num_nodes", "num_replicas", "local_bsz", "step_time")):
-        count, replicas = int(row["num_nodes"]), int(row["num_replicas"])
-        out.append(Measured(nodes=count, replicas=replicas, widest=-(-replicas // count), batch=float(row["local_bsz"]),
-                            step_s=float(row["step_time"])))
-    return out
+def staleness(path: Path = SET, *, link_Mbps: float = 100.0, workers: int = 4) -> StalenessScores:  # noqa: N803
+    """Staleness of asynchronous runs on one server at one link, by the fine model."""
+    rows = [_stale(one, workers) for one in curves(path)
+            if (one.mode, one.servers, one.link_Mbps, one.slow) == ("async", 1, link_Mbps, 1.0) and workers in one.rates]
+    return StalenessScores(rows=tuple(rows))
+
+
+def _stale(one: Curve, workers: int) -> Staleness:
+    runs = [simulate(one.profile, workers, steps=100, seed=seed) for seed in range(3)]
+    predicted: dict[int, float] = {}
+    for run in runs:
+        for value, count in run.staleness.items():
+            predicted[value] = predicted.get(value, 0.0) + count
+    real = one.staleness[workers]
+    return Staleness(model=one.model, link_Mbps=one.link_Mbps, workers=workers, rate=one.rates[workers],
+                     predicted_rate=statistics.mean(run.throughput for run in runs), staleness=_mean(real), predicted_staleness=_mean(predicted),
+                     distance=distance(real, predicted))
+
+
+def _mean(histogram: Mapping[int, float]) -> float:
+    return sum(value * count for value, count in histogram.items()) / sum(histogram.values())
+
+
+def distance(a: Mapping[int, float], b: Mapping[int, float]) -> float:
+    """Total variation distance of two histograms.
+
+    >>> distance({1: 2, 2: 2}, {1: 10, 3: 10})
+    0.5
+    """
+    total_a, total_b = sum(a.values()), sum(b.values())
+    return 0.5 * sum(abs(a.get(value, 0) / total_a - b.get(value, 0) / total_b) for value in {*a, *b})
 
 
 def pollux(data: Path | None = None) -> Scores:
@@ -178,7 +189,7 @@ def pollux(data: Path | None = None) -> Scores:
         raise DataError("the Pollux measurements are not here; give the folder that holds traces/pollux by --data or PACELINE_DATA")
     rows = []
     for model in _POLLUX:
-        steps = pollux_rows(folder, model)
+        steps = pollux_rows(folder / model)
         fitted = SynchronousModel.fit(step for step in steps if step.nodes <= 2)
         far = [step for step in steps if step.nodes >= 4]
         column: Callable[[str], Any] = lambda name, far=far: np.array([getattr(step, name) for step in far])  # type: ignore[misc] # noqa: E731
@@ -186,9 +197,3 @@ def pollux(data: Path | None = None) -> Scores:
         real = column("replicas") * column("batch") / column("step_s")
         rows.append(_row(f"{model}, 4 to 16 nodes", "synchronous", (predicted / real - 1).tolist()))
     return Scores(title="samples per second on 4 to 16 nodes, fitted on one and two (Pollux)", rows=tuple(rows))
-
-
-if __name__ == "__main__":  # the tables of docs/asynchronous.md
-    print(measured().markdown())
-    if "PACELINE_DATA" in os.environ:
-        print(pollux().markdown())

@@ -52,6 +52,8 @@ def main(folder: str, rank: str) -> int:
 def _watch(folder: Path, rank: int, run: dict, told: list[int], waker: int) -> int:  # type: ignore[type-arg]
     """Starts the command, hands on what it is told, returns its exit code."""
     environment = {**os.environ, **run["common"], **run["ranks"][rank]}
+    # programs beside this Python (paceline, torchrun) are found though nobody activated its environment
+    environment["PATH"] = os.pathsep.join(filter(None, (environment.get("PATH"), str(Path(sys.executable).parent))))
     with (folder / f"{rank}.log").open("ab", buffering=0) as log:
         try:
             child = subprocess.Popen(run["command"], cwd=run["folder"], env=environment, stdin=subprocess.DEVNULL, stdout=log,

@@ -63,7 +63,8 @@ class Carrier:
 
     def _start(self, run: Run) -> None:
         names = [self.ledger.nodes[node].name for node, _ in run.allocation]
-        self.driver.start(run, self.ledger.orders[run.job], names)
+        order = self.ledger.orders[run.job]
+        self.driver.start(run, replace(order, environment={**order.environment, **self.ledger.told(run)}), names)
 
     def _slots(self, run: Run) -> tuple[tuple[int, ...], ...] | None:
         """Free device numbers on each node, None while others (or an earlier run of the same job) still hold them."""
@@ -97,7 +98,11 @@ class Carrier:
         kill = now > run.stop_s + self.grace_s
         if kill or now > self._nudged.get(run.token, 0.0) + 5.0:
             self._nudged[run.token] = now
-            self.driver.stop(run, kill=kill)
+            new = next((other for other in self.ledger.runs.values() if other.job == run.job and other.state == WANTED), None)
+            if new is None or kill:
+                self.driver.stop(run, kill=kill)
+            else:
+                self.driver.resize(run, new)
 
     def _broken(self, run: Run) -> None:
         """A rank ended badly: the others cannot go on without it."""

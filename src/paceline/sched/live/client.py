@@ -12,6 +12,7 @@ from typing import Any
 from paceline.errors import RunError, SpecError
 from paceline.sched.live.order import Order
 from paceline.sched.live.server import ENDPOINT
+from paceline.sched.nodes import Shape
 
 
 def default_state() -> Path:
@@ -49,5 +50,8 @@ class Client:
         return body["ok"]
 
     def submit(self, orders: Sequence[Order]) -> list[str]:
-        """Hands in jobs; returns the names of those that were new."""
+        """Hands in jobs, with the speeds that models and profiles say they have there; returns the names of those that were new."""
+        found = self.ask("cluster")
+        shape = Shape(devices=tuple(found["devices"]), kinds=tuple(found["kinds"]), racks=tuple(found["racks"]), name=found["name"])
+        orders = [order.resolved(shape) for order in orders]
         return [str(name) for name in self.ask("submit", orders=[dict(order.given) for order in orders])]

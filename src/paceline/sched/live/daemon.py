@@ -12,8 +12,8 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,16 @@ class Setup:
     grace_s: float = 60.0
     #: seconds between reports of progress to the policy
     report_s: float = 10.0
+    #: most devices at once by tenant; others are not limited
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.clock not in ("", WALL, MODEL):
             raise UnknownName("clock", self.clock, (WALL, MODEL), "allowed: wall, model")
         if self.grace_s < 0 or self.report_s <= 0 or (self.interval_s is not None and self.interval_s < 0):
             raise SpecError("grace and interval must not be negative, and report must be above zero")
+        if any(devices < 1 for devices in self.quotas.values()):
+            raise SpecError(f"a quota is at least one device, got {dict(self.quotas)}")
 
 
 class Daemon:
@@ -68,7 +72,7 @@ class Daemon:
             self.driver = drivers.make(setup.engine or (found or {}).get("engine", "local"), setup.state,
                                        setup.nodes or self.store.rows["meta"].get("nodes", ""))
             self.ledger = Ledger(self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
-                                 interval_s=setup.interval_s)
+                                 interval_s=setup.interval_s, quotas=setup.quotas)
             if setup.nodes:
                 self.store.commit([("meta", "nodes", setup.nodes)])
         except BaseException:
@@ -84,8 +88,7 @@ class Daemon:
         self._nodes_s = 0.0
         self._reports_s = 0.0
         self._limits: dict[str, str] = {}
-        #: by job: when its present run was first seen with progress, and that progress
-        self._began: dict[str, tuple[int, float, float]] = {}
+        self._seen: dict[str, forecast.Observed] = {}
         self.server = Server(setup.state, self._requests, self)
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -161,12 +164,12 @@ class Daemon:
         """On the wall's clock: submissions that are due, progress, rounds of the policy."""
         now = self.now_s()
         due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
-        if due:  # the policy sees all of them before it is asked
-            self._tell(*due)
-        if time.monotonic() > self._reports_s + self.setup.report_s:
+        if due or time.monotonic() > self._reports_s + self.setup.report_s:  # what runs is known as it is when others come
             self._reports_s = time.monotonic()
             for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:
                 self._report(run.job, now)
+        if due:  # the policy sees all of them before it is asked
+            self._tell(*due)
         if now >= self.machine.wake_s:
             self._tell(ev.Tick(time_s=now))
 
@@ -244,15 +247,8 @@ class Daemon:
         return min(found[1], self.machine.state.jobs[name].job.work) if found else 0.0
 
     def _report(self, name: str, now: float) -> None:
-        found = progress(self.driver.state, name)
-        record = self.machine.state.jobs.get(name)
-        if found is None or record is None:
-            return
-        done = min(found[0], record.job.work)
-        attempt = self.ledger.last[name].attempt
-        if name not in self._began or self._began[name][0] != attempt:
-            self._began[name] = attempt, now, done
-        if abs(done - record.done_at(now)) > 1e-6 * record.job.work:
+        done, record = self._look(name, now), self.machine.state.jobs.get(name)
+        if done is not None and record is not None and abs(done - record.done_at(now)) > 1e-6 * record.job.work:
             self._tell(ev.Report(time_s=now, name=name, done=done, phase=record.phase))
 
     def _ended(self, ending: Ending) -> None:
@@ -290,7 +286,15 @@ class Daemon:
 
     def submit(self, orders: Iterable[Order]) -> list[str]:
         """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
-        return self.ledger.plan(list(orders), self.now_s())
+        known = self.ledger.orders
+        new = [order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order)) for order in orders]
+        return self.ledger.plan(new, self.now_s())
+
+    def _past(self, order: Order) -> list[float]:
+        """Shares of their work that past jobs of the same tenant did; 1 is success."""
+        rows = [self._row(name) for name, record in self.ledger.records.items()
+                if record["state"] == "over" and self.ledger.orders[name].given.get("tenant") == order.given.get("tenant")]
+        return [1.0 if row["state"] == "completed" else min(row["done"] / row["work"], 1 - 1e-9) for row in rows if row["attempts"]]
 
     def cancel(self, name: str) -> str:
         """Ends a job: TERM, then force; returns how it counts."""
@@ -302,6 +306,7 @@ class Daemon:
             self.ledger.note(name, state="over", outcome="cancelled", end_s=now)
             return "cancelled"
         outcome = "killed" if name in self.machine.state.running else "cancelled"
+        self.say(f"{now:10.1f} s  {name} is {outcome} by its user")
         self._tell(ev.Ended(time_s=now, name=name, outcome=outcome))
         return outcome
 
@@ -311,18 +316,19 @@ class Daemon:
         if record["state"] == "over":
             raise SpecError(f"job {name!r} is over already ({record['outcome']})")
         planned = [(at, self._job(other, at)) for at, other in self.ledger.planned()]
-        return forecast.eta(self.machine, planned, name, self.now_s(), self._speeds())
-
-    def _speeds(self) -> dict[str, float]:
-        """Observed speed over the model's, of jobs that ran for a while."""
-        out = {}
         now = self.now_s()
-        for name, job in self.machine.state.running.items():
-            attempt, since, done = self._began.get(name, (0, now, 0.0))
-            found = progress(self.driver.state, name)
-            if not self.model and found and attempt == self.ledger.last[name].attempt and now - since > 2.0 and found[0] > done and job.rate:
-                out[name] = min(10.0, max(0.1, (found[0] - done) / (now - since) / job.rate))
-        return out
+        done = {other: found for other in self.machine.state.running if (found := self._look(other, now)) is not None and not self.model}
+        return forecast.eta(self.machine, planned, name, now, self._seen, done)
+
+    def _look(self, name: str, now: float) -> float | None:
+        """Work done by a job as it says; None where it never did."""
+        found, record = progress(self.driver.state, name), self.machine.state.jobs.get(name)
+        if found is None or record is None:
+            return None
+        done = min(found[0], record.job.work)
+        if not self.model and name in self.machine.state.running and name in self.ledger.last:
+            self._seen.setdefault(name, forecast.Observed()).look(record, self.ledger.last[name].attempt, done, now)
+        return done
 
     def _known(self, name: str) -> dict[str, Any]:
         if name not in self.ledger.records:
@@ -339,9 +345,10 @@ class Daemon:
         state = record["outcome"] if record["state"] == "over" else active.status if active is not None else "planned"
         nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
         work = self.ledger.job(name).work
+        done = work if state == "completed" else min(found[0], work) if found else active.done_at(self.now_s()) if active is not None else 0.0
         return {
-            "job": name, "state": state, "devices": active.devices if active is not None else 0, "nodes": nodes, "work": work,
-            "done": min(found[0], work) if found else (active.done_at(self.now_s()) if active is not None else 0.0),
+            "job": name, "state": state, "unit": self.ledger.orders[name].unit, "reported": found is not None or active is None,
+            "devices": active.devices if active is not None else 0, "nodes": nodes, "work": work, "done": done,
             "submit_s": record["submit_s"], "end_s": record.get("end_s"), "attempts": last.attempt if last else 0,
         }
 

@@ -1,8 +1,8 @@
-"""What the daemon asks of an engine: {nodes, start, stop with checkpoint, observe}.
+"""What the daemon asks of an engine: {nodes, start, stop with checkpoint, resize, observe}.
 
 No engine here can change the nodes of a running gang (Slurm can only shrink it, Ray's placement groups are fixed), so a resize is a stop with
-checkpoint and a start elsewhere, which the daemon strings together. Runs and the daemon meet in files (see `run`): the state folder must be
-one that all nodes see. An engine adds two things: it begins processes on nodes, and it knows which it still has.
+checkpoint, and a start elsewhere once that has ended. Runs and the daemon meet in files (see `run`): the state folder must be one that all
+nodes see. An engine adds two things: it begins processes on nodes, and it knows which it still has.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Driver(ABC):
         begun = [not folder.void(rank) for rank in range(run.ranks)]
         if kill or not any(begun):
             self.destroy(run, folder)
+
+    def resize(self, old: Run, new: Run) -> None:
+        """Makes way for a job to go on as `new` in place of `old`. By default `old` is asked to checkpoint and end; the daemon starts `new` when
+        nothing of it runs any more and the devices are free. An engine that can do better in between may."""
+        self.stop(old)
 
     def observe(self, runs: Iterable[Run]) -> dict[str, Seen]:
         """How each run is, by token."""

@@ -4,7 +4,7 @@ carried out. A daemon that was killed reads the log, asks the same policy the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import RunError, SpecError
 from paceline.sched import event as ev
 from paceline.sched import policies
-from paceline.sched.decision import Decision, Resize, Start, Stop
+from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
 from paceline.sched.live.driver import Node
 from paceline.sched.live.order import Order
@@ -20,6 +20,7 @@ from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
 from paceline.sched.live.store import Row, Store
 from paceline.sched.machine import Machine
 from paceline.sched.nodes import Shape
+from paceline.sched.policy import Policy
 
 #: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
 WALL, MODEL = "wall", "model"
@@ -27,10 +28,22 @@ WALL, MODEL = "wall", "model"
 _PATIENCE_S = 2.0
 
 
+def _policy(era: Mapping[str, Any]) -> Policy:
+    """A fresh policy, with the quotas of an era."""
+    quotas = era.get("quotas")
+    try:
+        return policies.get(era["policy"], **({"quotas": quotas} if quotas else {}))
+    except SpecError as error:
+        if quotas and "quotas" in str(error):
+            raise SpecError(f"policy {era['policy']!r} does not keep quotas; choose another, such as marginal, srtf or fifo") from None
+        raise
+
+
 class Ledger:
     """The state machine, the orders and the runs, kept in a store."""
 
-    def __init__(self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None) -> None:
+    def __init__(self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None,
+                 quotas: Mapping[str, int] | None = None) -> None:
         self.store = store
         rows = store.rows
         self.orders: dict[str, Order] = {}
@@ -45,13 +58,13 @@ class Ledger:
         for value in rows["runs"].values():
             self._keep(Run.from_dict(value))
         busy = any(record["state"] != "over" for record in self.records.values()) or bool(self.runs)
-        self.era = self._era(rows["meta"].get("era"), busy, engine, policy, clock, nodes, interval_s)
+        self.era = self._era(rows["meta"].get("era"), busy, engine, policy, clock, nodes, interval_s, quotas)
         known = [Node(**node) for node in self.era["nodes"]]
         self.nodes = known
         self.shape = Shape(
             devices=tuple(n.devices for n in known), kinds=tuple(n.kind for n in known), racks=(0,) * len(known), name=self.era["engine"],
         )
-        policy_ = policies.get(self.era["policy"])
+        policy_ = _policy(self.era)
         policy_.interval_s = self.era["interval_s"]
         self.machine = Machine(self.shape, policy_, log=False)
         self.count = len(rows["log"])
@@ -59,12 +72,13 @@ class Ledger:
 
     def _era(
         self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
+        quotas: Mapping[str, int] | None,
     ) -> dict[str, Any]:
         """The settings under which the log is read; new ones only while no job is left."""
         if found is not None and busy:
-            for what, given in (("engine", engine), ("policy", policy), ("clock", clock)):
-                if given and given != found[what]:
-                    raise SpecError(f"jobs in {self.store.folder} are under {what} {found[what]!r}, got {given!r}; leave --{what} out, "
+            for what, given in (("engine", engine), ("policy", policy), ("clock", clock), ("quotas", dict(quotas or {}))):
+                if given and given != found.get(what, {}):
+                    raise SpecError(f"jobs in {self.store.folder} are under {what} {found.get(what, 'none')!r}, got {given!r}; leave --{what} out, "
                                     "wait until they are over, or use another folder with --state")
             return found
         era: dict[str, Any] = {
@@ -73,7 +87,9 @@ class Ledger:
         }
         if not nodes:
             raise RunError(f"engine {era['engine']!r} has no nodes")
-        usual = policies.get(era["policy"]).interval_s
+        if quotas:
+            era["quotas"] = dict(quotas)
+        usual = _policy(era).interval_s
         era["interval_s"] = interval_s if interval_s is not None else usual if era["clock"] == MODEL else min(usual, _PATIENCE_S)
         self.store.commit([("meta", "era", era)])
         return era
@@ -94,22 +110,31 @@ class Ledger:
                                "put back the version of it that wrote the log, or use another folder with --state")
 
     def job(self, name: str) -> Job:
-        """The job of an order, as submitted."""
-        return self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"])
+        """The job of an order, as submitted; one that asks for more devices than there are asks for all of them."""
+        job = self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"])
+        most = self.most
+        return job if job.devices <= most else replace(job, devices=max(most, job.least), most=max(most, job.least))
+
+    @property
+    def most(self) -> int:
+        """Devices of the kind that has most."""
+        return max(sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds)
 
     # -- what happens ----------------------------------------------------------------------------------
 
     def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
         """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
         rows: list[Row] = []
-        most = {kind: sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds}
         for order in orders:
             if order.name in self.orders:
-                if dict(self.orders[order.name].given) != dict(order.given):
+                if self.orders[order.name].written != order.written:
                     raise SpecError(f"a job named {order.name!r} was submitted before, with other settings; choose another name")
                 continue
-            if (least := order.job(self.shape.kinds).least) > max(most.values()):
-                raise SpecError(f"job {order.name!r} needs {least} devices of one kind, but the cluster has {max(most.values())}")
+            job = order.job(self.shape.kinds)
+            if job.least > self.most:
+                raise SpecError(f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}")
+            if job.least > (quota := self.era.get("quotas", {}).get(job.tenant, self.most)):
+                raise SpecError(f"job {order.name!r} needs {job.least} devices, but tenant {job.tenant!r} has a quota of {quota}")
             rows.append(("orders", order.name, {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}))
         if rows:
             self.store.commit(rows)
@@ -117,6 +142,11 @@ class Ledger:
             self.orders[name] = next(order for order in orders if order.name == name)
             self.records[name] = {key: value for key, value in row.items() if key != "given"}
         return [name for _, name, _ in rows]
+
+    def told(self, run: Run) -> dict[str, str]:
+        """What a run is told of its batch."""
+        kind = self.shape.kinds[run.allocation[0][0]]
+        return self.orders[run.job].told(devices(run.allocation), kind, self.machine.policy.adaptive)
 
     def planned(self) -> list[tuple[float, str]]:
         """(seconds, name) of orders that are not submitted yet, in that order."""

@@ -6,37 +6,43 @@
     devices = 1
     least = 1                             # sizes it can run at
     most = 4
-    work = 400                            # steps
-    rates = { 1 = 10, 2 = 18, 4 = 30 }    # steps per second by devices; or: seconds = "2 h", overhead = 0.02
+    work = "400 steps"
+    rates = { 1 = 10, 2 = 18, 4 = 30 }    # steps per second by devices; or seconds, a model, a profile
+
+`paceline simulate --trace jobs.toml` reads the same file.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from paceline import units
-from paceline.errors import SpecError, UnitError, nearest
+from paceline.errors import PacelineError, SpecError
+from paceline.sched.ends import Ends, empirical
 from paceline.sched.job import Job
+from paceline.sched.live import given as say
+from paceline.sched.nodes import Shape
+from paceline.sched.samples import Rows, Tabulated, worth
 from paceline.sched.speed import Scaling, Speed, Table
 from paceline.spec.facts import read_text
 
 #: seconds from being given devices to the first step, where nobody says
 _RESTART_S = 10.0
+#: past jobs from which early ends are learnt; with fewer nothing is known
+_ENOUGH = 10
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
-_TIMES = ("submit", "seconds", "restart", "checkpoint_every")
-_WHOLE = ("devices", "least", "most", "priority", "retries")
-_KEYS = {"name", "command", "folder", "environment", "work", "rates", "overhead", "powers_of_two", "tenant", *_TIMES, *_WHOLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A job as it was handed in. `given` holds what was written, checked, with times in seconds and the folder absolute."""
+    """A job as it was handed in. `given` holds what was written, checked, with times in seconds and paths absolute; `speeds` among it is what
+    a model or a profile says of the cluster at hand (`resolved`)."""
 
     name: str
     command: tuple[str, ...]
@@ -51,98 +57,154 @@ class Order:
 
     @staticmethod
     def of(given: Mapping[str, Any], folder: Path, where: str = "") -> Order:
-        """Checks what was written; relative folders count from `folder`."""
+        """Checks what was written; relative paths count from `folder`."""
         name = given.get("name")
         at = f"{where}: job {name!r}" if where else f"job {name!r}"
         if not isinstance(name, str) or not _NAME.match(name):
             raise SpecError(f"{at}: a name has up to 64 letters, digits, '-' and '_', and starts with a letter or digit")
-        for key in given:
-            if key not in _KEYS:
-                near = nearest(key, _KEYS)
-                raise SpecError(f"{at}: unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(_KEYS))}"))
-        plain: dict[str, Any] = {key: value for key, value in given.items() if key not in ("rates", *_TIMES)}
-        plain |= {key: _seconds(given[key], key, at) for key in _TIMES if key in given}
-        for key in _WHOLE:
-            if key in given and (isinstance(given[key], bool) or not isinstance(given[key], int)):
-                raise SpecError(f"{at}: {key} must be a whole number, got {given[key]!r}")
-        if "rates" in given:
-            plain["rates"] = _rates(given["rates"], at)
+        say.unknown(given, at)
+        readers = {
+            **dict.fromkeys(say.TIMES, say.seconds), **dict.fromkeys(say.WHOLE, say.whole), **dict.fromkeys(say.COUNTS, say.count),
+        }
+        plain: dict[str, Any] = {key: readers[key](value, key, at) if key in readers else value for key, value in given.items()}
+        for key, read_ in (("rates", say.rates), ("ends", say.ends), ("learnt", say.ends), ("speeds", say.speeds)):
+            if key in given:
+                plain[key] = read_(given[key], at)
         plain["folder"] = str((folder / str(given.get("folder", "."))).absolute())
-        plain["command"] = list(_command(given.get("command"), at))
-        plain["environment"] = _environment(given.get("environment", {}), at)
+        plain["command"] = list(say.command(given.get("command"), at))
+        plain["environment"] = say.environment(given.get("environment", {}), at)
+        for key in ("profile", "model"):
+            if key in given:
+                plain[key] = _placed(str(given[key]), folder, key == "profile")
         order = Order(
             name=name, command=tuple(plain["command"]), folder=plain["folder"], environment=plain["environment"],
             submit_s=plain.get("submit", 0.0), retries=plain.get("retries", 3), given=plain,
         )
-        order.job(("any",))
+        order._check(at)
         return order
+
+    def _check(self, at: str) -> None:
+        """What can be known to be wrong before there is a cluster."""
+        found = [key for key in say.SOURCES if key in self.given]
+        if len(found) != 1:
+            raise SpecError(f"{at}: give one of rates (work per second by devices), seconds (run time on its devices), model (predicted) or "
+                            f"profile (measured), got {' and '.join(found) or 'none'}")
+        if stray := next((key for key in say.MODEL if key in self.given and "model" not in self.given), None):
+            raise SpecError(f"{at}: {stray} goes with a model")
+        try:
+            if "speeds" in self.given or say.goodput(self.given) is None:
+                self.job(("any",))
+            else:
+                self._job(1.0, Scaling(), 0.0)
+        except PacelineError as error:
+            raise SpecError(f"{at}: {str(error).removeprefix(f'job {self.name!r}: ')}") from None
+
+    def resolved(self, shape: Shape) -> Order:
+        """The same, with the speeds that its model or profile says it has on a cluster; others are returned as they are."""
+        if "speeds" in self.given or not any(key in self.given for key in ("rates", "model", "profile")):
+            return self
+        try:
+            job = self._job(1.0, Scaling(), 0.0)
+            rows = _tabulated(json.dumps({key: value for key, value in self.given.items() if key in _DECIDES}, sort_keys=True), job, shape)
+        except PacelineError as error:
+            raise SpecError(f"job {self.name!r}: {error}") from None
+        if rows is None:
+            return self
+        return replace(self, given={**self.given, "speeds": {kind: {n: list(row) for n, row in found.items()} for kind, found in rows.items()}})
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What the user wrote, without what was worked out from it."""
+        return {key: value for key, value in self.given.items() if key not in say.WORKED_OUT}
+
+    def learning(self, past: Sequence[float]) -> Order:
+        """The same; where it leaves its early ends to history, with those of past jobs, given as the shares of their work that they did."""
+        if self.given.get("ends") != say.HISTORY or len(past) < _ENOUGH:
+            return self
+        found = empirical(past)
+        return replace(self, given={**self.given, "learnt": {"at": list(found.shares), "chance": list(found.probabilities)}})
+
+    @property
+    def unit(self) -> str:
+        """What work is counted in: samples, steps, epochs; seconds; or nothing where nobody says."""
+        if "work" not in self.given:
+            return "s"
+        return say.amount(self.given["work"], f"job {self.name!r}")[1]
 
     def job(self, kinds: Iterable[str], submit_s: float = 0.0) -> Job:
         """The job that the scheduler sees, on devices of these kinds."""
-        given = self.given
-        more = {key: given[key] for key in ("least", "most", "priority", "powers_of_two", "tenant") if key in given}
+        kinds = tuple(kinds)
         work, speed = self._speed(kinds)
-        job = Job(
-            name=self.name, submit_s=submit_s, work=work, speed=speed, devices=given.get("devices", 1), restart_s=given.get("restart", _RESTART_S),
-            checkpoint_every_s=given.get("checkpoint_every", 0.0), **more,
-        )
-        for kind in {*kinds}:
-            if stuck := [n for n in job.sizes(job.most) if not speed.rate((n,), kind, 0, False) > 0]:
-                raise SpecError(f"job {self.name!r}: no speed is known on {stuck[0]} devices; rates must begin at its smallest size")
+        job = self._job(work, speed, submit_s)
+        if isinstance(speed, Tabulated):  # only sizes at which it can run
+            sizes = speed.sizes()
+            return replace(job, least=sizes[0], most=sizes[-1], devices=max((n for n in sizes if n <= job.devices), default=sizes[0]))
+        if stuck := [n for n in job.sizes(job.most) for kind in kinds if not speed.rate((n,), kind, 0, False) > 0]:
+            raise SpecError(f"job {self.name!r}: no speed is known on {stuck[0]} devices; rates must begin at its smallest size")
         return job
+
+    def _job(self, work: float, speed: Speed, submit_s: float) -> Job:
+        given = self.given
+        ends = given.get("learnt", given.get("ends"))
+        more = {key: given[key] for key in ("least", "most", "priority", "powers_of_two", "tenant") if key in given}
+        return Job(
+            name=self.name, submit_s=submit_s, work=work, speed=speed, devices=given.get("devices", 1), restart_s=given.get("restart", _RESTART_S),
+            checkpoint_s=given.get("checkpoint", 0.0), checkpoint_every_s=given.get("checkpoint_every", 0.0),
+            ends=Ends(tuple(ends["at"]), tuple(ends["chance"])) if isinstance(ends, Mapping) else None, **more,
+        )
 
     def _speed(self, kinds: Iterable[str]) -> tuple[float, Speed]:
         """Work, and work per second."""
-        given, devices = self.given, self.given.get("devices", 1)
-        if ("rates" in given) == ("seconds" in given):
-            raise SpecError(f"job {self.name!r}: give either rates (work per second by devices) or seconds (run time on its devices)")
+        given, devices, at = self.given, self.given.get("devices", 1), f"job {self.name!r}"
+        work = say.amount(given["work"], at)[0] if "work" in given else None
+        if "speeds" in given:
+            return work or 0.0, Tabulated(given["speeds"])
         if "rates" in given:
-            if "work" not in given:
-                raise SpecError(f"job {self.name!r}: with rates goes work, the total in the same unit")
+            if work is None:
+                raise SpecError(f"{at}: with rates goes work, the total in the same unit")
             table = {int(size): rate for size, rate in given["rates"].items()}
-            return float(given["work"]), Table(dict.fromkeys(kinds, table))
+            if any(isinstance(rate, str) for rate in table.values()):
+                raise SpecError(f"{at}: its speeds are not worked out yet; hand it in with `paceline submit`")
+            return work, Table(dict.fromkeys(kinds, table))
+        if "seconds" not in given:
+            raise SpecError(f"{at}: its speeds are not worked out yet; hand it in with `paceline submit`")
         scaling = Scaling(devices, float(given.get("overhead", 0.02)))
-        if "work" not in given:
+        if work is None:
             return given["seconds"], scaling
-        each = float(given["work"]) / given["seconds"]
+        each = work / given["seconds"]
         sizes = range(given.get("least") or devices, (given.get("most") or devices) + 1)
-        return float(given["work"]), Table({kind: {n: each * scaling.rate((n,), kind, 0, False) for n in sizes} for kind in kinds})
+        return work, Table({kind: {n: each * scaling.rate((n,), kind, 0, False) for n in sizes} for kind in kinds})
+
+    def told(self, devices: int, kind: str, adaptive: bool) -> dict[str, str]:
+        """What a run of that size is told of its batch, where the batch is known: samples of a step in all, and what each counts."""
+        if "speeds" not in self.given:
+            return {}
+        table, noise = Tabulated(self.given["speeds"]), self.given.get("noise_scale", 0.0)
+        planned, batch = table.row(self.given.get("devices", 1), kind)[1], table.row(devices, kind)[3 if adaptive else 1]
+        return {"PACELINE_BATCH": f"{batch:.10g}", "PACELINE_WORTH": f"{worth(batch, planned, noise):.10g}"} if batch > 1 else {}
 
 
-def _seconds(value: Any, key: str, at: str) -> float:
-    try:
-        seconds = units.parse(value, "time")
-    except UnitError as error:
-        raise SpecError(f"{at}: {key}: {error}") from None
-    if seconds < 0 or (key == "seconds" and seconds == 0):
-        raise SpecError(f"{at}: {key} must be {'above zero' if key == 'seconds' else 'zero or more'}, got {value!r}")
-    return seconds
+#: what the speeds of a job depend on, but for the cluster
+_DECIDES = {"work", "devices", *say.SOURCES, *say.MODEL, *say.COUNTS}
 
 
-def _rates(value: Any, at: str) -> dict[str, float]:
-    if not isinstance(value, Mapping) or not value:
-        raise SpecError(f"{at}: rates are written {{ DEVICES = WORK_PER_SECOND, ... }}, got {value!r}")
-    for size, rate in value.items():
-        if not str(size).isdigit() or int(size) < 1 or isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
-            raise SpecError(f"{at}: rates are written {{ DEVICES = WORK_PER_SECOND, ... }} with numbers above zero, got {size} = {rate!r}")
-    return {str(size): float(rate) for size, rate in value.items()}
+@lru_cache(maxsize=256)
+def _tabulated(given: str, job: Job, shape: Shape) -> Rows | None:
+    """Speeds on a cluster; None where they are written in the unit of work already. Predicting takes seconds: once for each job."""
+    speed = say.goodput(json.loads(given))
+    if speed is None:
+        return None
+    limit = max(sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind) for kind in shape.kinds)
+    if job.least > limit:
+        raise SpecError(f"it needs {job.least} devices of one kind, but the cluster has {limit}")
+    return speed.tabulated(job.sizes(limit), min(job.devices, limit), shape)
 
 
-def _command(value: Any, at: str) -> tuple[str, ...]:
-    if isinstance(value, str):
-        try:
-            value = shlex.split(value)
-        except ValueError as error:
-            raise SpecError(f"{at}: command {value!r}: {error}") from None
-    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(word, str) for word in value):
-        raise SpecError(f"{at}: command must be a list of words or one line (no shell reads it), got {value!r}")
-    return tuple(value)
-
-
-def _environment(value: Any, at: str) -> dict[str, str]:
-    if not isinstance(value, Mapping) or not all(isinstance(v, (str, int, float)) for v in value.values()):
-        raise SpecError(f"{at}: environment is written {{ NAME = \"value\", ... }}, got {value!r}")
-    return {str(key): str(item) for key, item in value.items()}
+def _placed(text: str, folder: Path, always: bool) -> str:
+    """A path beside the job file; a model that is no path stays."""
+    path, colon, rest = text.partition(":") if ".py:" in text else (text, "", "")
+    found = folder / path
+    return f"{found.absolute()}{colon}{rest}" if always or found.is_file() else text
 
 
 def read(path: Path) -> list[Order]:

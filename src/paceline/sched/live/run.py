@@ -104,7 +104,7 @@ class Folder:
             "PACELINE_RENDEZVOUS": f"file://{self.path}/rendezvous", "MASTER_ADDR": node_names[0], "MASTER_PORT": str(port),
         }
         each = [{"PACELINE_NODE_RANK": str(rank), "PACELINE_NODE": name, "PACELINE_NODE_DEVICES": str(count),
-                 "PACELINE_DEVICE_IDS": ",".join(map(str, ids))}
+                 "PACELINE_FIRST_DEVICE": str(sum(before for _, before in run.allocation[:rank])), "PACELINE_DEVICE_IDS": ",".join(map(str, ids))}
                 for rank, ((_, count), ids, name) in enumerate(zip(run.allocation, run.slots, node_names, strict=True))]
         replace_text(self.path / "run.json", json.dumps({"command": order.command, "folder": order.folder, "common": common, "ranks": each}))
 

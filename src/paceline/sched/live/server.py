@@ -79,6 +79,9 @@ class Server:
         what = request["do"]
         if what == "submit":
             return self._daemon.submit([Order.of(given, Path(given["folder"])) for given in request["orders"]])
+        if what == "cluster":
+            shape = self._daemon.ledger.shape
+            return {"devices": shape.devices, "kinds": shape.kinds, "racks": shape.racks, "name": shape.name}
         if what == "queue":
             return self._daemon.queue()
         if what == "eta":
@@ -87,7 +90,7 @@ class Server:
             return self._daemon.cancel(request["job"])
         if what == "stop":
             return self._daemon.stop()
-        raise SpecError(f"cannot do {what!r}; allowed: submit, queue, eta, cancel, stop")
+        raise SpecError(f"cannot do {what!r}; allowed: submit, cluster, queue, eta, cancel, stop")
 
     def close(self) -> None:
         """Takes no more requests."""

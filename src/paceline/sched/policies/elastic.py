@@ -110,7 +110,7 @@ class Elastic(Policy):
         """Whether a running job should change: growth must save more than it costs; shrinking frees devices for others, unless it is nearly done."""
         each, now = state.nodes.node_devices, state.now_s
         here = job.seconds_left(now, job.devices, each, self.adaptive)
-        cost = self.worth * job.job.restart_s
+        cost = self.worth * (job.job.restart_s + job.job.checkpoint_s)
         if size > job.devices:
             return here - job.seconds_left(now, size, each, self.adaptive) > cost
         return here > cost

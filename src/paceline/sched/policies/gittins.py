@@ -24,7 +24,7 @@ Class = tuple[str, int]
 
 
 class Gittins(Las):
-    """Ranks levels by the index of a job's class; of all jobs while its class has few; by the level itself while all are few."""
+    """Ranks levels by the index of a job's class; of all jobs where few of its class came so far; by the level itself while all are few."""
 
     name = "gittins"
 
@@ -44,9 +44,11 @@ class Gittins(Las):
         return job.job.tenant, job.job.devices.bit_length()
 
     def rank_of(self, job: Active, level: int) -> float:
-        index = self._index.get(self._class(job)) if self.classes else None
-        index = index or self._index.get(None)
-        return -index[level] if index else float(level)
+        everyone = self._index.get(None)
+        if everyone is None:
+            return float(level)
+        index = self._index.get(self._class(job), everyone) if self.classes else everyone
+        return -(index if level < len(index) else everyone)[level]
 
     def left(self, job: Active, now_s: float) -> None:
         super().left(job, now_s)
@@ -55,7 +57,8 @@ class Gittins(Las):
             self._seen[group].append(entry)
         if len(self._seen[None]) >= self._next:
             self._next = int(self._next * 1.5) + 1
-            self._index = {group: _indices(seen, self.thresholds) for group, seen in self._seen.items() if len(seen) >= self.learns_after}
+            self._index = {group: _indices(seen, self.thresholds, self.learns_after) for group, seen in self._seen.items()}
+            self._index[None] = _beyond(self._index[None], self.thresholds)
             self._resort(now_s)
 
     def _resort(self, now_s: float) -> None:
@@ -72,14 +75,16 @@ class Gittins(Las):
             self._hold(job, now_s)
 
 
-def _indices(seen: Sequence[tuple[float, bool]], thresholds: Sequence[float]) -> list[float]:
-    """The index at the start of each level."""
+def _indices(seen: Sequence[tuple[float, bool]], thresholds: Sequence[float], enough: int) -> list[float]:
+    """The index at the start of each level that at least `enough` jobs reached: of fewer, one that is over by chance would decide."""
     ordered = sorted(seen)
     sizes = [size for size, _ in ordered]
     goals = [*thresholds, sizes[-1] + 1.0]
     out = []
     for start in (0.0, *thresholds):
         first = bisect_right(sizes, start)
+        if len(sizes) - first < enough:
+            break
         best, good, spent, at = 0.0, 0, 0.0, first
         for goal in goals[bisect_right(goals, start):]:
             until = bisect_right(sizes, goal)
@@ -90,4 +95,12 @@ def _indices(seen: Sequence[tuple[float, bool]], thresholds: Sequence[float]) ->
             if cost > 0:
                 best = max(best, good / cost)
         out.append(best)
+    return out
+
+
+def _beyond(index: list[float], thresholds: Sequence[float]) -> list[float]:
+    """For the levels that few reached: lengths there fall off as a power, so that the index falls as service attained grows."""
+    out = index[:]
+    for level in range(len(index), len(thresholds) + 1):
+        out.append(out[-1] * thresholds[level - 2] / thresholds[level - 1] if level > 1 else out[-1])
     return out

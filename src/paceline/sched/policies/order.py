@@ -252,4 +252,4 @@ def asked_s(job: Active, now_s: float) -> float:
     """Seconds to success at the size that a job has, or asks for; what is left of its restart, or the one it needs, among them."""
     if job.status == RUNNING:
         return job.left_at(now_s) / job.rate + max(0.0, job.ready_s - now_s) if job.rate else math.inf
-    return job.job.restart_s + job.job.speed.seconds(job.left_at(now_s), job.phase, job.job.devices, job.job.devices, False)
+    return job.job.restart_s + job.owes_s + job.job.speed.seconds(job.left_at(now_s), job.phase, job.job.devices, job.job.devices, False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -33,6 +33,10 @@ class Exchange:
     update_s: float
     down_s: float
     waited_s: float
+    #: by server: how long before the end of the compute its part was ready and on its way
+    leads: tuple[float, ...] = ()
+    #: that of the slowest server
+    lead_s: float = 0.0
 
 
 class Joined(Protocol):
@@ -55,6 +59,7 @@ class Client:
         self._links = [_Link(rendezvous, server, self.worker, up, down, retry_s) for server in range(len(self.sizes))]
         self._pool = ThreadPoolExecutor(max_workers=len(self.sizes), thread_name_prefix="server")
         self._sequence = 0
+        self._begun: dict[int, tuple[float, Future[tuple[Tensor, Answer, float]]]] = {}
         self._closed = False
 
     def join(self) -> Tensor:
@@ -63,18 +68,32 @@ class Client:
 
     def exchange(self, update: Tensor, *, fetch: bool = True, rate: float = 1.0) -> tuple[Tensor | None, Exchange]:
         """Pushes an update; new parameters (or moves) where wanted."""
-        self._sequence += 1
+        for server, piece in enumerate(update.split(self.sizes)):
+            self.begin(server, piece, fetch=fetch, rate=rate)
+        values, exchange = self.finish()
+        return values, replace(exchange, leads=(), lead_s=0.0)
+
+    def begin(self, server: int, piece: Tensor, *, fetch: bool = True, rate: float = 1.0) -> None:
+        """Pushes the part of one server, and returns at once; all parts of an update have the same number."""
+        if not self._begun:
+            self._sequence += 1
+        future = self._pool.submit(self._links[server].push, piece, self._sequence, fetch, rate)
+        self._begun[server] = (time.perf_counter(), future)
+
+    def finish(self) -> tuple[Tensor | None, Exchange]:
+        """Waits for the answers to all parts that have begun; new parameters where they were wanted."""
         start = time.perf_counter()
-        pieces = update.split(self.sizes)
-        answers = list(self._pool.map(lambda pair: pair[0].push(pair[1], self._sequence, fetch, rate), zip(self._links, pieces, strict=True)))
+        begun, self._begun = [self._begun[server] for server in sorted(self._begun)], {}
+        answers = [future.result() for _, future in begun]
         round_s = time.perf_counter() - start
-        slowest = max(answers, key=lambda answer: answer[1].receive_s + answer[1].update_s + answer[2])
-        values = torch.cat([answer[0] for answer in answers]) if fetch else None
+        leads = tuple(max(0.0, start - at) for at, _ in begun)
+        slowest = max(range(len(answers)), key=lambda i: answers[i][1].receive_s + answers[i][1].update_s + answers[i][2] - leads[i])
         heads = [answer[1] for answer in answers]
-        return values, Exchange(
+        return torch.cat([answer[0] for answer in answers]) if answers[0][0].numel() else None, Exchange(
             staleness=max(head.staleness for head in heads), version=min(head.version for head in heads), outcome=max(head.outcome for head in heads),
             up_bytes=sum(link.sent for link in self._links), down_bytes=sum(head.payload_bytes for head in heads), round_s=round_s,
-            up_s=slowest[1].receive_s, update_s=slowest[1].update_s, down_s=slowest[2], waited_s=slowest[1].waited_s,
+            up_s=heads[slowest].receive_s, update_s=heads[slowest].update_s, down_s=answers[slowest][2], waited_s=heads[slowest].waited_s,
+            leads=leads, lead_s=leads[slowest],
         )
 
     def leave(self) -> None:

@@ -31,6 +31,23 @@ class Flat:
         """Gradients now; zero where there is none, dense where they are sparse."""
         return torch.cat([_dense(p).reshape(-1).float() for p in self.parameters])
 
+    def pieces(self, sizes: Sequence[int]) -> list[list[tuple[Tensor, int, int]]]:
+        """For each shard of those sizes the parameters in it, and from which element to which of each."""
+        out: list[list[tuple[Tensor, int, int]]] = [[] for _ in sizes]
+        starts, offset = [sum(sizes[:i]) for i in range(len(sizes))], 0
+        for p in self.parameters:
+            for shard, (start, size) in zip(out, zip(starts, sizes, strict=True), strict=True):
+                low, high = max(start, offset), min(start + size, offset + p.numel())
+                if low < high:
+                    shard.append((p, low - offset, high - offset))
+            offset += p.numel()
+        return out
+
+    @staticmethod
+    def gathered(pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+        """Gradients of one shard now."""
+        return torch.cat([_dense(p).reshape(-1)[low:high].float() for p, low, high in pieces])
+
     @torch.no_grad()
     def load(self, values: Tensor) -> None:
         """Sets the parameters."""

@@ -12,35 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError, SpecError
-from paceline.queueing.profile import WARM_UP, WIRE, JobProfile, Link, ProfiledRun, from_rows
+from paceline.queueing.profile import UNEVEN, WARM_UP, WIRE, JobProfile, Link, ProfiledRun, from_rows
 from paceline.train.asynchronous.launch import Local
 from paceline.train.asynchronous.record import VARIABLE
+from paceline.train.asynchronous.remote import SLOW
 
 
 def profile(
     script: Path, arguments: Sequence[str] = (), *, workers: int = 2, servers: int = 1, steps: int = 30, batch: int = 1,
-    link_Bps: float | None = None, timeout_s: float = 300.0,  # noqa: N803
+    link_Bps: float | None = None, slow: float = 1.0, timeout_s: float = 300.0,  # noqa: N803
 ) -> JobProfile:
     """Runs a script that uses a parameter-server strategy with 1..`workers` workers on this machine, and stops it after `steps` steps each.
 
-    `batch` is samples per worker and step; `link_Bps` the rate of the links between worker and server, by default what transfers showed.
+    `batch` is samples per worker and step; `link_Bps` the rate of the links between worker and server, by default what transfers showed. `slow` is
+    how many times as long the last of several workers is to compute: the profile of a job in which one worker is slow.
     """
     if not script.is_file():
         raise SpecError(f"no training script {str(script)!r}")
     if not 1 <= workers <= 64 or steps < 5:
         raise SpecError(f"a profile takes 1 to 64 workers and at least 5 steps, got {workers} and {steps}")
+    if slow != 1 and (slow < UNEVEN or workers < 2):
+        raise SpecError(f"a slow worker takes at least {UNEVEN:g} times as long and is one of at least two; got {slow:g} times, {workers} workers")
     runs: list[ProfiledRun] = []
     facts: dict[str, Any] = {}
     rows: list[list[dict[str, Any]]] = []
     for count in range(1, workers + 1):
-        rows, facts = _run(script, arguments, count, servers, steps + WARM_UP, timeout_s)
+        rows, facts = _run(script, arguments, count, servers, steps + WARM_UP, slow if count > 1 else 1.0, timeout_s)
         runs.append(from_rows(rows))
     first = rows[0][-1]
     if facts["mode"] == "backup" and workers <= facts["backups"]:
         raise SpecError("backup workers need more workers than backups in the profile")
     rate = link_Bps if link_Bps is not None else _rate(runs[0], first["up_bytes"])
     return JobProfile(name=script.stem, batch=batch, up_bytes=first["up_bytes"], down_bytes=first["down_bytes"], mode=facts["mode"],
-                      servers=facts["servers"], staleness=facts["staleness"], backups=facts["backups"], link=Link(rate_Bps=rate), runs=tuple(runs))
+                      servers=facts["servers"], staleness=facts["staleness"], backups=facts["backups"], link=Link(rate_Bps=rate), runs=tuple(runs),
+                      slow_workers=int(slow > 1))
 
 
 def _rate(run: ProfiledRun, size: float) -> float:
@@ -49,13 +54,15 @@ def _rate(run: ProfiledRun, size: float) -> float:
 
 
 def _run(
-    script: Path, arguments: Sequence[str], workers: int, servers: int, steps: int, timeout_s: float,
+    script: Path, arguments: Sequence[str], workers: int, servers: int, steps: int, slow: float, timeout_s: float,
 ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """Steps of each worker and what the run said it is."""
     with tempfile.TemporaryDirectory(prefix="paceline-profile-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output, Local(workers=workers, servers=servers, checkpoint=Path(folder)) as local:
-            local.start([sys.executable, str(script), *arguments], environment={VARIABLE: str(Path(folder, "{worker}.jsonl"))}, output=output)
+            for number in range(workers):
+                variables = {VARIABLE: str(Path(folder, "{worker}.jsonl")), SLOW: str(slow if number == workers - 1 else 1.0)}
+                local.add([sys.executable, str(script), *arguments], environment=variables, output=output)
             deadline = time.monotonic() + timeout_s
             while not _enough(folder, workers, steps):
                 ended = all(process.poll() is not None for process in local.workers)

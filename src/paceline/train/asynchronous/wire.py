@@ -23,7 +23,7 @@ from torch.distributed import DistError, PrefixStore, ProcessGroupGloo, Store, T
 
 from paceline.errors import RunError
 
-__all__ = ["JOIN", "LEAVE", "PUSH", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "Store", "TCPStore", "Turns",
+__all__ = ["JOIN", "LEAVE", "PUSH", "Answer", "Ask", "Lost", "Pair", "PrefixStore", "Rendezvous", "Store", "TCPStore", "Turns",
            "answer_knock", "get", "knock", "knocked", "put", "serve_store"]
 
 _TAG = 7

@@ -52,15 +52,17 @@ def served(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, mode: str, rule: str = "gradient", workers: int | None = None, servers: int | None = None,
     staleness: int = 8, backups: int = 1, staleness_aware: bool = False, elasticity: float | None = None, period: int = 4, push_every: int = 1,
     fetch_every: int = 1, up: str = "none", down: str = "none", checkpoint: Path | str | None = None, checkpoint_every: int = 100, streams: int = 1,
-    retry_s: float = 60.0, pace_Bps: float | None = None,  # noqa: N803
+    retry_s: float = 60.0, pace_Bps: float | None = None, overlap: bool = False,  # noqa: N803
 ) -> tuple[nn.Module, Distributed]:
     """Workers round parameter servers; see `Policy` for modes and rules.
 
     `up` and `down` name codecs; `checkpoint` is a folder in which servers save every `checkpoint_every` updates; `elasticity` is 0.9 / workers
-    unless given, the stable choice of the paper.
+    unless given, the stable choice of the paper; `overlap` sends each server's part during the backward pass, once its gradients are there.
     """
     if min(period, push_every, fetch_every, streams) < 1:
         raise SpecError("period, push_every, fetch_every and streams count from 1")
+    if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
+        raise SpecError("overlap sends every gradient during its backward pass; it does not go with elastic averaging, push_every or fetch_every")
     place, expected = rendezvous(), world(workers)
     count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
     policy = Policy(mode=mode, rule=rule, workers=expected, staleness=staleness, backups=backups, staleness_aware=staleness_aware,
@@ -82,7 +84,7 @@ def served(
     if rule == "elastic":
         wrapped = ElasticOptimizer(optimizer, client, period=period)
     else:
-        wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every)
+        wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap)
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
 

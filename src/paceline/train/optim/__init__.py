@@ -2,6 +2,6 @@
 
 from paceline.train.optim.layerwise import LAMB, LARS, Layerwise
 from paceline.train.optim.noise import NoiseScale
-from paceline.train.optim.schedule import BatchGrowth, scaled_lr, warmup
+from paceline.train.optim.schedule import BatchGrowth, annealed, scaled_lr, warmup
 
-__all__ = ["LAMB", "LARS", "BatchGrowth", "Layerwise", "NoiseScale", "scaled_lr", "warmup"]
+__all__ = ["LAMB", "LARS", "BatchGrowth", "Layerwise", "NoiseScale", "annealed", "scaled_lr", "warmup"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,19 @@ def warmup(optimizer: torch.optim.Optimizer, steps: int, then: LRScheduler | Non
         raise SpecError(f"warm-up takes 0 steps or more and begins at 0 to 1 of the rate; got {steps} and {start:g}")
     rise = LambdaLR(optimizer, lambda step: min(1.0, start + (1 - start) * (step + 1) / (steps + 1)))
     return rise if then is None else torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, then], [steps])
+
+
+def annealed(step: int, steps: int, warmup: int = 0) -> float:
+    """The share of the learning rate in step `step` (from 1) of `steps`: it rises over `warmup`, then falls to zero along half a cosine.
+
+    Loshchilov and Hutter, SGDR, ICLR 2017, without restarts. Averages out what noise is left in the gradients at the end of a run.
+
+    >>> [round(annealed(step, 8, 2), 2) for step in range(1, 9)]
+    [0.5, 1.0, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07]
+    """
+    if step <= warmup:
+        return step / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup - 1) / max(1, steps - warmup)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

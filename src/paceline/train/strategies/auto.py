@@ -7,9 +7,8 @@ the user's to say (`loss`): "none" keeps synchronous SGD exact, "rounding" allow
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +18,20 @@ import torch.distributed as dist
 from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import Float32, Scheme, parse
-from paceline.train.compress import lockstep, make
+from paceline.train.compress import make
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
 from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s
-from paceline.train.strategies.probe import probe
+from paceline.train.strategies.probe import cores, probe
 
 LOSSES: Mapping[str, tuple[str, ...]] = {"none": (), "rounding": ("bf16", "fp16"), "some": ("bf16", "fp16", "terngrad", "dgc")}
 #: a strategy must be faster by this share to replace plain all-reduce
 MARGIN = 0.03
 FLOAT32 = Float32()
+#: elements on which encoders are timed
+_LARGE, _SMALL = 1 << 22, 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +97,8 @@ class Auto(Strategy):
         """Rank 0 decides from its own profile; all take part in the probe."""
         device = self.parameters[0][1].device
         machine = probe(self.engine, device)
-        profile = self._profiler.profile()
-        cores = self.cores or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        setting = Setting(machine=machine, world=self.world, cores=2 if device.type == "cuda" else cores,
+        profile = self._profiler.profile(self.optimizer)
+        setting = Setting(machine=machine, world=self.world, cores=self.cores or cores(device),
                           rates=rates(self.schemes, max(p.numel() for _, p in self.parameters), self.world, device))
         return agree(choose(profile, setting, self.schemes))
 
@@ -125,21 +125,55 @@ class Auto(Strategy):
 
 
 def rates(schemes: tuple[str, ...], elements: int, world: int, device: torch.device) -> Rates:
-    """Times encoders and decoders on a tensor like the largest gradient; seconds per element."""
-    count = min(elements, 1 << 20)
-    gradient = torch.randn(count, device=device)
-    encode, decode = {}, {}
+    """Times encoders and decoders on a tensor like the largest gradient and on a small one: seconds per element, and per call."""
+    large, small = min(elements, _LARGE), min(elements, _SMALL)
+    found: dict[str, dict[str, float]] = {field: {} for field in ("encode_s", "decode_s", "encode_call_s", "decode_call_s")}
     for name in schemes:
-        compressors = [make(name, rank=r, world=world) for r in range(world)]
-        lockstep(compressors[:1] if world == 1 else compressors, "probe", [gradient] * world)  # compile, allocate
-        start = time.perf_counter()
-        lockstep(compressors, "probe", [gradient] * world)
-        # all ranks' work was done here: one rank does the world's share of it
-        total = (time.perf_counter() - start) / world / count
-        encode[parse(name).name], decode[parse(name).name] = total / 2, total / 2
-    start = time.perf_counter()
-    gradient.clone()
-    return Rates(encode_s=encode, decode_s=decode, copy_s=max(1e-11, (time.perf_counter() - start) / count))
+        scheme = parse(name)
+        both = {count: _coded(scheme, count, world, device) for count in (large, small)}
+        for part, which in enumerate(("encode", "decode")):
+            each = max(1e-12, (both[large][part] - both[small][part]) / max(1, large - small))
+            found[f"{which}_s"][scheme.name] = each
+            found[f"{which}_call_s"][scheme.name] = max(0.0, both[small][part] - each * small)
+    gradient = torch.randn(large, device=device)
+    space = torch.empty_like(gradient)
+    return Rates(**found, copy_s=max(1e-11, min(_seconds(lambda: space.copy_(gradient), device) for _ in range(3)) / large))
+
+
+def _coded(scheme: Scheme, count: int, world: int, device: torch.device) -> tuple[float, float]:
+    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few."""
+    compressor = make(scheme, world=world)
+    gradient = torch.randn(count, device=device)
+    out = torch.empty_like(gradient)
+    least = [float("inf")] * 2
+    for _ in range(4):  # the first compiles and allocates
+        rounds = compressor.exchange("probe", gradient, out)
+        spent, request = [0.0], None
+        arrived: list[list[torch.Tensor]] = []
+        while True:
+            start = _now(device)
+            try:
+                request = next(rounds) if request is None else rounds.send(arrived)
+            except StopIteration:
+                break
+            finally:
+                spent.append(_now(device) - start)
+            arrived = [request.payload] * world if request.op == "gather" else [request.payload]
+        compressor.end_step()
+        least = [min(least[0], sum(spent[:-1])), min(least[1], spent[-1])]
+    return least[0], least[1]
+
+
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    start = _now(device)
+    call()
+    return _now(device) - start
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choice:
@@ -168,7 +202,7 @@ def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> di
     def seconds() -> float:
         return averaging_s(profile, setting, lambda layer: chosen[layer.name])
 
-    best = seconds()
+    uniform = best = seconds()
     for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):  # the first ready have the most slack
         if isinstance(chosen[layer.name], Float32):
             continue
@@ -177,7 +211,7 @@ def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> di
             best = now
         else:
             chosen[layer.name] = kept
-    return chosen
+    return chosen if best < uniform * (1 - MARGIN) else dict(allowed)
 
 
 def explain(choice: Choice) -> dict[str, Any]:

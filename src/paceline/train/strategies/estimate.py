@@ -6,13 +6,14 @@ One link per rank, which carries one message after another; one thread that comp
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.cost import compression as cost
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
-from paceline.spec.compression import SCHEMES, Float32, Scheme, parse
+from paceline.spec.compression import DGC, SCHEMES, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES
 from paceline.train.profile import Layer, Profile, order_of
@@ -23,10 +24,12 @@ from paceline.train.strategies.probe import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Seconds per gradient element that encoding and decoding take, by name of the scheme; and of a sum or copy (float32, one pass)."""
+    """Seconds that encoding and decoding take by name of the scheme, per gradient element and per call; per element, of a copy (float32)."""
 
     encode_s: Mapping[str, float] = field(default_factory=dict)
     decode_s: Mapping[str, float] = field(default_factory=dict)
+    encode_call_s: Mapping[str, float] = field(default_factory=dict)
+    decode_call_s: Mapping[str, float] = field(default_factory=dict)
     copy_s: float = 1e-9
 
 
@@ -45,30 +48,76 @@ class Setting:
         """Seconds that a message keeps the link besides its bytes: several are in flight, so that their latencies overlap."""
         return self.machine.latency_s / IN_FLIGHT
 
+    def wire_s(self, scheme: Scheme, layer: Layer) -> float:
+        """Of a layer's messages, on a link that carries nothing else."""
+        rate = self.machine.reduce_Bps if scheme.collective == "all_reduce" else self.machine.link_Bps
+        return cost.sent_bytes(scheme, layer.shape, self.world) / rate
+
+    def copy_s(self, size: float) -> float:
+        """Of a copy, or one pass over two operands, of so many bytes of float32."""
+        return size / 4 * self.rates.copy_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns."""
+
+    ready_s: float
+    phases: tuple[float, ...]
+
 
 def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme], bucket_bytes: float = BUCKET_BYTES,
                 first_bytes: float = FIRST_BYTES) -> float:
     """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and complete before the update."""
     ordered = order_of(profile.layers)
-    link = worked = 0.0
-    end = profile.backward_s
+    waiting: list[_Bucket] = []
     for members in buckets([layer.bytes for layer in ordered], bucket_bytes, first_bytes):
-        chosen = [ordered[i] for i in members]
-        encode = sum(_work(scheme(layer), layer, at, at.rates.encode_s) for layer in chosen)
-        decode = sum(_work(scheme(layer), layer, at, at.rates.decode_s) for layer in chosen)
-        stages = max(len(cost.exchanges(scheme(layer), layer.shape)) for layer in chosen)
-        wire = sum(cost.sent_bytes(scheme(layer), layer.shape, at.world) for layer in chosen) / at.machine.link_Bps
-        link = max(link, max(layer.ready_s for layer in chosen) + encode) + wire + at.gap_s
-        end = max(end, link + stages * at.machine.latency_s + decode)
-        worked += encode + decode
+        chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
+        encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
+        decode = sum(_work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen)
+        stages = max(len(cost.exchanges(one, layer.shape)) for one, layer in chosen)
+        wire = sum(at.wire_s(one, layer) for one, layer in chosen)
+        # what is agreed on first is small, and the encoder waits for it
+        agreed = (encode / 2, 0.0) * (stages - 1)
+        waiting.append(_Bucket(max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode)))
+    end = max(profile.backward_s, _flow(waiting, at))
     if at.cores < 2:
-        end = max(end, profile.backward_s + worked)
-    return profile.forward_s + end + profile.update_s
+        end = max(end, profile.backward_s + sum(sum(bucket.phases[::2]) for bucket in waiting))
+    taken = profile.momentum and any(isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers)
+    # without momentum, the update is one addition: two operands read, one written
+    return profile.forward_s + end + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
 
 
-def _work(scheme: Scheme, layer: Layer, at: Setting, table: Mapping[str, float]) -> float:
-    count = layer.bytes / 4
-    return count * (at.rates.copy_s if isinstance(scheme, Float32) else table.get(scheme.name, 0.0))
+def ddp_s(profile: Profile, at: Setting) -> float:
+    """Seconds of a step of torch's DistributedDataParallel: the thread of the backward pass copies into buckets, and out of them at the end."""
+    ordered = order_of(profile.layers)
+    pace = 1 + at.copy_s(profile.bytes) / profile.backward_s
+    sent = 2 * (at.world - 1) / at.world / at.machine.reduce_Bps
+    waiting = [_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * sum(ordered[i].bytes for i in members)))
+               for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES)]
+    return profile.forward_s + max(pace * profile.backward_s, _flow(waiting, at)) + at.copy_s(profile.bytes) + profile.update_s
+
+
+def _flow(waiting: Sequence[_Bucket], at: Setting) -> float:
+    """When all are through, with one thread for work and one link, each serving who comes first."""
+    free = [0.0, 0.0]
+    events = [(bucket.ready_s, number, 0) for number, bucket in enumerate(waiting)]
+    end = 0.0
+    while events:
+        when, number, phase = heapq.heappop(events)
+        phases, link = waiting[number].phases, phase % 2
+        if phase == len(phases):
+            end = max(end, when)
+            continue
+        free[link] = max(when, free[link]) + phases[phase] + (at.gap_s if link else 0.0)
+        heapq.heappush(events, (free[link] + (at.machine.latency_s if link else 0.0), number, phase + 1))
+    return end
+
+
+def _work(scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], call: Mapping[str, float]) -> float:
+    if isinstance(scheme, Float32):
+        return at.copy_s(layer.bytes)
+    return layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +134,9 @@ class _Sent:
 
 def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bool = True) -> float:
     """Seconds of a step of `overlap` (or, without `shares`, `priority`) once steps follow one another."""
-    parts = _parts(profile, at, shares, factors)
+    parts, spent = _parts(profile, at, shares, factors)
+    backward = max(profile.backward_s / 2, profile.backward_s + spent)
+    pace = backward / profile.backward_s
     by_need = sorted(parts, key=lambda part: part.need_s)
     by_ready = sorted(parts, key=lambda part: part.ready_s)
     here = dict.fromkeys(map(id, parts), 0.0)  # when each part's parameters are here
@@ -100,10 +151,10 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         link, worker = 0.0, 0.0
         summed: dict[int, float] = {}
         for part in by_ready:
-            link = max(link, middle + part.ready_s) + part.out_s + at.gap_s
+            link = max(link, middle + pace * part.ready_s) + part.out_s + at.gap_s
             worker = max(worker, link + at.machine.latency_s) + part.sum_s
             summed[id(part)] = worker
-        end = middle + profile.backward_s
+        end = middle + backward
         for part in by_need:
             worker = max(worker, end, summed[id(part)]) + part.update_s
             if part.back_s:
@@ -113,46 +164,47 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
                 here[id(part)] = worker
         begin = end
     work = sum(part.sum_s + part.update_s for part in parts)
-    alone = profile.forward_s + profile.backward_s + work
-    return max(begin - begun, alone if at.cores < 2 else 0.0)
+    return max(begin - begun, profile.forward_s + backward + work if at.cores < 2 else 0.0)
 
 
-def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> list[_Sent]:
-    share = 1 / at.world if shares else 1.0
-    link, copy = at.machine.link_Bps, at.rates.copy_s
-    update = profile.update_s / max(1, profile.bytes)
+def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[list[_Sent], float]:
+    """What travels, and the seconds that the backward pass takes more (or less) for it: copies into flat memory, products left to others."""
+    link, update, spent = at.machine.link_Bps, profile.update_s / max(1, profile.bytes), 0.0
     out: list[_Sent] = []
     small: list[Layer] = []
     for layer in sorted(profile.layers, key=lambda layer: layer.need_s):
         mode = _mode(layer, at) if factors and shares else "gradient"
         if mode != "gradient":
-            n_out, n_in = layer.shape
-            shape = Shape(n_in=n_in, n_out=n_out, rows=layer.rows)
+            shape = Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows)
             back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
-            sent = shape.sent_bytes(mode, at.world) - back
-            whole = 1.0 if mode == "factors" else share
-            out.append(_Sent(layer.ready_s, layer.need_s, sent / link, shape.extra_flops(mode, at.world) / at.machine.flops,
-                             update * layer.bytes * whole, back / link))
+            share = 1.0 if mode == "factors" else 1 / at.world
+            # a product of few rows is a pass over the weight
+            product = max(2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes))
+            whole = max(product * at.world * share, at.copy_s(layer.bytes) * share)
+            spent -= product
+            out.append(_Sent(layer.ready_s, layer.need_s, (shape.sent_bytes(mode, at.world) - back) / link, whole, update * layer.bytes * share,
+                             back / link))
             continue
+        spent += at.copy_s(layer.bytes)
         small.append(layer)
         if sum(one.bytes for one in small) >= LEAST_BYTES:
-            out += _pieces(small, at, shares, share, update, copy)
+            out += _pieces(small, at, shares, update)
             small = []
-    return out + _pieces(small, at, shares, share, update, copy)
+    return out + _pieces(small, at, shares, update), spent
 
 
-def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, share: float, update: float, copy: float) -> list[_Sent]:
+def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -> list[_Sent]:
     """Small neighbours as one message, a large one as several."""
     if not layers:
         return []
     total = sum(layer.bytes for layer in layers)
     count = max(1, round(total / MOST_BYTES))
     size = total / count
-    way = (at.world - 1) / at.world * size / at.machine.link_Bps
-    # a copy into flat memory, then the sum of everyone's part
-    arithmetic = copy * size / 4 * (1 + 1 / (at.world if shares else 1))
-    one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers), way if shares else 2 * way,
-                arithmetic, update * size * share, way if shares else 0.0)
+    way = (at.world - 1) / at.world * size
+    share = 1 / at.world if shares else 1.0
+    one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers),
+                way / at.machine.link_Bps if shares else 2 * way / at.machine.reduce_Bps,
+                at.copy_s(size) if shares else at.copy_s(size) / 2, update * size * share, way / at.machine.link_Bps if shares else 0.0)
     return [replace(one) for _ in range(count)]
 
 
@@ -167,9 +219,10 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
     name = strategy.partition(":")[0]
     if at.world == 1 or name == "none":
         return profile.compute_s
-    if name in ("ddp", "allreduce"):
-        sizes = {"bucket_bytes": DDP_BUCKET_BYTES, "first_bytes": DDP_FIRST_BYTES} if name == "ddp" else {}
-        return averaging_s(profile, at, lambda _: FLOAT32, **sizes)
+    if name == "ddp":
+        return ddp_s(profile, at)
+    if name == "allreduce":
+        return averaging_s(profile, at, lambda _: FLOAT32)
     if name in ("overlap", "priority"):
         return overlap_s(profile, at, shares=name == "overlap")
     if name in SCHEMES:

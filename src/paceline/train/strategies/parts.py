@@ -100,8 +100,9 @@ class PiecePart(Part):
             yield Collective("sum", [self.piece.grad])
             self.piece.grad.div_(self.world)
             return
-        yield Collective("exchange", [self.piece.grad], [self.arrived])
-        rows = self.arrived.view(self.world, -1)
+        yield Collective("exchange", [self.piece.grad], [self.arrived], own=False)
+        rows = list(self.arrived.view(self.world, -1))
+        rows[self.rank] = self.piece.grad.view(self.world, -1)[self.rank]
         total = torch.add(rows[0], rows[1], out=self.gradient)  # in the order of ranks: the same sums in every run
         for row in rows[2:]:
             total.add_(row)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,42 +15,62 @@ from paceline.train.strategies.base import agree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Seconds before the first byte, bytes per second that a rank sends, and float32 operations per second of a matrix product."""
+    """What carries and computes.
+
+    Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way); float32
+    operations per second of a matrix product.
+    """
 
     latency_s: float
     link_Bps: float
     flops: float
+    reduce_Bps: float
+
+    def behind(self, link_Bps: float) -> Machine:  # noqa: N803
+        """The same machine on a link of that rate, where it is slower than what was measured."""
+        return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps))
 
 
 def probe(engine: Engine, device: torch.device) -> Machine:
     """Measures, with everyone taking part; what rank 0 found."""
     if engine.world == 1:
-        return Machine(latency_s=0.0, link_Bps=math.inf, flops=_flops(device))
-    engine.submit("probe", _exchange(engine.world, 256, device)).wait()
-    latency = min(_timed(engine, 256, device) for _ in range(5))
+        return Machine(latency_s=0.0, link_Bps=math.inf, flops=_flops(device), reduce_Bps=math.inf)
+    _timed(engine, "exchange", 256, device)
+    latency = min(_timed(engine, "exchange", 256, device) for _ in range(5))
+    share = (engine.world - 1) / engine.world
+    return agree(Machine(latency_s=latency, link_Bps=_rate(engine, "exchange", latency, device) * share, flops=_flops(device),
+                         reduce_Bps=_rate(engine, "sum", latency, device) * 2 * share))
+
+
+def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> float:
+    """Bytes of a tensor per second: what four times as much takes longer, so that neither latency nor what a link lets through at once counts."""
     size = 64 * 1024
-    while True:  # until a message takes long against the latency
-        seconds = _timed(engine, size, device)
-        if agree(seconds > max(20 * latency, 0.02) or size >= 16 << 20):
+    while True:
+        seconds = _timed(engine, op, size, device)
+        if agree(seconds > max(20 * latency, 0.02) or size >= 4 << 20):
             break
         size *= 4
-    seconds = agree(max(min(seconds, _timed(engine, size, device)) - latency, 1e-9))
-    sent = size * (engine.world - 1) / engine.world
-    return agree(Machine(latency_s=latency, link_Bps=sent / seconds, flops=_flops(device)))
+    turns = range(agree(3 if seconds < 0.1 else 1))
+    longer, seconds = (min(_timed(engine, op, count, device) for _ in turns) for count in (4 * size, size))
+    return 3 * size / max(longer - seconds, 1e-9)
 
 
-def _timed(engine: Engine, size: int, device: torch.device) -> float:
+def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
+    """Seconds for `size` bytes to and from everyone, in messages of up to a megabyte, as strategies send them, in memory that is in use."""
+    world = engine.world
+    parts = max(1, size >> 20)
+    tensors = [torch.zeros(world, max(1, size // 4 // parts // world), device=device) for _ in range(parts)]
+    outs = [torch.zeros_like(tensor) for tensor in tensors]
+
+    def job() -> Job:
+        yield [Collective("sum", [sent]) if op == "sum" else Collective("exchange", [sent], [out], own=False)
+               for sent, out in zip(tensors, outs, strict=True)]
+
     start = time.perf_counter()
-    engine.submit("probe", _exchange(engine.world, size, device)).wait()
+    engine.submit("probe", job()).wait()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _exchange(world: int, size: int, device: torch.device) -> Job:
-    """`size` bytes to and from everyone, in four messages: one alone would use one direction at a time."""
-    count = max(world, size // 16 // world * world)
-    yield [Collective("exchange", [torch.zeros(count, device=device).view(world, -1)]) for _ in range(4)]
 
 
 def _flops(device: torch.device) -> float:
@@ -63,3 +84,11 @@ def _flops(device: torch.device) -> float:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - start)
     return 2.0 * n**3 / best
+
+
+def cores(device: torch.device) -> int:
+    """Cores that a rank has to itself, as far as is known; on a GPU, passes and communication do not share any."""
+    if device.type == "cuda":
+        return 2
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

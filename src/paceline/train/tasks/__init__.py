@@ -1,6 +1,7 @@
 """Ready-made tasks: real data that is here already, a network, a target; for time to accuracy and for trying strategies out.
 
     digits-cnn    handwritten digits of scikit-learn (1,797 images of 8 x 8), a small convolutional network
+    digits-deep   the same digits, a deeper network without normalisation: harder to train with large or compressed steps
     text-mlp      the next character of the Python language reference that ships with Python, a feed-forward language model
 """
 
@@ -28,19 +29,21 @@ class Task:
     epochs: int
     lr: float
     momentum: float
+    #: share of the steps over which the learning rate rises; then it falls to zero along a cosine
+    warmup: float
     #: share of right answers that counts as learnt
     target: float
 
 
-TASKS = ("digits-cnn", "text-mlp")
+TASKS = ("digits-cnn", "digits-deep", "text-mlp")
 
 
 def get(name: str) -> Task:
     """The task called `name`, its data loaded."""
-    if name == "digits-cnn":
-        from paceline.train.tasks.digits import task
+    if name in ("digits-cnn", "digits-deep"):
+        from paceline.train.tasks.digits import task as digits
 
-        return task()
+        return digits(name)
     if name == "text-mlp":
         from paceline.train.tasks.text import task
 

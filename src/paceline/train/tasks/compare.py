@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
-from paceline.train.launch import run
+from paceline.train.launch import Place, run
 
 #: two-sided 95 % points of Student's distribution, by degrees of freedom
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean of a few values; not a number of one."""
+    count = len(values)
+    return _STUDENT.get(count - 1, 1.96) * statistics.stdev(values) / math.sqrt(count) if count > 1 else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +33,8 @@ class Runs:
     seconds: tuple[float, ...]
     #: until the target was reached; None: it was not
     reached_s: tuple[float | None, ...]
+    #: on the training set, at the end
+    losses: tuple[float, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -34,8 +44,12 @@ class Runs:
     @property
     def interval(self) -> float:
         """Half of the 95 % interval of the mean."""
-        count = len(self.accuracies)
-        return _STUDENT.get(count - 1, 1.96) * statistics.stdev(self.accuracies) / math.sqrt(count) if count > 1 else math.nan
+        return half_interval(self.accuracies)
+
+    def against(self, other: Runs) -> tuple[float, float]:
+        """Mean over seeds of the difference in accuracy to another strategy, and half of its 95 % interval: seeds are paired."""
+        apart = [mine - theirs for mine, theirs in zip(self.accuracies, other.accuracies, strict=True)]
+        return statistics.fmean(apart), half_interval(apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +60,8 @@ class Compared:
     world: int
     target: float
     rows: tuple[Runs, ...]
+    #: the step after which the run was told to stop, with a checkpoint; None: it went to its end
+    stopped: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -56,41 +72,80 @@ class Compared:
         from paceline.report.training import trained
 
         rows = [(row.strategy, row.accuracy, row.interval, row.seconds, row.reached_s) for row in self.rows]
-        return trained(f"{self.task} on {self.world} ranks, target {self.target:.0%}", rows)
+        end = "" if self.stopped is None else f"; stopped after step {self.stopped}, goes on when started again"
+        return trained(f"{self.task} on {self.world} ranks, target {self.target:.0%}{end}", rows)
 
 
 def compare(
-    task: str, strategies: Sequence[str], *, world: int = 2, seeds: int = 1, steps: int | None = None, batch: int | None = None,
-    lr: float | None = None, optimizer: str = "sgd", warmup: int = 0, record: Path | None = None, checkpoint: Path | None = None,
-    servers: int | None = None, staleness: int | None = None, timeout_s: float = 3600.0,
+    task: str, strategies: Sequence[str], *, world: int = 2, seeds: int = 1, seed: int = 0, steps: int | None = None, batch: int | None = None,
+    lr: float | None = None, optimizer: str = "sgd", warmup: int | None = None, growth: float | None = None, noise: bool = False,
+    record: Path | None = None, board: bool = False, checkpoint: Path | None = None, every: int = 50, servers: int | None = None,
+    staleness: int | None = None, jobs: int = 1, timeout_s: float = 3600.0,
 ) -> Compared:
-    """Trains each strategy with each seed, all in the same processes."""
-    from paceline.train.tasks import get
+    """Trains each strategy with each seed (`seed` and those after it), all in the same processes, or in `jobs` groups of them at a time.
 
+    Started by `paceline schedule`, it is a job: one rank on each device that it was given, checkpoints where the scheduler says, progress told.
+    """
+    from paceline.train.tasks import get
+    from paceline.train.tasks.noise import allowed
+    from paceline.train.tasks.show import bars
+
+    place = Place.given()
+    world = place.world if place is not None else world
     chosen = get(task)
-    if world < 1 or seeds < 1:
-        raise SpecError(f"world and seeds count from 1; got {world} and {seeds}")
+    if min(world, seeds, jobs) < 1:
+        raise SpecError(f"world, seeds and jobs count from 1; got {world}, {seeds} and {jobs}")
     names = [name.replace(";", ",") for name in strategies]
+    _check_servers(names, servers, staleness)
+    for name in names if noise else ():
+        allowed(name)
+    if len(names) * seeds > 1 and (checkpoint is not None or place is not None):
+        raise SpecError("checkpoints are of one run: name one strategy and one seed")
+    if board and not find_spec("tensorboard"):
+        raise SpecError("--board writes for TensorBoard, which is not installed; run: pip install tensorboard")
+    runs = [
+        {"task": task, "strategy": name, "seed": number, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "warmup": warmup,
+         "growth": growth, "noise": noise, "board": board, "every": every,
+         "record": str(record / f"{name.partition(':')[0]}-{number}" if len(names) * seeds > 1 else record) if record else None,
+         "checkpoint": str(checkpoint) if checkpoint else None, "evaluations": 100, "options": _options(name, servers, staleness)}
+        for number in range(seed, seed + seeds) for name in names
+    ]
+    if jobs > 1:
+        found = side_by_side(runs, world=world, jobs=jobs, timeout_s=timeout_s)
+    else:
+        with bars([f"{one['strategy']}, seed {one['seed']}" for one in runs]) as shown:
+            found = run("paceline.train.tasks.loop:several", world=world, arguments={"runs": runs}, environment=shown, timeout_s=timeout_s,
+                        place=place)[0]
+    rows = tuple(gathered(name, [result for request, result in zip(runs, found, strict=True) if request["strategy"] == name]) for name in names)
+    stopped = found[-1]["steps"] if found[-1]["stopped"] else None
+    return Compared(task=task, world=world, target=chosen.target, rows=rows, stopped=stopped)
+
+
+def gathered(strategy: str, results: Sequence[Mapping[str, Any]]) -> Runs:
+    """What `loop.train` gave for each seed, as one row."""
+    return Runs(strategy=strategy, accuracies=tuple(m["accuracy"] for m in results), seconds=tuple(m["seconds"] for m in results),
+                reached_s=tuple(m["reached"]["seconds"] if m["reached"] else None for m in results), losses=tuple(m["final_loss"] for m in results))
+
+
+def side_by_side(runs: Sequence[Mapping[str, Any]], *, world: int, jobs: int, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
+    """Results of runs (arguments of `loop.train`), in their order; `jobs` groups of processes at a time each take a share of them."""
+    jobs = min(jobs, len(runs))
+
+    def some(first: int) -> list[dict[str, Any]]:
+        share = {"runs": [dict(one) for one in runs[first::jobs]]}
+        return list(run("paceline.train.tasks.loop:several", world=world, arguments=share, timeout_s=timeout_s)[0])
+
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = list(pool.map(some, range(jobs)))
+    return [parts[i % jobs][i // jobs] for i in range(len(runs))]
+
+
+def _check_servers(names: Sequence[str], servers: int | None, staleness: int | None) -> None:
     for name, value in (("servers", servers), ("staleness", staleness)):
         if value is not None and not any(name in _options(one, servers, staleness) for one in names):
             raise SpecError(f"--{name} is for parameter servers (ps-async, ps-bounded, easgd...); got {', '.join(names)}")
         if value is not None and value < (1 if name == "servers" else 0):
             raise SpecError(f"--{name} must be {1 if name == 'servers' else 0} or more, got {value}")
-    if len(names) * seeds > 1 and checkpoint is not None:
-        raise SpecError("checkpoints are of one run: name one strategy and one seed")
-    runs = [
-        {"task": task, "strategy": name, "seed": seed, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "warmup": warmup,
-         "record": str(record / f"{name.partition(':')[0]}-{seed}" if len(names) * seeds > 1 else record) if record else None,
-         "checkpoint": str(checkpoint) if checkpoint else None, "evaluate_every": 10, "options": _options(name, servers, staleness)}
-        for seed in range(seeds) for name in names
-    ]
-    found = run("paceline.train.tasks.loop:several", world=world, arguments={"runs": runs}, timeout_s=timeout_s)[0]
-    rows = []
-    for name in names:
-        mine = [result for request, result in zip(runs, found, strict=True) if request["strategy"] == name]
-        rows.append(Runs(strategy=name, accuracies=tuple(m["accuracy"] for m in mine), seconds=tuple(m["seconds"] for m in mine),
-                         reached_s=tuple(m["reached"]["seconds"] if m["reached"] else None for m in mine)))
-    return Compared(task=task, world=world, target=chosen.target, rows=tuple(rows))
 
 
 def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The loop of a task on one rank: what `paceline train` runs, under our launcher or under torchrun.
+"""The loop of a task on one rank: what `paceline train` runs, under our launcher, torchrun or `paceline schedule`.
 
     torchrun --nproc-per-node 2 -m paceline.train.tasks.loop --task digits-cnn --strategy terngrad --checkpoint FOLDER --every 20
 
@@ -12,40 +12,28 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import paceline.train as pt
 from paceline.errors import SpecError
-from paceline.spec.compression import SCHEMES
-from paceline.train.checkpoint import Checkpoints
-from paceline.train.comm import Engine
+from paceline.train.comm import Event
+from paceline.train.job import Job, join
 from paceline.train.optim import LARS
-from paceline.train.profile import Profiler
 from paceline.train.record import Record
-from paceline.train.strategies.auto import rates
-from paceline.train.strategies.estimate import Setting, step_s
-from paceline.train.strategies.probe import probe
 from paceline.train.tasks import Task, get
+from paceline.train.tasks.course import batches, course
+from paceline.train.tasks.expect import predict
+from paceline.train.tasks.noise import Meter
+from paceline.train.tasks.show import Shown
+from paceline.train.tasks.step import Done, accuracy, final_loss, step
 
-
-def batches(task: Task, steps: int, batch: int, seed: int, start: int = 0) -> Iterator[Tensor]:
-    """Indices of the samples of each step, from step `start` on; every epoch in another order."""
-    count = len(task.train[1])
-    per_epoch = count // batch
-    if not per_epoch:
-        raise SpecError(f"{task.name} has {count} samples to train on; a batch of {batch} is too large")
-    order, epoch = torch.empty(0), -1
-    for step in range(start, steps):
-        if step // per_epoch != epoch:
-            epoch = step // per_epoch
-            order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1000 + epoch))
-        at = step % per_epoch * batch
-        yield order[at : at + batch]
+#: steps at the end of a run whose timeline is kept
+_KEPT_STEPS = 8
 
 
 def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None) -> torch.optim.Optimizer:
@@ -59,108 +47,78 @@ def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None) -> 
 
 def train(
     task: str, strategy: str = "ddp", *, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
-    optimizer: str = "sgd", warmup: int = 0, record: str | None = None, checkpoint: str | None = None, every: int = 50, timeout_s: float = 120.0,
-    options: dict[str, Any] | None = None, evaluate_every: int = 0, stop_at_target: bool = False,
+    optimizer: str = "sgd", warmup: int | None = None, growth: float | None = None, noise: bool = False, record: str | None = None,
+    board: bool = False, checkpoint: str | None = None, every: int = 50, timeout_s: float = 120.0, options: dict[str, Any] | None = None,
+    evaluations: int = 0, stop_at_target: bool = False,
 ) -> dict[str, Any]:
-    """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached."""
+    """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached, as seen in one of `evaluations` looks.
+
+    Seconds are those of training: looks are not counted.
+    """
     chosen, rank, world = get(task), dist.get_rank(), dist.get_world_size()
-    batch = batch or chosen.batch
-    if batch % world:
-        raise SpecError(f"a batch of {batch} cannot be shared by {world} ranks; take a multiple of {world}")
-    total = steps if steps is not None else chosen.epochs * (len(chosen.train[1]) // batch)
+    planned = course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth)
+    if planned and world > planned[0].batch:
+        raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
     torch.manual_seed(seed)
     model = chosen.model()
     own = optimizer_for(optimizer, model, chosen, lr)
     peak = [group["lr"] for group in own.param_groups]
+    meter = Meter(model, strategy) if noise else None
     more = {} if strategy == "ddp" else {"timeout_s": timeout_s, **(options or {})}
     net, opt = pt.parallelize(model, own, plan=strategy, **more)
-    saved = Checkpoints(checkpoint) if checkpoint else None
-    start = saved.load(net, opt) if saved else 0
-    losses, reached, began = [], None, time.perf_counter()
-    with Record(record, rank=rank) as log:
-        log.write("run", task=task, strategy=strategy, world=world, seed=seed, batch=batch, start=start)
+    job = Job(net, opt, folder=checkpoint, every=every)
+    losses, reached, looked, began = [], None, 0.0, time.perf_counter()
+    look_every = max(1, len(planned) // evaluations) if evaluations else 0
+    with Record(record, rank=rank, board=board) as log:
+        shown = Shown(rank, len(planned), job.start)
+        log.write("run", task=task, strategy=strategy, world=world, seed=seed, batch=planned[0].batch if planned else 0, start=job.start)
         if record:
-            _predict(log, chosen, strategy, net, batch // world)
-        for step, indices in enumerate(batches(chosen, total, batch, seed, start), start + 1):
-            if warmup:
-                for group, top in zip(opt.param_groups, peak, strict=True):
-                    group["lr"] = top * min(1.0, step / warmup)
-            mine = indices[rank * batch // world : (rank + 1) * batch // world]
-            loss, times = _step(net, opt, chosen.train[0][mine], chosen.train[1][mine])
-            losses.append(loss)
-            log.write("step", step=step, loss=loss, **times)
-            if evaluate_every and step % evaluate_every == 0 and reached is None:
-                now = time.perf_counter() - began
-                if _accuracy(net, chosen) >= chosen.target:
-                    reached = {"step": step, "seconds": now}
+            predict(log, chosen, strategy, net, planned[0].batch // world)
+        trace = _Trace(net, len(planned)) if record else None
+        for number, indices in zip(job.steps(len(planned)), batches(chosen, [one.batch for one in planned], seed, job.start), strict=False):
+            for group, top in zip(opt.param_groups, peak, strict=True):
+                group["lr"] = top * planned[number - 1].rate
+            mine = indices[rank * len(indices) // world : (rank + 1) * len(indices) // world]
+            done = step(net, opt, chosen.train[0][mine], chosen.train[1][mine], len(mine) * world / len(indices))
+            losses.append(job.mean(done.loss))
+            measured = {"noise_samples": meter.after(len(indices))} if meter is not None else {}
+            log.write("step", step=number, loss=losses[-1], batch=len(indices), **done.seconds, **measured)
+            shown.step(number, losses[-1])
+            if trace is not None:
+                trace.add(number, done)
+            if look_every and number % look_every == 0 and reached is None:
+                now = time.perf_counter()
+                if accuracy(net, chosen) >= chosen.target:
+                    reached = {"step": number, "seconds": now - began - looked}
                     if stop_at_target:
                         break
-            if saved and step % every == 0:
-                saved.save(step, net, opt)
-        seconds = time.perf_counter() - began
-        if saved:
-            saved.wait()
-        found = {"accuracy": _accuracy(net, chosen), "seconds": seconds, "losses": losses, "reached": reached, "started_at": start,
-                 "final_loss": _loss(net, chosen)}
+                looked += time.perf_counter() - now
+        seconds = time.perf_counter() - began - looked
+        found = {"accuracy": accuracy(net, chosen), "seconds": seconds, "losses": losses, "reached": reached, "started_at": job.start,
+                 "final_loss": final_loss(net, chosen), "stopped": job.stopped, "steps": job.start + len(losses)}
         log.write("end", **{key: value for key, value in found.items() if key != "losses"})
+        if trace is not None:
+            log.timeline(trace.events or (), trace.phases, f"{task}, {strategy}, {world} ranks, measured")
     pt.close(net)
     return found
 
 
-def _predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -> None:
-    """What a step should take here, from a rank alone and a probe of the link; into the record, for `paceline check`. All ranks take part."""
-    with Engine() as engine:
-        machine = probe(engine, torch.device("cpu"))
-    alone = task.model()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=task.lr, momentum=task.momentum)
-    profiler = Profiler(alone)
-    for _ in range(8):
-        _, times = _step(alone, optimizer, task.train[0][:rows], task.train[1][:rows])
-        profiler.stepped(times["update_s"])
-    profile = profiler.profile()
-    names = (strategy,) if strategy.partition(":")[0] in SCHEMES else ()
-    world = dist.get_world_size()
-    cores = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    measured = rates(names, max(p.numel() for p in net.parameters()), world, torch.device("cpu"))
-    setting = Setting(machine=machine, world=world, cores=cores, rates=measured)
-    with contextlib.suppress(SpecError):  # no model of this one: the record goes without
-        seconds = step_s(strategy, profile, setting)
-        forward, update = profile.forward_s, profile.update_s
-        log.write("predicted", step=8 if strategy == "auto" else 2, seconds={
-            "forward": forward, "backward": seconds - forward - update, "update": update, "step": seconds})
+class _Trace:
+    """What happened when in the last steps of a run."""
 
+    def __init__(self, net: nn.Module, total: int) -> None:
+        self._net, self._from = net, total - _KEPT_STEPS
+        self.events: Sequence[Event] | None = None
+        self.phases: list[tuple[str, float, float]] = []
 
-def _step(net: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor) -> tuple[float, dict[str, float]]:
-    """One step: its loss, and seconds by phase."""
-    start = time.perf_counter()
-    opt.zero_grad()
-    loss = torch.nn.functional.cross_entropy(net(x), y)
-    middle = time.perf_counter()
-    loss.backward()
-    late = time.perf_counter()
-    opt.step()
-    end = time.perf_counter()
-    return loss.item(), {"forward_s": middle - start, "backward_s": late - middle, "update_s": end - late, "step_s": end - start}
-
-
-@contextlib.contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    was = net.training
-    net.eval()
-    with torch.no_grad():
-        yield
-    net.train(was)
-
-
-def _accuracy(net: nn.Module, task: Task) -> float:
-    with _evaluating(net):
-        return float((net(task.test[0]).argmax(1) == task.test[1]).float().mean())
-
-
-def _loss(net: nn.Module, task: Task) -> float:
-    """On a part of the training set: what runs are compared by."""
-    with _evaluating(net):
-        return float(torch.nn.functional.cross_entropy(net(task.train[0][:512]), task.train[1][:512]))
+    def add(self, number: int, done: Done) -> None:
+        """After each step; the first of those that count only starts the recording."""
+        if self.events is not None:
+            self.phases += done.phases
+        elif number >= self._from:
+            self.events = ()
+            with contextlib.suppress(SpecError):  # torch's own DDP, parameter servers: they have no engine to look into
+                self.events = pt.of(self._net).engine.record()
 
 
 def several(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,7 +139,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=120.0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo")
+    join()
     found = train(**vars(parser.parse_args()))
     if dist.get_rank() == 0:
         print(f"accuracy {found['accuracy']:.4f} loss {found['final_loss']!r} from step {found['started_at']}", flush=True)

@@ -14,7 +14,7 @@ CONTEXT = 16
 #: characters that are kept; all others become the first
 _ALPHABET = "\0\n abcdefghijklmnopqrstuvwxyz0123456789.,:;()[]{}<>=+-*/\"'_`|"
 #: of the text, samples to train on and to test on
-_TRAIN, _TEST = 60_000, 6_000
+_TRAIN, _TEST = 60_000, 20_000
 
 
 def task() -> Task:
@@ -26,7 +26,7 @@ def task() -> Task:
     codes = torch.tensor([place.get(character, 0) for character in text], dtype=torch.int64)
     cut = len(codes) * 9 // 10
     return Task(name="text-mlp", model=model, train=_samples(codes[:cut], _TRAIN, 0), test=_samples(codes[cut:], _TEST, 1),
-                batch=256, epochs=3, lr=0.2, momentum=0.9, target=0.45)
+                batch=256, epochs=24, lr=0.03, momentum=0.9, warmup=0.05, target=0.5)
 
 
 def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,10 +10,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import MissingExtra, RunError
+from paceline.errors import MissingExtra, RunError, UnknownName
 
+ENGINES = ("local", "ray")
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+def check(engine: str) -> None:
+    """Refuses what is neither this machine nor Ray."""
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES, f"allowed: {', '.join(ENGINES)}")
 
 
 def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] = lambda _: None) -> list[B]:

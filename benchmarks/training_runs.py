@@ -1,0 +1,140 @@
+"""Whole training runs behind docs/training.md: parts recipe, accuracy, large, faults and hangs of benchmarks/training.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+#: settings are chosen with these seeds, and reported with others
+TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
+#: learning rates and epochs that were tried, with all-reduce in float32
+RECIPES = {
+    "digits-cnn": [(lr, 30) for lr in (0.02, 0.05, 0.1)],
+    "digits-deep": [(lr, 30) for lr in (0.02, 0.05, 0.1)],
+    "text-mlp": [*((lr, 10) for lr in (0.03, 0.05, 0.1, 0.2)), *((lr, 16) for lr in (0.03, 0.05, 0.1)), *((lr, 24) for lr in (0.02, 0.03, 0.05))],
+}
+
+
+def recipe(options: Namespace) -> str:
+    from paceline.train.tasks import get
+
+    lines = ["| task | learning rate | epochs | accuracy, float32, mean of 2 tuning seeds | |", "|---|---|---|---|---|"]
+    for task in options.tasks.split(","):
+        chosen, tried = get(task), RECIPES[task]
+        steps = [40 if options.quick else epochs * len(chosen.train[1]) // chosen.batch for _, epochs in tried]
+        rows = _rows(task, [{"lr": lr, "steps": count} for (lr, _), count in zip(tried, steps, strict=True)], TUNING, options)
+        lines += [f"| {task} | {lr:g} | {epochs} | {row.accuracy:.2%} | {'taken' if (lr, epochs) == (chosen.lr, chosen.epochs) else ''} |"
+                  for (lr, epochs), row in zip(tried, rows, strict=True)]
+        print("\n".join(lines[-len(tried):]), flush=True)
+    return "\n".join(lines)
+
+
+def accuracy(options: Namespace) -> str:
+    from paceline.train.tasks import get
+
+    lines = ["| task | strategy | accuracy, mean of seeds | 95 % interval | against ddp, seed by seed | |", "|---|---|---|---|---|---|"]
+    for task in options.tasks.split(","):
+        chosen = get(task)
+        steps = 40 if options.quick else chosen.epochs * len(chosen.train[1]) // chosen.batch
+        dgc = f"warmup_steps={steps // 10}"
+        arms = (
+            ("ddp", ""), ("terngrad", ""), ("terngrad:clip=0", "without clipping"),
+            (f"dgc:ratio=0.01,{dgc}", ""), (f"dgc:ratio=0.01,{dgc},momentum=0", "without momentum correction"),
+            (f"dgc:ratio=0.001,min_elements=50000,{dgc}", "the large layer only"),
+            (f"dgc:ratio=0.001,min_elements=50000,{dgc},momentum=0", "the same without momentum correction"),
+        )
+        rows = _rows(task, [{"strategy": name, "steps": steps} for name, _ in arms], REPORTED[: 2 if options.quick else 5], options)
+        for row, (name, note) in zip(rows, arms, strict=True):
+            apart, half = row.against(rows[0])
+            against = "" if row is rows[0] else f"{apart * 100:+.2f} ± {half * 100:.2f} points"
+            lines.append(f"| {task} | {name} | {row.accuracy:.2%} | ± {row.interval:.2%} | {against} | {note} |")
+        print("\n".join(lines[-len(arms):]), flush=True)
+    return "\n".join(lines)
+
+
+def large(options: Namespace) -> str:
+    """Every learning rate that was tried, of both."""
+    settings = [
+        *({"optimizer": "sgd", "batch": 64, "lr": lr, "steps": 674} for lr in (0.05, 0.1)),
+        *({"optimizer": "sgd", "batch": 718, "lr": lr, "steps": 60, "warmup": 10} for lr in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)),
+        *({"optimizer": "lars", "batch": 718, "lr": lr, "steps": 60, "warmup": 10} for lr in (0.25, 0.5, 1.0, 1.5, 2.0)),
+    ]
+    rows = _rows("digits-deep", [{"strategy": "overlap", **one} for one in settings], REPORTED[: 2 if options.quick else 5], options)
+    lines = ["| optimizer | batch | steps | learning rate | accuracy, mean of seeds | 95 % interval | worst | best |", f"|{'---|' * 8}"]
+    lines += [f"| {one['optimizer']} | {one['batch']} | {one['steps']} | {one['lr']:g} | {row.accuracy:.2%} | ± {row.interval:.2%} "
+              f"| {min(row.accuracies):.2%} | {max(row.accuracies):.2%} |" for one, row in zip(settings, rows, strict=True)]
+    return "\n".join(lines)
+
+
+def _rows(task: str, settings: list[dict], seeds: tuple[int, ...], options: Namespace, world: int = 2) -> list:
+    """A row for each setting: runs with all seeds, side by side."""
+    from paceline.train.tasks.compare import gathered, side_by_side
+
+    runs = [{"task": task, "seed": seed, **one} for seed in seeds for one in settings]
+    found = side_by_side(runs, world=world, jobs=options.jobs)
+    if options.raw is not None:
+        with options.raw.open("a") as file:
+            for one, result in zip(runs, found, strict=True):
+                print(json.dumps({**one, **{key: result[key] for key in ("accuracy", "final_loss", "seconds")}}), file=file)
+    return [gathered(one.get("strategy", "ddp"), found[i :: len(settings)]) for i, one in enumerate(settings)]
+
+
+def faults(options: Namespace) -> str:
+    """A rank killed at random moments; the loss at the end against that of a run that was left alone."""
+    strategies = ("terngrad",) if options.quick else ("allreduce", "terngrad", "dgc:ratio=0.01", "overlap")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, options.jobs // 2)) as pool:
+        def both(strategy: str) -> tuple[str, str, int, int, float, float]:
+            whole, alone_s, _, _ = _killed(Path(folder, strategy), strategy, 0)
+            loss, took_s, kills, again = _killed(Path(folder, f"{strategy}-killed"), strategy, 5)
+            return loss, whole, kills, again, took_s, alone_s
+
+        found = list(pool.map(both, strategies))
+    lines = ["| strategy | killed | loss at the end | left alone | the same | steps done twice | seconds | left alone |", f"|{'---|' * 8}"]
+    lines += [f"| {strategy} | {kills} times | {loss} | {whole} | {'yes' if loss == whole else 'NO'} | {again} | {took_s:.0f} | {alone_s:.0f} |"
+              for strategy, (loss, whole, kills, again, took_s, alone_s) in zip(strategies, found, strict=True)]
+    return "\n".join(lines)
+
+
+def _killed(folder: Path, strategy: str, kills: int) -> tuple[str, float, int, int]:
+    """Loss, seconds, how often a rank was killed and how many steps had to be done again; `kills` is tried, while the run lasts."""
+    from paceline.train.launch import elastic
+
+    chance = random.Random(strategy)
+    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "600", "--checkpoint", str(folder), "--every", "10",
+                 "--timeout-s", "20", "--record", str(folder / "record")]
+    record = folder / "record" / "record.jsonl"
+    began, done = time.perf_counter(), 0
+    with tempfile.TemporaryFile() as output:
+        process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=kills, output=output)
+        for kill in range(kills):
+            while process.poll() is None and (not record.exists() or record.read_text().count('"kind": "run"') <= kill):
+                time.sleep(0.02)
+            time.sleep(chance.random() * 1.2)
+            ranks = [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit() and _parent(e) == process.pid]
+            if ranks:
+                os.kill(chance.choice(ranks), signal.SIGKILL)
+                done += 1
+        process.wait()
+        output.seek(0)
+        text = output.read().decode()
+    steps = [line["step"] for line in map(json.loads, record.read_text().splitlines()) if line["kind"] == "step"]
+    losses = re.findall(r"loss (\S+) from", text)
+    return losses[-1] if losses else f"none: {text.strip()[-200:]}", time.perf_counter() - began, done, len(steps) - len(set(steps))
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

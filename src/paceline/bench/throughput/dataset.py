@@ -1,0 +1,85 @@
+"""The measured set: curves of throughput against workers, each with the profile of its one- and two-worker runs on the same machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.emulate.cluster import burst_bytes
+from paceline.bench.validate.case import csv_rows
+from paceline.errors import DataError
+from paceline.queueing.profile import JobProfile, Link, from_rows
+from paceline.spec.tables import Row
+
+SET = Path(__file__).parents[1] / "data" / "throughput" / "parameter_server.csv"
+
+#: model, mode, Mbit/s, servers, machine; and how much slower the slow worker is (1: none is)
+Key = tuple[str, str, float, int, str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One job on one machine: its profile, and by number of workers steps per second and how often an update was how stale."""
+
+    model: str
+    mode: str
+    link_Mbps: float
+    servers: int
+    machine: str
+    slow: float
+    profile: JobProfile
+    rates: dict[int, float]
+    staleness: dict[int, dict[int, int]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.mode}, {self.servers} server{'s' if self.servers > 1 else ''}"
+
+
+def curves(path: Path = SET) -> Iterator[Curve]:
+    """All curves of a measured set. Those with a slow worker are predicted from one usual worker and two of which one is slow."""
+    rows = csv_rows(path, ("model", "mode", "link_Mbps", "servers", "workers", "slow", "steps_per_s", "batch", "machine", "stalenesses", "shaping"))
+    measured: dict[Key, dict[int, Row]] = {}
+    for row in rows:
+        measured.setdefault(_key(row), {})[int(row["workers"])] = row
+    runs: dict[Key, dict[int, Mapping[str, Any]]] = {}
+    for raw in _profiles(path):
+        runs.setdefault(_key(raw), {})[raw["workers"]] = raw
+    for key, found in sorted(measured.items()):
+        model, mode, link, servers, machine, slow = key
+        own = {**{n: run for n, run in runs.get((*key[:5], 1.0), {}).items() if slow == 1 or n == 1}, **runs.get(key, {})}
+        if not own:
+            raise DataError(f"{path.name}: {model}, {mode}, {link:g} Mbit/s, {servers} servers has no profile of machine {machine}; "
+                            "measure one and two workers there")
+        yield Curve(model=model, mode=mode, link_Mbps=link, servers=servers, machine=machine, slow=slow,
+                    profile=_profile(key, own, next(iter(found.values()))),
+                    rates={n: float(row["steps_per_s"]) for n, row in found.items()},
+                    staleness={n: _histogram(row["stalenesses"]) for n, row in found.items()})
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return (str(row["model"]), str(row["mode"]), float(row["link_Mbps"]), int(row["servers"]), str(row["machine"]), float(row["slow"]))
+
+
+def _histogram(text: str) -> dict[int, int]:
+    return {int(value): int(count) for value, _, count in (word.partition(":") for word in text.split())}
+
+
+def _profiles(path: Path) -> Iterator[dict[str, Any]]:
+    """Steps of small runs: compressed where the set is published, plain where it was just taken."""
+    packed, plain = path.with_suffix(".profiles.jsonl.gz"), path.with_suffix(".profiles.jsonl")
+    with gzip.open(packed, "rt") if packed.exists() else plain.open() as f:
+        yield from map(json.loads, f)
+
+
+def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], row: Row) -> JobProfile:
+    model, mode, megabits, servers, _, slow = key
+    rate = megabits * 1e6 / 8
+    size = 4.0 * next(iter(found.values()))["parameters"]
+    link = Link(rate_Bps=rate, burst_bytes=burst_bytes(rate) if row["shaping"] == "tbf" else 0.0)
+    return JobProfile(name=model, batch=int(row["batch"]), up_bytes=size, down_bytes=size, mode=mode, servers=servers, slow_workers=int(slow > 1),
+                      link=link, runs=tuple(from_rows(found[n]["steps"]) for n in sorted(found)))

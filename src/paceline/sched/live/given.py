@@ -1,0 +1,252 @@
+"""What a job file says, value by value: checked, with one line on what is wrong, and turned into work, speed and early ends."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from paceline import units
+from paceline.errors import PacelineError, SpecError, UnitError, nearest
+from paceline.sched import ends as ends_
+from paceline.sched import termination
+from paceline.sched.samples import TOGETHER, AllReduce, Given, Goodput, Predicted, Servers, Source
+
+TIMES = ("submit", "seconds", "restart", "checkpoint", "checkpoint_every")
+WHOLE = ("devices", "least", "most", "priority", "retries")
+COUNTS = ("batch", "most_batch", "dataset", "noise_scale")
+#: what a model is predicted with
+MODEL = ("plan", "device", "network", "image", "optimizer")
+#: not written, but found when a job is handed in: speeds on the cluster, early ends of jobs like it
+WORKED_OUT = ("speeds", "learnt")
+#: in place of early ends: those of past jobs of its tenant
+HISTORY = "history"
+#: where the speed comes from: one of these
+SOURCES = ("rates", "seconds", "model", "profile")
+KEYS = {"name", "command", "folder", "environment", "work", "overhead", "powers_of_two", "tenant", "ends", *WORKED_OUT,
+        *TIMES, *WHOLE, *COUNTS, *MODEL, *SOURCES}
+UNITS = ("samples", "steps", "epochs")
+_AMOUNT = re.compile(r"^\s*(\S+)\s+([A-Za-z]+)(/s)?\s*$")
+#: points of a distribution that stands for published shares
+_POINTS = 200
+
+
+def unknown(given: Mapping[str, Any], at: str) -> None:
+    """Refuses keys that mean nothing, with the nearest that does."""
+    for key in given:
+        if key not in KEYS:
+            near = nearest(key, KEYS)
+            raise SpecError(f"{at}: unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(KEYS))}"))
+
+
+def seconds(value: Any, key: str, at: str) -> float:
+    """A time."""
+    try:
+        found = units.parse(value, "time")
+    except UnitError as error:
+        raise SpecError(f"{at}: {key}: {error}") from None
+    if found < 0 or (key == "seconds" and found == 0):
+        raise SpecError(f"{at}: {key} must be {'above zero' if key == 'seconds' else 'zero or more'}, got {value!r}")
+    return found
+
+
+def whole(value: Any, key: str, at: str) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SpecError(f"{at}: {key} must be a whole number, got {value!r}")
+    return value
+
+
+def count(value: Any, key: str, at: str) -> float:
+    """A number of samples, above zero: 50000, or "1.2M"."""
+    try:
+        found = units.parse(value, "count")
+    except UnitError as error:
+        raise SpecError(f"{at}: {key}: {error}") from None
+    if not found > 0 or (key == "batch" and found != int(found)):
+        raise SpecError(f"{at}: {key} must be a {'whole ' if key == 'batch' else ''}number of samples above zero, got {value!r}")
+    return found
+
+
+def amount(value: Any, at: str, what: str = "work", per: str = "") -> tuple[float, str]:
+    """(how much, of what): 400 or "400 steps", "3 epochs", "1.2M samples"; with `per` "/s", a rate. No unit: ""."""
+    form = f"a number above zero, or one with its unit such as \"3 epochs{per}\" (samples, steps or epochs)"
+    if isinstance(value, str) and (match := _AMOUNT.match(value)):
+        unit = match[2] if match[2].endswith("s") else f"{match[2]}s"
+        if unit not in UNITS or (match[3] or "") != per:
+            near = nearest(unit, UNITS)
+            raise SpecError(f"{at}: {what} {value!r}: " + (f"did you mean \"{match[1]} {near[0]}{per}\"?" if near else f"write {form}"))
+        value = match[1]
+    else:
+        unit = ""
+    try:
+        found = units.parse(value, "count")
+    except UnitError:
+        found = 0.0
+    if not (found > 0 and math.isfinite(found)):
+        raise SpecError(f"{at}: {what} must be {form}, got {value!r}")
+    return found, unit
+
+
+def rates(value: Any, at: str) -> dict[str, Any]:
+    """Work per second by devices: numbers in the unit of work, or all with their own (`"120 samples/s"`)."""
+    form = "{ DEVICES = WORK_PER_SECOND, ... }"
+    if not isinstance(value, Mapping) or not value:
+        raise SpecError(f"{at}: rates are written {form}, got {value!r}")
+    found = {}
+    for size, rate in value.items():
+        if not str(size).isdigit() or int(size) < 1 or isinstance(rate, bool) or not isinstance(rate, (int, float, str)):
+            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {size} = {rate!r}")
+        if isinstance(rate, (int, float)) and not (rate > 0 and math.isfinite(rate)):
+            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {size} = {rate!r}")
+        found[str(size)] = (*amount(rate, at, f"rates: {size} =", "/s"), rate)
+    if len({unit for _, unit, _ in found.values()}) > 1:
+        raise SpecError(f"{at}: rates must all be in one unit, got {', '.join(str(rate) for *_, rate in found.values())}")
+    return {size: float(rate) if isinstance(rate, (int, float)) else rate for size, (_, _, rate) in found.items()}
+
+
+def command(value: Any, at: str) -> tuple[str, ...]:
+    """The words of a command."""
+    if isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError as error:
+            raise SpecError(f"{at}: command {value!r}: {error}") from None
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(word, str) for word in value):
+        raise SpecError(f"{at}: command must be a list of words or one line (no shell reads it), got {value!r}")
+    return tuple(value)
+
+
+def environment(value: Any, at: str) -> dict[str, str]:
+    """Names and values."""
+    if not isinstance(value, Mapping) or not all(isinstance(v, (str, int, float)) for v in value.values()):
+        raise SpecError(f"{at}: environment is written {{ NAME = \"value\", ... }}, got {value!r}")
+    return {str(key): str(item) for key, item in value.items()}
+
+
+def ends(value: Any, at: str) -> dict[str, list[float]] | str:
+    """Early ends, as shares of the work at which jobs like this one end, and the chance of each; the rest succeeds.
+
+    `"history"` (left as it is), `"philly"` (a cluster with published shares), `{ early = 0.4 }`, `{ seen = [1, 0.2, 1] }` (what past ones did of their work), or
+    `{ at = [0.1, 0.5], chance = [0.2, 0.1] }`.
+    """
+    form = 'ends is "history", a cluster with published shares such as "philly", { early = 0.4 }, { seen = [1, 0.2] } or { at = [0.1, 0.5], chance = [0.2, 0.1] }'
+    if value == HISTORY:
+        return HISTORY
+    try:
+        if isinstance(value, str):
+            found = published(value)
+        elif isinstance(value, Mapping) and set(value) == {"early"}:
+            found = ends_.geometric(float(value["early"]))
+        elif isinstance(value, Mapping) and set(value) == {"seen"}:
+            found = ends_.empirical([float(share) for share in value["seen"]])
+        elif isinstance(value, Mapping) and set(value) == {"at", "chance"}:
+            found = ends_.Ends(tuple(float(s) for s in value["at"]), tuple(float(p) for p in value["chance"]))
+        else:
+            raise SpecError(f"{form}, got {value!r}")
+    except PacelineError as error:
+        raise SpecError(f"{at}: {error}") from None
+    except (TypeError, ValueError):
+        raise SpecError(f"{at}: {form}, got {value!r}") from None
+    return {"at": list(found.shares), "chance": list(found.probabilities)}
+
+
+def published(name: str) -> ends_.Ends:
+    """Early ends by the published shares of a cluster: killed jobs end evenly over their work, failed ones evenly in its logarithm."""
+    shares = termination.get(name)
+    early: list[float] = []
+    for chance, first in ((shares.killed, 0.0), (shares.failed, termination.FIRST)):
+        each = round(chance * _POINTS)
+        early += [(first ** (1 - (i + 0.5) / each) if first else (i + 0.5) / each) for i in range(each)]
+    return ends_.empirical([*early, *[1.0] * (_POINTS - len(early))])
+
+
+def speeds(value: Any, at: str) -> dict[str, dict[str, list[float]]]:
+    """A table of `Goodput.tabulated`, as it was stored."""
+    try:
+        out = {str(kind): {str(int(n)): [float(x) for x in row] for n, row in rows.items()} for kind, rows in value.items()}
+    except (AttributeError, TypeError, ValueError):
+        out = {}
+    if not any(out.values()) or any(len(row) != 4 or not all(0 <= x < math.inf for x in row) for rows in out.values() for row in rows.values()):
+        raise SpecError(f"{at}: speeds are worked out by `paceline submit` and `paceline schedule`, not written; give one of {', '.join(SOURCES)}")
+    return out
+
+
+def goodput(given: Mapping[str, Any]) -> Goodput | None:
+    """The speed of a job in samples, from a model, a profile or rates that have a unit; None where work and speed share one unit already."""
+    if "seconds" in given or ("rates" in given and not (unit := _rates_unit(given))):
+        for key in ("noise_scale", "most_batch"):
+            if key in given:
+                raise SpecError(f"{key} goes with a speed that knows batches: a model, a profile, or rates such as \"120 samples/s\"")
+        return None
+    if "work" not in given:
+        raise SpecError('work is missing: how much there is to do, such as "3 epochs", "10000 steps" or "1.2M samples"')
+    of = amount(given["work"], "work")[1]
+    if not of:
+        raise SpecError(f"work needs its unit here, such as work = \"{given['work']} steps\" (samples, steps or epochs)")
+    if "model" in given:
+        source, batch = _predicted(given)
+    elif "profile" in given:
+        source, batch = _profiled(given)
+    else:
+        batch = given.get("batch", 0.0)
+        each = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
+        if not each:
+            raise SpecError(f"rates in {unit} need {'batch (samples a step)' if unit == 'steps' else 'dataset (samples an epoch)'}")
+        source = Given({int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in given["rates"].items()})
+    per = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[of]
+    if not per:
+        raise SpecError(f"work in {of} needs {'batch, the samples of a step' if of == 'steps' else 'dataset, the samples of an epoch'}")
+    most = given.get("most_batch", 0.0)
+    if most and not given.get("noise_scale"):
+        raise SpecError("most_batch needs noise_scale: without it nobody knows what a larger batch is worth")
+    planned = source.batch(given.get("devices", 1), batch) if batch else 1.0
+    return Goodput(source=source, planned=planned, most=most, noise_scale=given.get("noise_scale", 0.0), samples_per_unit=per)
+
+
+def _rates_unit(given: Mapping[str, Any]) -> str:
+    return amount(next(iter(given["rates"].values())), "rates", per="/s")[1]
+
+
+def _predicted(given: Mapping[str, Any]) -> tuple[Source, float]:
+    from paceline.spec.plan import Plan
+
+    plan = str(given.get("plan", ""))
+    inside = Plan.parse(plan).gbs
+    batch = given.get("batch", float(inside))
+    if not batch:
+        raise SpecError("a model needs batch, the samples of a step on all devices together")
+    if inside and batch != inside:
+        raise SpecError(f"batch is {batch:g}, but the plan says gbs={inside}")
+    options = {key: given[key] for key in ("image", "optimizer") if key in given}
+    words = " ".join(word for word in plan.split() if not word.startswith("gbs="))
+    return Predicted(str(given["model"]), words, str(given.get("device", "")), str(given.get("network", "")), options), batch
+
+
+def _profiled(given: Mapping[str, Any]) -> tuple[Source, float]:
+    path = Path(str(given["profile"]))
+    source = _load(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    if not isinstance(source, Servers):
+        if "batch" not in given:
+            raise SpecError("a profile of measured steps needs batch, the samples of a step on all devices together")
+        return source, given["batch"]
+    job = source.profile
+    if given.get("batch", job.batch) != job.batch:
+        raise SpecError(f"batch is {given['batch']:g}, but {path.name} was taken with {job.batch} samples on each worker")
+    if job.mode not in TOGETHER and "noise_scale" in given:
+        raise SpecError(f"noise_scale says nothing of a job whose workers do not wait for each other ({path.name} is {job.mode})")
+    return source, float(job.batch)
+
+
+@lru_cache(maxsize=64)
+def _load(path: Path, changed: int) -> Source:
+    """A profile: measured steps (.csv) or what `paceline profile` wrote. Fitting takes a second: once, while the file stays as it is."""
+    if path.suffix == ".csv":
+        return AllReduce.read(path)
+    from paceline.queueing.profile import JobProfile
+
+    return Servers(JobProfile.load(path))

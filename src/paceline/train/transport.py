@@ -1,0 +1,211 @@
+"""How collectives get onto the wire, for the engine's lanes.
+
+Reductions are the backend's own. Gathers and exchanges between CPUs on gloo go as plain sends and receives. gloo's own collectives send
+with the one socket that they also answer on: the word that a receiver is ready waits behind the data that it is sending itself, and a link
+is used in one direction at a time. Here data from lower to higher ranks has one group of sockets, and data from higher to lower another,
+receives are announced before anything is sent, and any number may be on their way (gloo runs two collectives of a group at once). What is
+received is matched by tag, so that order does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import RunError
+from paceline.train._torch import gather_single
+
+#: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank; `exchange` rows by rank
+OPS = ("sum", "max", "gather", "exchange")
+#: tags of one lane before they begin again; far more than are ever in flight
+_TAGS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One request of a job; `exchange` sends row r of a tensor of `world` rows to rank r. What comes may be put `into` tensors at hand."""
+
+    op: str
+    tensors: Sequence[Tensor]
+    into: Sequence[Tensor] = ()
+    #: whether the own row of an exchange must be there, too
+    own: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """What one rank contributes."""
+        return sum(t.numel() * t.element_size() for t in self.tensors)
+
+
+class Handle:
+    """A collective on its way, and the tensor that its result will be in."""
+
+    def __init__(self, work: Any, out: Tensor) -> None:
+        self.work, self.out = work, out
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended. gloo calls back before its handle says so, but after its future does."""
+        try:
+            return bool(self.work.get_future().done())
+        except RuntimeError:
+            return bool(self.work.is_completed())
+
+    def check(self) -> None:
+        """Raises what went wrong in a collective that has ended. Not its handle's `wait`, which would wait for our own callback."""
+        try:
+            future = self.work.get_future()
+        except RuntimeError:
+            self.work.wait()
+        else:
+            future.wait()
+
+    def call(self, wake: Callable[..., None]) -> None:
+        """Calls back at the end; some have no future: whoever waits looks at them every so often."""
+        with contextlib.suppress(RuntimeError):
+            self.work.get_future().add_done_callback(wake)
+
+
+    def finish(self) -> None:
+        """Called once at the end by the engine's thread, on its stream: brings the result to where it belongs."""
+
+
+class _Direct(Handle):
+    """Sends and receives; those of gloo say that they are done only to who waits for them, which a thread does."""
+
+    def __init__(self, works: list[Any], out: Tensor, staged: Tensor | None = None) -> None:
+        super().__init__(works, out)
+        self._staged = staged
+        self._ended = False
+        self._error: RuntimeError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._ended
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def call(self, wake: Callable[..., None]) -> None:
+        """The lane's thread does."""
+
+    def wait(self) -> None:
+        """Returns when all of it is through; on a thread of its own."""
+        try:
+            for work in self.work:
+                work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._ended = True
+
+    def finish(self) -> None:
+        if self._staged is not None:
+            self.out.view(self._staged.shape).copy_(self._staged)
+
+
+class Ways:
+    """Groups for data from lower to higher ranks and for the other direction; None where the backend is not gloo. Made by all ranks together."""
+
+    def __init__(self, limit: timedelta) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._groups = [dist.new_group(timeout=limit) for _ in range(2)] if self.world > 1 and dist.get_backend() == "gloo" else None
+
+    def fit(self, request: Collective) -> bool:
+        """Whether a request can go by sends and receives."""
+        return self._groups is not None and all(t.numel() for t in request.tensors)
+
+    def start(self, rows: Sequence[Tensor] | Tensor, out: Tensor, own: bool, tag: int) -> Handle:
+        """Sends row r to rank r, and receives row r of `out` from there; `own`: also its own. What lies on a GPU goes through the host's memory."""
+        assert self._groups is not None
+        place, staged = out, None
+        if out.device.type != "cpu":
+            rows, own = [row.cpu() for row in rows], True
+            out = staged = torch.empty(out.shape, dtype=out.dtype)
+        if own and out[self.rank].data_ptr() != rows[self.rank].data_ptr():
+            out[self.rank].copy_(rows[self.rank])
+        # everyone begins with the rank above: no two send to the same one at first
+        others = [(self.rank + i) % self.world for i in range(1, self.world)]
+        works = [self._groups[self.rank < other].recv([out[other]], other, tag) for other in reversed(others)]
+        works += [self._groups[self.rank > other].send([rows[other]], other, tag) for other in others]
+        return _Direct(works, place, staged)
+
+
+class Lane:
+    """What one stage of a channel sends with: a group of its own, in which reductions keep their order, and the ways of its channel."""
+
+    def __init__(self, name: str, number: int, ways: Ways, limit: timedelta, chunk_bytes: int, wake: Callable[..., None]) -> None:
+        self.name, self.ways, self.chunk_bytes, self._wake = name, ways, chunk_bytes, wake
+        self.group = dist.new_group(timeout=limit)
+        self._first_tag, self._sent = number * _TAGS, 0
+        self._waiting: queue.SimpleQueue[_Direct | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, request: Collective) -> Iterator[Handle]:
+        """Issues a request; a handle for each of its tensors, or for parts of one."""
+        world = self.ways.world
+        for i, tensor in enumerate(request.tensors):
+            into = request.into[i] if request.into else None
+            if request.op in ("sum", "max"):
+                yield from self._reduce(request.op, tensor.view(-1))
+                continue
+            if request.op == "gather":
+                row = tensor.contiguous().view(-1).view(torch.uint8)  # gloo gathers no half-known dtypes, bytes it does
+                out = row.new_empty((world, row.numel())) if into is None else into.view(-1).view(torch.uint8).view(world, -1)
+            elif request.op == "exchange":
+                row, out = tensor, torch.empty_like(tensor) if into is None else into
+            else:
+                raise RunError(f"no collective {request.op!r}; there are {', '.join(OPS)}")
+            if self.ways.fit(request):
+                yield self._direct(request, row, out)
+            elif request.op == "gather":
+                yield Handle(gather_single(out.view(-1), row, group=self.group, async_op=True), out)
+            else:
+                yield Handle(dist.all_to_all_single(out.view(-1), row.view(-1), group=self.group, async_op=True), out)
+
+    def _reduce(self, op: str, flat: Tensor) -> Iterator[Handle]:
+        kind = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+        for part in flat.split(max(1, self.chunk_bytes // flat.element_size())) if flat.numel() else (flat,):
+            yield Handle(dist.all_reduce(part, op=kind, group=self.group, async_op=True), flat)
+
+    def _direct(self, request: Collective, row: Tensor, out: Tensor) -> Handle:
+        world = self.ways.world
+        rows = row.view(world, -1) if request.op == "exchange" else [row] * world
+        tag = self._first_tag + self._sent % _TAGS
+        self._sent += 1
+        handle = self.ways.start(rows, out.view(world, -1), request.own, tag)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._see_ends, name=f"paceline-{self.name}", daemon=True)
+            self._thread.start()
+        assert isinstance(handle, _Direct)
+        self._waiting.put(handle)
+        return handle
+
+    def _see_ends(self) -> None:
+        while (handle := self._waiting.get()) is not None:
+            handle.wait()
+            self._wake()
+
+    def close(self) -> None:
+        """Ends its thread, once what is on its way is through."""
+        self._waiting.put(None)
+
+
+def outcome(request: Collective, handles: Sequence[Handle]) -> Any:
+    """What a job is sent after a collective."""
+    if request.op in ("sum", "max"):
+        return [list(request.tensors)]
+    outs = [handle.out for handle in handles]
+    if request.op == "exchange":
+        return outs
+    world = len(outs[0]) if outs else 0
+    return [[out[r].view(t.dtype).view(t.shape) for out, t in zip(outs, request.tensors, strict=True)] for r in range(world)]

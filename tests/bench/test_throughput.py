@@ -1,0 +1,59 @@
+"""Runs are taken for real, conducted over the store, and compared with what the models say."""
+
+import csv
+import time
+
+import pytest
+
+from paceline.bench.throughput import measure
+from paceline.bench.throughput.conductor import done, profiles
+from paceline.bench.throughput.dataset import curves
+from paceline.bench.throughput.here import compare
+from paceline.bench.throughput.runs import Run, grid, standard
+from paceline.errors import SpecError, UnknownName
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def test_runs_are_taken_once(tmp_path):
+    out = tmp_path / "set.csv"
+    runs = [Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n, slow=slow) for n, slow in ((1, 1.0), (2, 1.0), (2, 2.5))]
+    assert measure.take([*runs, Run(model="mlp", mode="sync", link_Mbps=300, servers=2, workers=8)], out, hosts=4, seconds=100, loopback=True,
+                        machine="here")[0].workers == 8  # more hosts than there are
+    assert done(out) == {run.key for run in runs}
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert {row["machine"] for row in rows} == {"here"} and {row["shaping"] for row in rows} == {"pacing"}
+    for row in rows:
+        histogram = dict(word.split(":") for word in row["stalenesses"].split())
+        assert sum(map(int, histogram.values())) == int(row["steps"]) > 4
+    assert len(profiles(out).read_text().splitlines()) == 3
+    even, uneven = sorted(curves(out), key=lambda curve: curve.slow)
+    assert sorted(even.rates) == [1, 2] and [run.workers for run in uneven.profile.runs] == [1, 2]
+    usual, slow = uneven.profile.kinds()
+    assert slow.mean() > 1.5 * usual.mean()
+    begun = time.monotonic()
+    assert measure.take(runs, out, hosts=4, seconds=100, loopback=True) == [] and time.monotonic() - begun < 100
+    assert len(out.read_text().splitlines()) == 4
+
+
+def test_predictions_stand_beside_runs():
+    found = compare(5, models=["mlp"], link_Bps=12.5e6, modes=["async"], seconds=100)
+    assert [row.workers for row in found.rows] == [1, 2, 3] and found.left == 0
+    assert [row.profiled for row in found.rows] == [True, True, False]
+    for row in found.rows:  # other work on this machine makes runs differ, not by this much
+        assert 0.4 < row.fine / row.steps_per_s < 2.5
+    assert found.to_dict()["rows"][2]["workers"] == 3
+
+
+def test_the_set():
+    runs = standard()
+    assert len(runs) == len({run.key for run in runs}) == 640 + 24 + 15
+    assert len(grid()) == 640
+    assert max(run.hosts for run in runs) == 10
+
+
+def test_refuses():
+    with pytest.raises(SpecError, match="5 to 64 hosts"):
+        compare(3, models=["mlp"], link_Bps=1e7)
+    with pytest.raises(UnknownName, match="mlp"):
+        compare(5, models=["mpl"], link_Bps=1e7)
