@@ -4,7 +4,7 @@
 
 Each run trains digits-cnn on real processes until worker 0 measures the target accuracy on held-out images, or gives up after
 `--limit` seconds. The last worker sleeps `--slow` seconds in every step. With `--tune` the learning rate of each strategy is chosen first, on
-two seeds that are not among those reported; otherwise it is the one below. As many runs go side by side as there are cores for their processes.
+a seed that is not among those reported; otherwise it is the one below. As many runs go side by side as there are cores for their processes.
 Writes the table of docs/asynchronous.md; `--from FILE` writes it from runs of an earlier `--json`.
 """
 
@@ -178,8 +178,8 @@ def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: ar
 
 
 def tuned(arguments: argparse.Namespace) -> dict[str, float]:
-    """For each strategy the learning rate that reached the target on most seeds of the tuning, and among those soonest."""
-    found = run(work(range(100, 102), dict.fromkeys(SETTINGS, RATES)), arguments)
+    """For each strategy the learning rate that reached the target soonest in the tuning."""
+    found = run(work([100], dict.fromkeys(SETTINGS, RATES)), arguments)
     best = {}
     for name in SETTINGS:
         rows = {rate: [row for row in found if (row["strategy"], row["lr"]) == (name, rate)] for rate in RATES}

@@ -173,6 +173,21 @@ def test_a_burst_gathers_while_the_other_end_is_the_limit():
     assert parts["up"] == pytest.approx(0.5 * WIRE * 1e6 / 1e7, rel=0.05) == parts["down"]
 
 
+def test_parts_go_up_while_others_are_computed():
+    """Two servers: the part of the second is ready 60 ms before the end of the compute, and hidden behind the rest of it."""
+    plain = job(servers=2, update=0.0)
+    steps = tuple(replace(step, leads=(0.0, 0.06)) for step in plain.runs[0].steps[0])
+    early = replace(plain, runs=(ProfiledRun(steps=(steps,)),))
+    half = WIRE * 1e6 / 1e7 / 2
+    alone, overlapped = (1 / simulate(made, 1).throughput for made in (plain, early))
+    # only the first part's own way is left after the compute, and it shares with nobody; without overlap both share the worker's link
+    assert overlapped == pytest.approx(0.1 + 2 * half + 0.002, rel=0.03)
+    assert 0.1 + 3 * half < alone <= 0.1 + 4 * half + 0.003
+    again = JobProfile.from_dict(early.to_dict())
+    assert again.runs[0].steps[0][0].leads == (0.0, 0.06)
+    assert steps[0].lead(1, 2) == 0.06 and steps[0].lead(0, 1) == pytest.approx(0.03)
+
+
 def test_measured_set_is_complete():
     found = [curve for curve in curves() if curve.slow == 1 and curve.link_Mbps >= 150]
     assert len(found) == 80

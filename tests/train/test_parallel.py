@@ -27,14 +27,17 @@ def test_compressed_gradients_go_through_fsdp():
         assert losses == other and losses[-1] < losses[0] - 0.3 * (alone[0] - alone[-1]), request
 
 
-def test_pipelines_follow_one_process():
-    runs = [("staged", {"kind": kind, "plan": plan}) for kind, plan in (
-        ("gpt", "pp=2 gpipe mbs=2 gbs=8"), ("llama", "pp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8"),
-        ("llama", "pp=2 vpp=2 zb-v mbs=2 gbs=8"))]
-    ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
-    for i, (_, request) in enumerate(runs):
-        losses = next(rank[i][0] for rank in ranks if rank[i][0][0] is not None)
-        assert losses == pytest.approx(ranks[0][i][1], rel=2e-3), request
+@pytest.mark.parametrize(("world", "plans"), [
+    (2, (("gpt", "pp=2 gpipe mbs=2 gbs=8"), ("llama", "pp=2 1f1b mbs=2 gbs=8 recompute=full"),
+         ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8 recompute=full"), ("llama", "pp=2 vpp=2 zb-v mbs=2 gbs=8"))),
+    (4, (("gpt", "pp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 tp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 zero1 1f1b mbs=2 gbs=8"),
+         ("llama", "pp=2 fsdp 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 fsdp 1f1b mbs=2 gbs=8 recompute=selective"))),
+])
+def test_pipelines_follow_one_process(world, plans):
+    runs = [("staged", {"kind": kind, "plan": f"{plan} fp32"}) for kind, plan in plans]
+    first, *_ = run("workers:parallel_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    for (_, request), (losses, alone) in zip(runs, first, strict=True):
+        assert losses == pytest.approx(alone, rel=2e-3), request
 
 
 def test_overflow_skips_the_step_on_all_ranks():

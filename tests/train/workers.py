@@ -30,7 +30,7 @@ def ordered(jobs=60, seed=0):
         tickets = []
         for i in range(jobs):
             channel = "gradients" if i % 4 or i % 3 else "parameters"
-            tickets.append(engine.submit(f"job {i}", job(i), channel=channel, after=tickets[-1:] if i % 7 == 0 else ()))
+            tickets.append(engine.submit(f"job {i}", job(i), channel=channel, after=tickets[-1:] if i % 7 == 0 else (), bare=i % 5 == 0))
             time.sleep(chance.random() * 1e-3)
         results = [t.wait() for t in tickets]
         assert results == [sum(r + i for r in range(world)) for i in range(jobs)]
@@ -207,12 +207,18 @@ def planned(kind, plan, steps=4):
 
 
 def staged(kind, plan, steps=4):
-    """The same for pipelines: losses on the last stage."""
+    """The same for pipelines: losses of last stages."""
     from paceline.train import Pipeline
 
     net, ids = decoder(kind)
     runner = Pipeline(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss)
-    losses = [runner.step(ids, ids) for _ in range(steps)]
+    mine = ids.chunk(runner.dp)[runner.replica]
+    losses = []
+    for _ in range(steps):
+        loss = runner.step(mine, mine)
+        total = torch.tensor([loss or 0.0, float(loss is not None)])
+        dist.all_reduce(total)
+        losses.append((total[0] / total[1]).item())
     return losses, alone(kind, steps)
 
 

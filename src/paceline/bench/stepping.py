@@ -192,19 +192,21 @@ def worker(
     _write(output, {"kind": "facts", **common, **known})
     rates_Bps = [best_link(known, world) if isinstance(link, str) else link for link in links]  # noqa: N806
     expected = {rate: predict(known, strategies, world, rate) for rate in rates_Bps}
-    for turn in range(rounds):
+    slow = [rate for rate in rates_Bps if max(expected[rate].values()) > _LONG_S]
+    for turn, narrow in [*((turn, [rate for rate in rates_Bps if rate not in slow]) for turn in range(rounds)), (0, slow)]:
         for name in strategies if turn % 2 == 0 else reversed(strategies):
             trial: Trial | None = None
-            for rate in rates_Bps:
-                if turn and expected[rate][name] > seconds * 2:
+            for rate in narrow:
+                long = expected[rate][name]
+                if turn and long > seconds * 2:
                     continue  # long steps are the wire's: once is enough
                 if trial is None or name in LOOKING:
                     _close(trial)
                     trial = Trial(model, name, batch)
                     trial.prepare(lambda rate=rate: wire.set(rate), lambda: wire.set(None))  # type: ignore[misc]
-                steps = max(1, min(_MOST, round(seconds / expected[rate][name])))
+                steps = max(1, min(_MOST, round(seconds / long)))
                 wire.set(rate)
-                took = trial.timed(steps, lead=1 if expected[rate][name] < _LONG_S else 0)
+                took = trial.timed(steps, lead=int(long < _LONG_S if name in LOOKING else long < seconds))
                 wire.set(None)
                 _write(output, {"kind": "step", **common, "link_Bps": rate, "strategy": name, "turn": turn, "steps": steps, **took,
                                 "note": trial.note})

@@ -66,13 +66,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All of them."""
+    """All of them, and where."""
 
     rows: tuple[Row, ...] = field(default_factory=tuple)
+    machine: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"rows": [{**asdict(row), "step_s": row.step_s} for row in self.rows]}
+        return {"machine": self.machine, "rows": [{**asdict(row), "step_s": row.step_s} for row in self.rows]}
 
     @staticmethod
     def beside(row: Row, other: Row) -> bool:
@@ -165,23 +166,24 @@ class Shaper:
 
 def read(files: Iterable[Path]) -> Comparison:
     """Rows of measured lines, predicted from the facts beside them as this version of the model sees it."""
-    known: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    known: dict[str, Any] = {}
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in files:
         for text in file.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
             if line["kind"] == "facts":
-                known[line["model"], line["batch"], line["hosts"]] = line
+                known = line
             else:
-                found.setdefault((line["model"], line["batch"], line["hosts"], line["link_Bps"], line["strategy"]), []).append(line)
+                place = line["model"], line["batch"], line["hosts"], line["link_Bps"], line["strategy"]
+                found.setdefault(place, []).append({**line, "facts": known})
     rows = []
     for (model, batch, hosts, link, strategy), lines in found.items():
         rows.append(Row(
             model=model, batch=batch, hosts=hosts, link_Bps=link, strategy=strategy, rounds_s=tuple(line["step_s"] for line in lines),
             sent_bytes=statistics.median(line["sent_bytes"] for line in lines), note=lines[-1]["note"],
-            predicted_s=predict(known[model, batch, hosts], [strategy], hosts, link)[strategy],
+            predicted_s=predict(lines[0]["facts"], [strategy], hosts, link)[strategy],
         ))
-    return Comparison(rows=tuple(rows))
+    return Comparison(rows=tuple(rows), machine=known.get("on", ""))
 
 
 #: what a veth pair and two kernels' network stacks reach on this machine when no link is shaped, per direction; and a message's overhead

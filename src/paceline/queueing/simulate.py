@@ -26,9 +26,7 @@ from paceline.sim.timeline import Span, Timeline
 _TINY = 1e-9
 #: how unevenly TCP shares: shapes of the gamma weights of flows down (of one server to many workers) and up (of one worker to its servers);
 #: chosen once on the measured set, with connections of gloo
-_DOWN_SHAPE, _UP_SHAPE = 3.0, 1.0
-#: bytes that a socket takes in before they are sent
-_BUFFER = 262144.0
+_DOWN_SHAPE, _UP_SHAPE = 1.5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +156,6 @@ class _Server:
     round: list[int] = field(default_factory=list)
     base: dict[int, int] = field(default_factory=dict)
     held: list[int] = field(default_factory=list)
-    leaving: deque[int] = field(default_factory=deque)
-    sending: bool = False
 
 
 @dataclass(slots=True)
@@ -309,33 +305,16 @@ class _Run:
             self.send(s, i)
 
     def send(self, s: int, i: int) -> None:
-        """Parameters go down: one worker's after another's as far as they do not fit into the socket's buffer, the rest together."""
-        server = self.servers[s]
+        server, begun = self.servers[s], self.net.now
         server.base[i] = server.version
-        server.leaving.append(i)
-        self.next_down(s)
 
-    def next_down(self, s: int) -> None:
-        server, size = self.servers[s], WIRE * self.job.down_bytes / len(self.servers)
-        while server.leaving and not server.sending:
-            i, begun = server.leaving.popleft(), self.net.now
-            ports, weight = (server.outward, self.workers[i].inward), self.weight(_DOWN_SHAPE)
+        def arrived() -> None:
+            self.span(i, "receive", f"down{s}", begun, server=s)
+            self.spent["down"] += self.net.now - begun
+            self.over(i)
 
-            def arrived(i: int = i, begun: float = begun) -> None:
-                self.span(i, "receive", f"down{s}", begun, server=s)
-                self.spent["down"] += self.net.now - begun
-                self.over(i)
-
-            def buffered(ports: tuple[_Port, _Port] = ports, weight: float = weight, arrived: Callable[[], None] = arrived) -> None:
-                server.sending = False
-                self.net.start(_BUFFER, weight, ports, arrived)
-                self.next_down(s)
-
-            if size <= _BUFFER:
-                self.net.start(size, weight, ports, arrived)
-            else:
-                server.sending = True
-                self.net.start(size - _BUFFER, weight, ports, buffered)
+        size, ports = WIRE * self.job.down_bytes / len(self.servers), (server.outward, self.workers[i].inward)
+        self.net.start(size, self.weight(_DOWN_SHAPE), ports, arrived)
 
 
 def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, streams: int = 1, trace: bool = False) -> Simulated:
@@ -353,7 +332,7 @@ def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, s
         rate += (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 1 else 0.0
     total, now = sum(len(worker.ends) for worker in run.workers), run.net.now
     capacity = now * job.link.rate_Bps * len(run.servers)
-    busy = {"uplink": sum(s.inward.used for s in run.servers) / capacity, "downlink": sum(w.inward.used for w in run.workers) / capacity,
+    busy = {"uplink": sum(s.inward.used for s in run.servers) / capacity, "downlink": sum(s.outward.used for s in run.servers) / capacity,
             "server": sum(s.locked_s for s in run.servers) / (now * len(run.servers))}
     timeline = Timeline(tuple(run.spans), f"{job.name}, {workers} workers") if trace else None
     return Simulated(workers=workers, throughput=rate, staleness=dict(sorted(run.stale.items())), busy=busy,

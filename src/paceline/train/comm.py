@@ -97,6 +97,8 @@ class _Running:
     issued_s: float = 0.0
     begun: bool = False
     ready: Any = None
+    #: no arithmetic precedes its first collective
+    bare: bool = False
 
     @property
     def requests(self) -> Sequence[Collective]:
@@ -142,6 +144,8 @@ class Engine:
                 self._lanes[channel, stage] = _Queue(lane)
         self._submitted: dict[str, deque[_Running]] = {channel: deque() for channel, _ in self._lanes}
         self._work: deque[_Running] = deque()
+        #: jobs of each channel before their first collective, at work or waiting for it
+        self._starting = dict.fromkeys(self._submitted, 0)
         self._lock = threading.Lock()
         #: for the thread that communicates, and for the one that computes
         self._to_send, self._to_do = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -155,10 +159,13 @@ class Engine:
 
     # -- for strategies ----------------------------------------------------------------------------
 
-    def submit(self, name: str, job: Job, *, channel: str = "gradients", after: Sequence[Ticket] = ()) -> Ticket:
-        """Appends a job to a channel; it starts when those `after` which it comes have ended, and holds up those behind it until then."""
+    def submit(self, name: str, job: Job, *, channel: str = "gradients", after: Sequence[Ticket] = (), bare: bool = False) -> Ticket:
+        """Appends a job to a channel; it starts when those `after` which it comes have ended, and holds up those behind it until then.
+
+        `bare`: no arithmetic precedes its first collective, which is issued without a detour.
+        """
         ticket = Ticket(name)
-        running = _Running(ticket, job, channel, after)
+        running = _Running(ticket, job, channel, after, bare=bare)
         if self._stream is not None:
             running.ready = torch.cuda.Event()
             running.ready.record()
@@ -246,7 +253,12 @@ class Engine:
         count = 0
         for queue in self._submitted.values():
             while queue and all(ticket.done for ticket in queue[0].after):
-                self._work.append(queue.popleft())
+                running = queue.popleft()
+                if running.bare and not self._starting[running.channel]:
+                    self._settle(running, *self._run(running))
+                else:  # also where one before it is not that far yet: their order is that of all ranks
+                    self._starting[running.channel] += 1
+                    self._work.append(running)
                 count += 1
         return count
 
@@ -269,7 +281,10 @@ class Engine:
                 running.value = results[0] if isinstance(running.request, Collective) else results
                 running.works = []
                 running.stage += 1
-                self._work.append(running)
+                if all(request.last for request in running.requests):
+                    self._settle(running, *self._run(running))
+                else:
+                    self._work.append(running)
                 count += 1
         return count
 
@@ -285,27 +300,36 @@ class Engine:
 
     def _advance(self, running: _Running) -> None:
         """Runs a job up to its next collective or its end."""
+        start, first = time.perf_counter(), not running.begun
+        ended, result = self._run(running)
+        if self.events is not None:
+            self.events.append(Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter()))
+        with self._lock:
+            self._starting[running.channel] -= first
+            self._settle(running, ended, result)
+            self._to_send.notify()
+
+    def _run(self, running: _Running) -> tuple[bool, Any]:
+        """Whether the job has ended, and what it returned."""
         if self._stream is not None and not running.begun:
             self._stream.wait_event(running.ready)
-        start = time.perf_counter()
-        ended, result = False, None
         try:
             running.request = running.job.send(running.value) if running.begun else next(running.job)
             running.begun, running.value = True, None
         except StopIteration as stop:
-            ended, result = True, stop.value
-        if self.events is not None:
-            self.events.append(Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter()))
-        with self._lock:
-            if ended:
-                self._live.discard(running)
-                self._finish(running, result)
-            else:
-                lane = self._lanes.get((running.channel, running.stage))
-                if lane is None:
-                    raise RunError(f"{running.ticket.name} asks for {running.stage + 1} collectives one after another; its channel has fewer stages")
-                lane.waiting.append(running)
-            self._to_send.notify()
+            return True, stop.value
+        return False, None
+
+    def _settle(self, running: _Running, ended: bool, result: Any) -> None:
+        """Where a job goes that has run up to there; with the lock held."""
+        if ended:
+            self._live.discard(running)
+            self._finish(running, result)
+            return
+        lane = self._lanes.get((running.channel, running.stage))
+        if lane is None:
+            raise RunError(f"{running.ticket.name} asks for {running.stage + 1} collectives one after another; its channel has fewer stages")
+        lane.waiting.append(running)
 
     def _finish(self, running: _Running, result: Any = None, error: BaseException | None = None) -> None:
         ticket = running.ticket

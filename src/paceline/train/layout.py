@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from paceline.errors import SpecError
 
-#: bytes from which on small neighbours are not put together any more, and above which a parameter is cut
+#: bytes from which on small neighbours are not put together any more, and above which a parameter is cut, where the link is not known
 LEAST_BYTES, MOST_BYTES = 512 * 1024, 2048 * 1024
+#: seconds that a piece should be on the link: long against what a message costs the interpreter, short against the passes; and bytes at most
+_PIECE_S, _LARGEST = 10e-3, 8 << 20
 #: elements between two parameters' beginnings are a multiple of this: a cache line of float32
 _LINE = 16
 
@@ -86,6 +88,12 @@ class Piece:
 
 
 Named = tuple[str, nn.Parameter]
+
+
+def piece_bytes(link_Bps: float, world: int) -> tuple[int, int]:  # noqa: N803
+    """Bytes up to which neighbours travel together, and above which a parameter is cut, for a link of that rate."""
+    most = min(_LARGEST, max(1 << 20, link_Bps * _PIECE_S * world / (world - 1)))
+    return int(most) // 4, int(most)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -37,13 +37,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in longest if any(True for _ in block.parameters())]
 
 
-def recompute(model: nn.Module, kind: str) -> nn.Module:
-    """Makes blocks compute activations again in the backward pass; the model, changed."""
+def recompute(model: nn.Module, kind: str, blocks: Sequence[nn.Module] | None = None) -> nn.Module:
+    """Makes blocks (by default those that repeat) compute activations again in the backward pass; the model, changed."""
     if kind not in RECOMPUTE:
         raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}; got {kind!r}")
     if kind == "none":
         return model
-    found = blocks_of(model)
+    found = blocks_of(model) if blocks is None else list(blocks)
     for block in found:
         _wrap(block, partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None)
     if kind == "recursive":

@@ -67,11 +67,11 @@ def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: floa
     if plan.cp > 1 or plan.ep > 1:
         raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
     offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
-    if plan.sharding in ("fsdp", "hsdp", "zero2") or plan.tp > 1:
-        from paceline.train.sharded import shard
+    from paceline.train.sharded import SHARDED, shard
 
+    if plan.sharding in SHARDED or plan.tp > 1:
         dp = plan.dp or dist.get_world_size() // plan.tp
-        if plan.sharding not in ("fsdp", "hsdp", "zero2") and dp > 1:
+        if plan.sharding not in SHARDED and dp > 1:
             raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it")
         if plan.precision not in ("bf16", "fp32", "tf32"):
             raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")

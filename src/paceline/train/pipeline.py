@@ -3,8 +3,9 @@
     runner = Pipeline(model, optimizer_of, plan, loss)
     runner.step(ids, labels)          # a whole step: passes of all micro-batches, average over replicas, update
 
-Stages hold the blocks that `spec.plan.stage_layers` gives them. Where embedding and output share a weight, its two copies (first and last
-stage) add their gradients, so that they stay one weight.
+Stages hold the blocks that `spec.plan.stage_layers` gives them; each may be split further, by tensor parallelism, and shared out over its
+replicas by FSDP2. Where embedding and output share a weight, its two copies (first and last stage) add their gradients, so that they stay
+one weight.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError
 from paceline.spec.plan import Plan, stage_layers
+from paceline.train.memory import offload, recompute
+from paceline.train.precision import autocast
+from paceline.train.sharded import mesh_of, spread, tensor
 
 SCHEDULES = {
     "": "Schedule1F1B", "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
@@ -74,34 +80,60 @@ class Pipeline:
         for name in ("embed", "blocks", "norm", "head"):
             if not hasattr(model, name):
                 raise PlanError(f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head); {type(model).__name__} has no {name}")
-        if plan.tp > 1 or plan.cp > 1:
-            raise PlanError(f"pp={plan.pp} together with tp={plan.tp}, cp={plan.cp} is not run here; use pp with dp")
-        world = dist.get_world_size()
-        self.dp = plan.dp or world // plan.pp
-        if self.dp * plan.pp != world or plan.schedule not in SCHEDULES:
-            allowed = ", ".join(filter(None, SCHEDULES))
-            raise PlanError(f"dp {self.dp} x pp {plan.pp} must be the {world} ranks started, and schedule one of {allowed}; got {plan.schedule!r}")
-        self.plan, rank = plan, dist.get_rank()
-        replica, place = divmod(rank, plan.pp)
-        groups = [dist.new_group(list(range(r * plan.pp, (r + 1) * plan.pp))) for r in range(self.dp)]
-        peers = [dist.new_group(list(range(p, world, plan.pp))) for p in range(plan.pp)]
-        ends = [dist.new_group(sorted({r * plan.pp, self._owner(plan.pp * plan.vpp - 1) + r * plan.pp})) for r in range(self.dp)]
-        self._group, self._peers, self._ends = groups[replica], peers[place], ends[replica]
+        if plan.cp > 1 or plan.ep > 1:
+            raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
+        if plan.schedule not in SCHEDULES:
+            raise PlanError(f"pipelines run under {', '.join(filter(None, SCHEDULES))}; got {plan.schedule!r}")
+        self.plan = plan
+        #: optimizer state at least is shared out; gradients go with it
+        self.shares = plan.sharding not in ("none", "ddp")
+        device = next(model.parameters()).device
+        mesh = mesh_of(plan, device)
+        self.replica, place, _ = self._arranged(mesh)
         chunks = plan.pp * plan.vpp
         counts = stage_layers(len(model.blocks), plan.pp * plan.vpp)  # type: ignore[arg-type]
         starts = [sum(counts[:i]) for i in range(chunks)]
         mine = [i for i in range(chunks) if self._owner(i) == place]
         everything = list(model.blocks)  # type: ignore[arg-type]
-        self.stages = [Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine]
+        self.first, self.last = 0 in mine, chunks - 1 in mine
         self.tied = getattr(model.head, "weight", None) is model.embed.weight  # type: ignore[union-attr]
-        device = next(model.parameters()).device
-        made = [pipelining.PipelineStage(stage, i, chunks, device, group=self._group) for stage, i in zip(self.stages, mine, strict=True)]
+        if self.tied and plan.schedule in _BENT and self.shares:
+            raise PlanError(f"{plan.sharding} with {plan.schedule} cannot share out a weight that embedding and output have in common; "
+                            "use another schedule, or ddp")
+        self.stages = [Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine]
+        for stage in self.stages:
+            self._prepare(stage, mesh)
+        made = [pipelining.PipelineStage(stage, i, chunks, device, group=mesh.get_group("pipe")) for stage, i in zip(self.stages, mine, strict=True)]
         kind: Any = getattr(pipelining, SCHEDULES[plan.schedule])
         several = plan.vpp > 1 or plan.schedule in _BENT
         self._schedule = kind(made if several else made[0], plan.gbs // (self.dp * plan.mbs), loss_fn=loss)
-        self.first, self.last = 0 in mine, chunks - 1 in mine
         self.parameters = list({id(p): p for stage in self.stages for p in stage.parameters()}.values())
         self.optimizer = optimizer(self.parameters)
+
+    def _arranged(self, mesh: DeviceMesh) -> tuple[int, int, int]:
+        """This rank's replica, stage and place among tensor-parallel ones; makes the groups that exchange gradients."""
+        plan, ranks = self.plan, mesh.mesh.reshape(-1, self.plan.pp, self.plan.tp)
+        self.dp = len(ranks)
+        replica, place, lane = ((ranks == dist.get_rank()).nonzero()[0]).tolist()
+        ends = sorted({0, self._owner(plan.pp * plan.vpp - 1)})
+        # every rank takes part in making every group
+        peers = {(p, t): dist.new_group(ranks[:, p, t].tolist()) for p in range(plan.pp) for t in range(plan.tp)}
+        outer = {(r, t): dist.new_group(ranks[r, ends, t].tolist()) for r in range(self.dp) for t in range(plan.tp)}
+        self._peers, self._ends = peers[place, lane], outer[replica, lane]
+        return replica, place, lane
+
+    def _prepare(self, stage: Stage, mesh: DeviceMesh) -> None:
+        """What else the plan says, stage by stage."""
+        plan = self.plan
+        blocks = list(stage.blocks)
+        recompute(stage, plan.recompute, blocks)
+        offload(stage, plan.offload if plan.offload != "optimizer" else "none")
+        if plan.tp > 1:
+            tensor(stage, mesh["tensor"], plan)
+        if self.shares:
+            spread(stage, blocks, mesh, plan)
+        else:
+            autocast(stage, plan.precision)
 
     def _owner(self, stage: int) -> int:
         turn, place = divmod(stage, self.plan.pp)
@@ -125,9 +157,15 @@ class Pipeline:
         if self.tied and not both and (self.first or self.last):
             stage = self.stages[0] if self.first else self.stages[-1]
             weight = stage.embed.weight if self.first else stage.head.weight
-            dist.all_reduce(weight.grad, group=self._ends)
-        if self.dp > 1:
+            dist.all_reduce(_local(weight.grad), group=self._ends)
+        if self.dp > 1 and not self.shares:  # FSDP2 has averaged already
             for parameter in self.parameters:
-                dist.all_reduce(parameter.grad, group=self._peers)
-                assert parameter.grad is not None
-                parameter.grad.div_(self.dp)
+                gradient = _local(parameter.grad)
+                dist.all_reduce(gradient, group=self._peers)
+                gradient.div_(self.dp)
+
+
+def _local(gradient: Tensor | None) -> Tensor:
+    """This rank's part of a gradient."""
+    assert gradient is not None
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from paceline.errors import PlanError
 from paceline.spec.plan import Plan
 from paceline.train.memory import blocks_of
 
+SHARDED = ("fsdp", "hsdp", "zero2")
+
 
 def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
-    """Ranks arranged as the plan says: replicas, shards, tensor; names of axes as torch's own examples have them."""
+    """Ranks arranged as the plan says: replicas, shards, stages, tensor, the last side by side."""
     world = dist.get_world_size()
-    dp = plan.dp or world // plan.tp
-    if dp * plan.tp != world:
-        raise PlanError(f"the plan's dp {dp} x tp {plan.tp} = {dp * plan.tp} is not the {world} ranks that were started")
+    dp = plan.dp or world // (plan.pp * plan.tp)
+    if dp * plan.pp * plan.tp != world:
+        raise PlanError(f"the plan's dp {dp} x pp {plan.pp} x tp {plan.tp} = {dp * plan.pp * plan.tp} is not the {world} ranks that were started")
     sizes: dict[str, int] = {}
     if plan.sharding == "hsdp":
         shard = plan.shard or dp
@@ -36,6 +39,8 @@ def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
         sizes["replicate"], sizes["shard"] = dp // shard, shard
     else:
         sizes["shard"] = dp
+    if plan.pp > 1:
+        sizes["pipe"] = plan.pp
     if plan.tp > 1:
         sizes["tensor"] = plan.tp
     return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -50,21 +55,24 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> DeviceMesh:
     mesh = mesh_of(plan, next(model.parameters()).device)
     renamed: dict[str, list[str]] = {}
     if plan.tp > 1:
-        renamed = _tensor(model, mesh["tensor"], plan)
-    if plan.sharding in ("fsdp", "hsdp", "zero2"):
-        axes = mesh["replicate", "shard"] if plan.sharding == "hsdp" else mesh["shard"]
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if plan.precision == "bf16" else MixedPrecisionPolicy()
-        options: dict[str, Any] = {"mesh": axes, "mp_policy": policy, "reshard_after_forward": plan.reshard and plan.sharding != "zero2"}
-        for block in blocks_of(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+        renamed = tensor(model, mesh["tensor"], plan)
+    if plan.sharding in SHARDED:
+        spread(model, blocks_of(model), mesh, plan)
     new = dict(model.named_parameters())
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [new[now] for name in wanted for now in renamed.get(name, [name])]
     return mesh
 
 
-def _tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:
+def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:
+    """FSDP2 over the data-parallel axes of a mesh, block by block."""
+    axes = mesh["replicate", "shard"] if plan.sharding == "hsdp" else mesh["shard"]
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if plan.precision == "bf16" else MixedPrecisionPolicy()
+    for part in (*blocks, model):
+        fully_shard(part, mesh=axes, mp_policy=policy, reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"))
+
+
+def tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:
     """Splits attention and feed-forward of each block; names that a fused projection's parameters were replaced by."""
     from paceline.catalog.models.layers import Attention, FeedForward, SwiGLU
 

@@ -39,6 +39,8 @@ class Collective:
     into: Sequence[Tensor] = ()
     #: whether the own row of an exchange must be there, too
     own: bool = True
+    #: nothing follows in its job
+    last: bool = False
 
     @property
     def bytes(self) -> int:

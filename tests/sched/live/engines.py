@@ -88,6 +88,17 @@ class Slurm:
         """Starts the slurmd of n1, n2..."""
         self._begin("slurmd", "-D", "-N", f"n{node}", "-f", str(self.folder / "slurm.conf"), key=f"n{node}")
 
+    def kill_controller(self) -> None:
+        """Slurm does not answer any more; its nodes go on."""
+        process = self.processes.pop("slurmctld")
+        process.kill()
+        process.wait()
+
+    def mend_controller(self) -> None:
+        """It answers again, with what it last saved."""
+        self._begin("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
+        _until(lambda: self.sinfo().split(), "slurmctld")
+
     def kill_node(self, node: int) -> None:
         """A node dies: its slurmd is killed, and Slurm told so rather than left to find out."""
         process = self.processes.pop(f"n{node}")

@@ -166,6 +166,32 @@ def test_slurm_loses_a_worker(tools, daemon, slurm, whom):
 
 
 @SLOW
+def test_slurm_does_not_answer(tools, daemon, slurm):
+    """While it is away nothing is given up and nothing is started; jobs go on, and one that ended meanwhile has ended."""
+    live = daemon(engine="slurm", nodes="all")
+    live.submit([tools.counter("a", 60), tools.counter("b", 600), tools.counter("c", 20, devices=4)])
+    end = time.monotonic() + 240
+
+    def until(done):
+        while not done():
+            live.turn()
+            time.sleep(0.1)
+            assert time.monotonic() < end, live.queue()
+
+    until(lambda: all((progress(daemon.state, name) or (0,))[0] >= 10 for name in "ab"))
+    slurm.kill_controller()
+    until(lambda: any("nothing is started or given up until it answers" in line for line in daemon.lines))
+    while (progress(daemon.state, "a") or (0,))[0] < 60:
+        time.sleep(0.1)
+        assert time.monotonic() < end
+    slurm.mend_controller()
+    assert tools.run(live) == {"a": "completed", "b": "completed", "c": "completed"}, daemon.lines
+    assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 1, "b": 1, "c": 1}
+    assert any("answers again" in line for line in daemon.lines)
+    tools.once(daemon.state)
+
+
+@SLOW
 @pytest.mark.parametrize("whom", ["worker", "watcher"])
 def test_ray_loses_a_worker(tools, daemon, ray_cluster, whom):
     killed(tools, daemon, whom, engine="ray", nodes=ray_cluster.address)

@@ -118,6 +118,37 @@ def test_killed_from_outside_and_found_again(tools, tmp_path):
     tools.once(state)
 
 
+@SLOW
+def test_killed_at_random_moments_on_the_wall(tools, tmp_path):
+    """A daemon of the command line on the wall's clock, killed every second or so while jobs come, move and end."""
+    state, file, draw = tmp_path / "state", tmp_path / "jobs.toml", random.Random(5)
+    lines = []
+    for i in range(8):
+        command = [tools.python, "-S", str(tools.here / "counter.py"), "80", "0.05"]
+        most = 4 if i % 3 == 0 else 1
+        lines.append(f"[[job]]\nname = 'job{i}'\ncommand = {command!r}\nwork = '80 steps'\nrates = {{ 1 = 20, 4 = 21 }}\nmost = {most}\n"
+                     f"restart = 0\nsubmit = {i}\n")
+    file.write_text("".join(lines))
+    words = [tools.python, "-m", "paceline.cli", "schedule", str(file), "--state", str(state), "--policy", POLICY, "--nodes", "4x1", "--json"]
+    kills, out = 0, ""
+    for _ in range(60):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        end = time.monotonic() + (draw.uniform(0.1, 1.2) if kills < 20 else 200)
+        while process.poll() is None and (time.monotonic() < end or not (state / "daemon.json").exists()):
+            time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        out, error = process.communicate()
+        (state / "daemon.json").unlink(missing_ok=True)
+        assert process.returncode in (0, -signal.SIGKILL), error
+        if process.returncode == 0:
+            break
+    found = json.loads(out)
+    assert {job["state"] for job in found["jobs"]} == {"completed"} and len(found["jobs"]) == 8 and kills >= 8
+    tools.once(state)
+
+
 def test_a_page_rots_while_a_job_runs(tools, daemon):
     live = daemon()
     live.submit([tools.counter("a", 80), tools.counter("b", 10, submit=1.0)])

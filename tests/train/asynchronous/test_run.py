@@ -117,6 +117,16 @@ def test_synchronous_counts(tmp_path):
     assert [report["staleness"] for report in run.reports] == [{"0": 40}, {"0": 40}]
 
 
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_overlap_applies_what_a_step_would(tmp_path, overlap):
+    with Local(workers=2, servers=2, checkpoint=tmp_path) as run:
+        run.start(command("ps-async", 25, 0.002, f'{{"overlap": {overlap}}}'))
+        run.wait(150)
+    halves = [torch.load(tmp_path / f"server{i}.pt", weights_only=True) for i in range(2)]
+    assert [half["version"] for half in halves] == [50, 50]
+    assert (-torch.cat([half["values"] for half in halves])).tolist() == [25.0, 25.0, *[0.0] * 14]
+
+
 def test_hogwild_shares_memory():
     with Local(workers=2) as run:
         run.start(command("hogwild", 30))
@@ -138,5 +148,7 @@ def test_refuses(monkeypatch):
         strategies()["ps-async"](model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(SpecError, match="count from 1"):
         strategies()["easgd"](model, torch.optim.SGD(model.parameters(), lr=0.1), period=0)
+    with pytest.raises(SpecError, match="does not go with"):
+        strategies()["ps-async"](model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=True, push_every=2)
     with pytest.raises(SpecError, match="at least one worker"):
         Local(workers=0)

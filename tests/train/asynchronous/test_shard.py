@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from paceline.errors import SpecError, UnknownName
+from paceline.errors import RunError, SpecError, UnknownName
 from paceline.train.asynchronous.codecs import codec
 from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.remote import Early
 from paceline.train.asynchronous.shard import AGAIN, APPLIED, LATE, WAITING, Part, Shard
 
 
@@ -123,6 +124,44 @@ def test_momentum_and_groups_match_one_process():
         plain.step()
         plain.zero_grad()
     assert torch.allclose(torch.cat([one.answer(0) for one in made]), flat.values(), atol=1e-6)
+
+
+def test_pieces_of_servers_are_those_of_the_whole():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+    flat = Flat(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.randn(4, 5)).square().sum().backward()
+    sizes = [size for size, _ in flat.shards(4)]
+    for pieces, whole in zip(flat.pieces(sizes), flat.gradients().split(sizes), strict=True):
+        assert torch.equal(flat.gathered(pieces), whole)
+
+
+class Sent:
+    """What a worker would send, in place of the servers."""
+
+    def __init__(self, sizes):
+        self.sizes, self.sent = sizes, []
+
+    def begin(self, server, piece, *, rate):
+        self.sent.append((server, piece))
+
+    def finish(self):
+        return None, None
+
+
+def test_overlap_sends_the_last_layers_first_and_once():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
+    flat, sent = Flat(torch.optim.SGD(model.parameters(), lr=0.1)), Sent([30, 30])
+    early = Early(flat, sent, lambda: 1.0)
+    model(torch.randn(4, 5)).square().sum().backward()
+    assert [server for server, _ in sent.sent] == [1, 0]
+    assert torch.equal(torch.cat([piece for _, piece in reversed(sent.sent)]), flat.gradients())
+    with pytest.raises(RunError, match="accumulate"):
+        model(torch.randn(4, 5)).square().sum().backward()
+    early.finish()
+    model[1](torch.randn(4, 5)).square().sum().backward()  # the first layer has no gradient in this pass
+    early.finish()
+    assert [server for server, _ in sent.sent] == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("name", "size"), [("none", 4000), ("fp16", 2000), ("bf16", 2000), ("int8", 1004), ("topk:0.1", 800)])

@@ -13,7 +13,7 @@ from paceline.bench.throughput.jobs import JOBS
 #: profiles are taken from runs with at most this many workers
 PROFILED = 2
 MODES = ("async", "sync")
-LINKS_MBPS = (1200.0, 150.0, 600.0, 300.0)
+LINKS_MBPS = (1200.0, 600.0, 300.0, 150.0)
 STALENESS_MBPS = 100.0
 #: one worker of several computes this many times as long
 SLOW = 2.5
@@ -39,14 +39,14 @@ class Run:
         return self.servers + self.workers
 
     def seconds(self) -> float:
-        """How long to measure: ten cycles or so, five at least, by a rough idea of a cycle; longer for profiles and histograms."""
+        """How long to measure: ten cycles or so, four at least, by a rough idea of a cycle; longer for profiles and histograms."""
         transfer, compute = 8 * megabytes()[self.model] / self.link_Mbps, JOBS[self.model].compute_s
         if self.mode == "sync":
             cycle = compute * self.slow + 2 * transfer * max(1.0, self.workers / self.servers)
         else:
             cycle = max(compute + 2 * transfer, transfer * self.workers / self.servers)
         longer = 1.5 if self.workers <= PROFILED else 3.0 if self.link_Mbps == STALENESS_MBPS else 1.0
-        return max(min(max(10 * cycle, 1.0), 2.2), 4.5 * cycle) * longer
+        return max(min(max(10 * cycle, 0.9), 1.8), 4 * cycle) * longer
 
 
 def grid(
@@ -75,7 +75,7 @@ def uneven() -> list[Run]:
 
 def standard() -> list[Run]:
     """The published data set."""
-    return [*grid(links=LINKS_MBPS[:1]), *uneven(), *staleness(), *grid(links=LINKS_MBPS[1:])]
+    return [*grid(links=LINKS_MBPS[:1]), *uneven(), *grid(links=LINKS_MBPS[1:3]), *staleness(), *grid(links=LINKS_MBPS[3:])]
 
 
 @cache

@@ -131,10 +131,11 @@ def environment(value: Any, at: str) -> dict[str, str]:
 def ends(value: Any, at: str) -> dict[str, list[float]] | str:
     """Early ends, as shares of the work at which jobs like this one end, and the chance of each; the rest succeeds.
 
-    `"history"` (left as it is), `"philly"` (a cluster with published shares), `{ early = 0.4 }`, `{ seen = [1, 0.2, 1] }` (what past ones did of their work), or
-    `{ at = [0.1, 0.5], chance = [0.2, 0.1] }`.
+    `"history"` (left as it is), `"philly"` (a cluster with published shares), `{ early = 0.4 }`, `{ seen = [1, 0.2, 1] }` (what past ones did
+    of their work), or `{ at = [0.1, 0.5], chance = [0.2, 0.1] }`.
     """
-    form = 'ends is "history", a cluster with published shares such as "philly", { early = 0.4 }, { seen = [1, 0.2] } or { at = [0.1, 0.5], chance = [0.2, 0.1] }'
+    form = ('ends is "history", a cluster with published shares such as "philly", { early = 0.4 }, { seen = [1, 0.2] } or '
+            "{ at = [0.1, 0.5], chance = [0.2, 0.1] }")
     if value == HISTORY:
         return HISTORY
     try:

@@ -108,7 +108,7 @@ class ServerOptimizer(Distributed):
         self._push_every, self._fetch_every = push_every, fetch_every
         self._steps, self._unfetched = 0, 0
         self._sum: Tensor | None = None
-        self._early = _Early(self.flat, client, self._rate) if overlap else None
+        self._early = Early(self.flat, client, self._rate) if overlap else None
 
     def _step(self) -> Exchange | None:
         if self._early is not None:
@@ -131,7 +131,7 @@ class ServerOptimizer(Distributed):
         return exchange
 
 
-class _Early:
+class Early:
     """Sends the part of a server as soon as the backward pass has its last gradient, while the pass goes on with earlier layers."""
 
     def __init__(self, flat: Flat, client: Client, rate: Callable[[], float]) -> None:

@@ -28,26 +28,30 @@ from torch import nn
 from paceline.errors import SpecError
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.hooks import Gradients, Sequencer, Uses
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, groups_of
+from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, groups_of, piece_bytes
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import MODES, FactorPart, Shape
 from paceline.train.strategies.parts import Part, PiecePart
-from paceline.train.strategies.probe import probe
+from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.updates import settings
 
 
 class Deferred(Strategy):
-    """The common part: pieces, orders, waiting. `clip_norm` clips all gradients by their common norm before the update."""
+    """The common part: pieces, orders, waiting. `clip_norm` clips all gradients by their common norm before the update.
+
+    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for.
+    """
 
     #: ranks share the update out
     shares: ClassVar[bool]
 
-    def __init__(self, *, least_bytes: int = LEAST_BYTES, most_bytes: int = MOST_BYTES, clip_norm: float | None = None) -> None:
+    def __init__(self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None) -> None:
         super().__init__()
-        if not 0 < least_bytes <= most_bytes:
+        if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
             raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
         self.least_bytes, self.most_bytes, self.clip_norm = least_bytes, most_bytes, clip_norm
+        self._machine: Machine | None = None
         self.parts: list[Part] = []
         self._pending: dict[int, list[Ticket]] = {}
         self._scale: float | None = None
@@ -95,7 +99,7 @@ class Deferred(Strategy):
                 self._send(free)
 
     def _send(self, part: Part) -> None:
-        part.reduced = self.engine.submit(part.name, part.reduce())
+        part.reduced = self.engine.submit(part.name, part.reduce(), bare=part.bare)
 
     def _done(self) -> None:
         if not self.parts:
@@ -127,8 +131,9 @@ class Deferred(Strategy):
         used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen]))
         parts, rest = self._special([self.parameters[i] for i in used])
         self._flats = flatten(rest, groups_of(self.optimizer), self.world)
+        least, most = self._sizes()
         for flat in self._flats:
-            pieces = cut(flat, self.world, self.least_bytes, self.most_bytes)
+            pieces = cut(flat, self.world, least, most)
             parts += [PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces]
         place = {id(self.parameters[i][1]): at for at, i in enumerate(used)}
         self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))  # as the forward pass needs them
@@ -147,6 +152,20 @@ class Deferred(Strategy):
         when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
         self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
         self._restart()
+
+    def _here(self) -> Machine:
+        """The link and the device, measured once."""
+        if self._machine is None:
+            self._machine = probe(self.engine, self.parameters[0][1].device)
+        return self._machine
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of pieces, at least and at most."""
+        least, most = LEAST_BYTES, MOST_BYTES
+        if self.most_bytes is None and self.world > 1 and sum(flat.data.numel() * flat.data.element_size() for flat in self._flats) > MOST_BYTES:
+            least, most = piece_bytes(self._here().link_Bps, self.world)
+        most = self.most_bytes or most
+        return min(most, self.least_bytes or least), most
 
     def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
         """Parts of parameters that do not travel as pieces, and the parameters that do."""
@@ -314,7 +333,7 @@ class Overlap(Deferred):
         """By name, what a layer exchanges (where not its gradient) and its rows per step."""
         if self.world == 1 or self.fc == "gradient" or isinstance(self.optimizer, Layerwise):
             return {}
-        machine = probe(self.engine, self.parameters[0][1].device) if self.fc == "auto" else None
+        machine = self._here() if self.fc == "auto" else None
         found = {}
         for layer in layers:
             shape = Shape(n_in=layer.in_features, n_out=layer.out_features, rows=self._rows[layer][0])
@@ -343,7 +362,7 @@ class Priority(Deferred):
     def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
         if self.world == 1:
             return ready
-        machine = probe(self.engine, self.parameters[0][1].device)
+        machine = self._here()
         need = {id(part): i for i, part in enumerate(self.parts)}
         waiting, order = list(ready), list[Part]()
         now = 0.0
@@ -353,5 +372,5 @@ class Priority(Deferred):
             waiting.remove(part)
             order.append(part)
             size = part.piece.bytes if isinstance(part, PiecePart) else 0
-            now += machine.latency_s + 2 * (self.world - 1) / self.world * size / machine.link_Bps
+            now += machine.latency_s + 2 * (self.world - 1) / self.world * size / machine.reduce_Bps
         return order

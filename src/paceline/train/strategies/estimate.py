@@ -15,7 +15,7 @@ from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec.compression import DGC, SCHEMES, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES
+from paceline.train.layout import piece_bytes
 from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES
 from paceline.train.strategies.factors import Shape
@@ -42,6 +42,11 @@ class Setting:
     rates: Rates = Rates()
     #: cores of one rank
     cores: int = 1
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that a message costs the passes: threads that send it hold the interpreter for about as long as it takes on a bare link."""
+        return self.machine.latency_s
 
     @property
     def gap_s(self) -> float:
@@ -71,6 +76,7 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
     """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and complete before the update."""
     ordered = order_of(profile.layers)
     waiting: list[_Bucket] = []
+    turns = 0.0
     for members in buckets([layer.bytes for layer in ordered], bucket_bytes, first_bytes):
         chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
         encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
@@ -79,10 +85,12 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
         wire = sum(at.wire_s(one, layer) for one, layer in chosen)
         # what is agreed on first is small, and the encoder waits for it
         agreed = (encode / 2, 0.0) * (stages - 1)
-        waiting.append(_Bucket(max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode)))
-    end = max(profile.backward_s, _flow(waiting, at))
+        turns += stages * at.turn_s
+        waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode)))
+    backward = profile.backward_s + turns
+    end = max(backward, _flow(waiting, at))
     if at.cores < 2:
-        end = max(end, profile.backward_s + sum(sum(bucket.phases[::2]) for bucket in waiting))
+        end = max(end, backward + sum(sum(bucket.phases[::2]) for bucket in waiting))
     taken = profile.momentum and any(isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers)
     # without momentum, the update is one addition: two operands read, one written
     return profile.forward_s + end + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
@@ -135,7 +143,8 @@ class _Sent:
 def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bool = True) -> float:
     """Seconds of a step of `overlap` (or, without `shares`, `priority`) once steps follow one another."""
     parts, spent = _parts(profile, at, shares, factors)
-    backward = max(profile.backward_s / 2, profile.backward_s + spent)
+    backward = max(profile.backward_s / 2, profile.backward_s + spent) + len(parts) * at.turn_s
+    turns = sum(part.back_s > 0 for part in parts) * at.turn_s
     pace = backward / profile.backward_s
     by_need = sorted(parts, key=lambda part: part.need_s)
     by_ready = sorted(parts, key=lambda part: part.ready_s)
@@ -147,7 +156,7 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         for part in by_need:  # the forward pass waits where a parameter is not here yet
             now = max(now + part.need_s - done, here[id(part)])
             done = part.need_s
-        middle = now + profile.forward_s - done
+        middle = now + profile.forward_s - done + turns
         link, worker = 0.0, 0.0
         summed: dict[int, float] = {}
         for part in by_ready:
@@ -164,12 +173,13 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
                 here[id(part)] = worker
         begin = end
     work = sum(part.sum_s + part.update_s for part in parts)
-    return max(begin - begun, profile.forward_s + backward + work if at.cores < 2 else 0.0)
+    return max(begin - begun, profile.forward_s + turns + backward + work if at.cores < 2 else 0.0)
 
 
 def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[list[_Sent], float]:
     """What travels, and the seconds that the backward pass takes more (or less) for it: copies into flat memory, products left to others."""
     link, update, spent = at.machine.link_Bps, profile.update_s / max(1, profile.bytes), 0.0
+    least, _ = piece_bytes(link, at.world)
     out: list[_Sent] = []
     small: list[Layer] = []
     for layer in sorted(profile.layers, key=lambda layer: layer.need_s):
@@ -187,7 +197,7 @@ def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[
             continue
         spent += at.copy_s(layer.bytes)
         small.append(layer)
-        if sum(one.bytes for one in small) >= LEAST_BYTES:
+        if sum(one.bytes for one in small) >= least:
             out += _pieces(small, at, shares, update)
             small = []
     return out + _pieces(small, at, shares, update), spent
@@ -198,7 +208,7 @@ def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -
     if not layers:
         return []
     total = sum(layer.bytes for layer in layers)
-    count = max(1, round(total / MOST_BYTES))
+    count = max(1, round(total / piece_bytes(at.machine.link_Bps, at.world)[1]))
     size = total / count
     way = (at.world - 1) / at.world * size
     share = 1 / at.world if shares else 1.0

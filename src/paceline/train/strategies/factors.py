@@ -80,7 +80,7 @@ class FactorPart(Part):
         self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
         self.groups = [groups[id(p)] for p in held]
         self.values = [p.data[self._own] for p in held]
-        self.gradients: list[Tensor] = []
+        self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
         layer.forward = MethodType(lambda module, x: self.forward(x), layer)  # type: ignore[method-assign]
 
@@ -125,13 +125,16 @@ class FactorPart(Part):
         elif self.world > 1:
             ranks = yield Collective("gather", [inputs, errors])
             inputs, errors = (torch.cat([rank[i] for rank in ranks]) for i in range(2))
-        self.gradients = [(errors.t() @ inputs).div_(self.world), errors.sum(dim=0).div_(self.world)][: len(self.values)]
+        errors = errors.to(self.gradients[0].dtype) / self.world
+        torch.mm(errors.t(), inputs.to(errors.dtype), out=self.gradients[0])
+        if len(self.gradients) > 1:
+            torch.sum(errors, dim=0, out=self.gradients[1])
 
     def update(self, now: Settings, scale: float | None) -> Job:
         for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
             update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
         if self.mode == "rows":
-            yield Collective("gather", self.values, [p.data for p in self.parameters])
+            yield Collective("gather", self.values, [p.data for p in self.parameters], last=True)
 
     def square(self) -> Tensor:
         total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()

@@ -25,6 +25,9 @@ State = dict[Any, dict[str, Any]]
 class Part(ABC):
     """One thing that travels."""
 
+    #: whether nothing is computed before the first message of its gradient
+    bare = False
+
     def __init__(self, name: str, parameters: list[nn.Parameter], rank: int, world: int) -> None:
         self.name, self.parameters, self.rank, self.world = name, parameters, rank, world
         #: gradients that have not become ready in this pass
@@ -55,6 +58,8 @@ class Part(ABC):
 
 class PiecePart(Part):
     """A piece of flat memory; `shares`: each rank sums and updates one part of it, otherwise all of it."""
+
+    bare = True
 
     def __init__(self, piece: Piece, optimizer: Optimizer, rank: int, world: int, shares: bool) -> None:
         super().__init__(piece.name, [slot.parameter for slot in piece.slots], rank, world)
@@ -114,7 +119,7 @@ class PiecePart(Part):
         else:
             update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
         if self.shares:
-            yield Collective("gather", [self.values], [self.piece.data])
+            yield Collective("gather", [self.values], [self.piece.data], last=True)
 
     def square(self) -> Tensor:
         return self.gradient.float().square().sum() / (1 if self.shares else self.world)

@@ -20,7 +20,7 @@ from paceline.train.compress import Compressor, Round, make
 from paceline.train.tasks import get
 from paceline.train.tasks.course import batches, course
 from paceline.train.tasks.loop import optimizer_for
-from paceline.train.tasks.step import accuracy, final_loss
+from paceline.train.tasks.step import accuracy, final_loss, noted
 
 
 class Acted:
@@ -108,6 +108,6 @@ def train(
     return {"accuracy": accuracy(net, chosen), "final_loss": final_loss(net, chosen), "seconds": time.perf_counter() - began, "reached": None}
 
 
-def several(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One after another."""
-    return [train(**run) for run in runs]
+def several(runs: list[dict[str, Any]], raw: str | None = None) -> list[dict[str, Any]]:
+    """One after another; each is appended to the file `raw` as soon as it is done."""
+    return [noted(run, train(**run), raw) for run in runs]

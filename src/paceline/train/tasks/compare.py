@@ -127,15 +127,21 @@ def gathered(strategy: str, results: Sequence[Mapping[str, Any]]) -> Runs:
                 reached_s=tuple(m["reached"]["seconds"] if m["reached"] else None for m in results), losses=tuple(m["final_loss"] for m in results))
 
 
-def side_by_side(runs: Sequence[Mapping[str, Any]], *, world: int, jobs: int, timeout_s: float = 3600.0) -> list[dict[str, Any]]:
-    """Results of runs (arguments of `loop.train`), in their order; `jobs` groups of processes at a time each take a share of them."""
+def side_by_side(
+    runs: Sequence[Mapping[str, Any]], *, world: int, jobs: int, timeout_s: float = 3600.0, alone: bool = False, raw: str | None = None,
+) -> list[dict[str, Any]]:
+    """Results of runs (arguments of `loop.train`), in their order; `jobs` groups of processes at a time each take a share of them.
+
+    With `alone` one process acts out the ranks of a run (see `alone`). Runs are appended to the file `raw` as they end.
+    """
     jobs = min(jobs, len(runs))
+    module, ranks = ("alone", 1) if alone else ("loop", world)
 
     def some(first: int) -> list[dict[str, Any]]:
-        share = {"runs": [dict(one) for one in runs[first::jobs]]}
-        return list(run("paceline.train.tasks.loop:several", world=world, arguments=share, timeout_s=timeout_s)[0])
+        share = [{**one, "world": world} if alone else dict(one) for one in runs[first::jobs]]
+        return list(run(f"paceline.train.tasks.{module}:several", world=ranks, arguments={"runs": share, "raw": raw}, timeout_s=timeout_s)[0])
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
         parts = list(pool.map(some, range(jobs)))
     return [parts[i % jobs][i // jobs] for i in range(len(runs))]
 

@@ -30,7 +30,7 @@ from paceline.train.tasks.course import batches, course
 from paceline.train.tasks.expect import predict
 from paceline.train.tasks.noise import Meter
 from paceline.train.tasks.show import Shown
-from paceline.train.tasks.step import Done, accuracy, final_loss, step
+from paceline.train.tasks.step import Done, accuracy, final_loss, noted, step
 
 #: steps at the end of a run whose timeline is kept
 _KEPT_STEPS = 8
@@ -121,9 +121,9 @@ class _Trace:
                 self.events = pt.of(self._net).engine.record()
 
 
-def several(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several trainings one after another in the same processes."""
-    return [train(**run) for run in runs]
+def several(runs: list[dict[str, Any]], raw: str | None = None) -> list[dict[str, Any]]:
+    """Several trainings one after another in the same processes; rank 0 appends each to the file `raw` as it ends."""
+    return [noted(run, train(**run), raw if dist.get_rank() == 0 else None) for run in runs]
 
 
 def main() -> None:

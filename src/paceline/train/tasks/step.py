@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,3 +61,12 @@ def final_loss(net: nn.Module, task: Task) -> float:
     """On a part of the training set: what runs are compared by."""
     with _evaluating(net):
         return float(torch.nn.functional.cross_entropy(net(task.train[0][:512]), task.train[1][:512]))
+
+
+def noted(run: Mapping[str, Any], found: dict[str, Any], raw: str | None) -> dict[str, Any]:
+    """Appends a run and how it ended to the file `raw`, if there is one; what was found."""
+    if raw is not None:
+        kept = {key: found[key] for key in ("accuracy", "final_loss", "seconds", "reached")}
+        with Path(raw).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**run, **kept}) + "\n")
+    return found
