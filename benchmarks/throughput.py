@@ -1,8 +1,9 @@
-"""Tables of docs/asynchronous.md on throughput against workers: python benchmarks/throughput.py [--only curves,uneven,staleness,pollux] [--print]
+"""Tables of docs/asynchronous.md on throughput against workers: python benchmarks/throughput.py [--only curves,staleness] [--print]
 
 curves      both models and two guesses on the measured set, 3 to 8 workers from a profile of one and two
 uneven      the same where one worker is slow
-staleness   throughput and staleness of four asynchronous workers at 100 Mbit/s
+overlap     the same where parts of an update are sent during the backward pass
+staleness   throughput and staleness of four asynchronous workers
 pollux      the synchronous model on measurements of others (PACELINE_DATA)
 """
 
@@ -15,7 +16,8 @@ from document import DOCS, fill
 
 from paceline.bench.throughput import score
 
-PARTS = {"curves": score.measured, "uneven": lambda: score.measured(uneven=True), "staleness": score.staleness, "pollux": score.pollux}
+PARTS = {"curves": score.measured, "uneven": lambda: score.measured(kind="uneven"), "overlap": lambda: score.measured(kind="overlap"),
+         "staleness": score.staleness, "pollux": score.pollux}
 
 
 def markdown(cells: Iterator[tuple[str, ...]]) -> str:

@@ -18,47 +18,60 @@ if TYPE_CHECKING:
 
 #: settings are chosen with these seeds, and reported with others
 TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
-#: learning rates and epochs that were tried, with all-reduce in float32
-RECIPES = {
-    "digits-cnn": [(lr, 30) for lr in (0.02, 0.05, 0.1)],
-    "digits-deep": [(lr, 30) for lr in (0.02, 0.05, 0.1)],
-    "text-mlp": [(0.05, 10), (0.1, 10), (0.03, 16), (0.05, 16)],
+#: settings that were tried, with all-reduce in float32; what is left out is the task's
+RECIPES: dict[str, list[dict]] = {
+    "digits-cnn": [{"lr": lr} for lr in (0.02, 0.05, 0.1)],
+    "digits-deep": [{"lr": lr} for lr in (0.02, 0.05, 0.1)],
+    "text-mlp": [
+        *({"lr": lr, "epochs": epochs, "batch": 256, "weight_decay": 0.0} for lr, epochs in ((0.05, 10), (0.1, 10), (0.03, 16), (0.05, 16))),
+        *({"lr": 0.05, "epochs": 10, "batch": 256, "weight_decay": decay} for decay in (3e-4, 1e-3)),
+        *({"weight_decay": decay} for decay in (5e-4, 1e-3)),
+    ],
 }
 
 
 def recipe(options: Namespace) -> str:
     from paceline.train.tasks import get
 
-    lines = ["| task | learning rate | epochs | accuracy, float32, mean of 2 tuning seeds | |", "|---|---|---|---|---|"]
+    lines = ["| task | learning rate | batch | epochs | weight decay | accuracy, float32, tuning seeds | |", f"|{'---|' * 7}"]
     for task in options.tasks.split(","):
-        chosen, tried = get(task), RECIPES[task]
-        steps = [40 if options.quick else epochs * len(chosen.train[1]) // chosen.batch for _, epochs in tried]
-        rows = _rows(task, [{"lr": lr, "steps": count} for (lr, _), count in zip(tried, steps, strict=True)], TUNING, options)
-        lines += [f"| {task} | {lr:g} | {epochs} | {row.accuracy:.2%} | {'taken' if (lr, epochs) == (chosen.lr, chosen.epochs) else ''} |"
-                  for (lr, epochs), row in zip(tried, rows, strict=True)]
+        chosen = get(task)
+        own = {"lr": chosen.lr, "batch": chosen.batch, "epochs": chosen.epochs, "weight_decay": chosen.weight_decay}
+        tried = [{**own, **one} for one in RECIPES[task]]
+        settings = [{key: one[key] for key in ("lr", "batch", "weight_decay")} | {
+            "steps": 40 if options.quick else one["epochs"] * len(chosen.train[1]) // one["batch"]} for one in tried]
+        rows = _rows(task, settings, TUNING, options)
+        lines += [f"| {task} | {one['lr']:g} | {one['batch']} | {one['epochs']} | {one['weight_decay']:g} | {row.accuracy:.2%} "
+                  f"| {'taken' if one == own else ''} |" for one, row in zip(tried, rows, strict=True)]
         print("\n".join(lines[-len(tried):]), flush=True)
     return "\n".join(lines)
 
 
 def accuracy(options: Namespace) -> str:
     from paceline.train.tasks import get
+    from paceline.train.tasks.compare import gathered
 
-    lines = ["| task | strategy | accuracy, mean of seeds | 95 % interval | against ddp, seed by seed | |", "|---|---|---|---|---|---|"]
+    lines = ["| task | strategy | seeds | accuracy, mean | 95 % interval | against ddp, seed by seed, 95 % interval | |", f"|{'---|' * 7}"]
     for task in options.tasks.split(","):
         chosen = get(task)
         steps = 40 if options.quick else chosen.epochs * len(chosen.train[1]) // chosen.batch
         dgc = f"warmup_steps={steps // 10}"
-        arms = (
-            ("ddp", ""), ("terngrad", ""), ("terngrad:clip=0", "without clipping"),
-            (f"dgc:ratio=0.01,{dgc}", ""), (f"dgc:ratio=0.01,{dgc},momentum=0", "without momentum correction"),
-            (f"dgc:ratio=0.001,min_elements=50000,{dgc}", "the largest layer; the others in float32"),
-        )
-        rows = _rows(task, [{"strategy": name, "steps": steps} for name, _ in arms], REPORTED[: 2 if options.quick else 5], options)
-        for row, (name, note) in zip(rows, arms, strict=True):
-            apart, half = row.against(rows[0])
-            against = "" if row is rows[0] else f"{apart * 100:+.2f} ± {half * 100:.2f} points"
-            lines.append(f"| {task} | {name} | {row.accuracy:.2%} | ± {row.interval:.2%} | {against} | {note} |")
-        print("\n".join(lines[-len(arms):]), flush=True)
+        arms = {
+            "ddp": "", "terngrad": "", "terngrad:clip=0": "without clipping", f"dgc:ratio=0.01,{dgc}": "",
+            f"dgc:ratio=0.01,{dgc},momentum=0": "without momentum correction",
+            f"dgc:ratio=0.001,min_elements=50000,{dgc}": "the largest layer; the others in float32",
+        }
+        seeds = REPORTED[: 2 if options.quick else 5]
+        found = _by_seed(task, [{"strategy": name, "steps": steps} for name in arms], seeds, options)
+        before = len(lines)
+        for name, mine in zip(arms, found, strict=True):
+            if len(mine) < 2:  # of `--known`
+                continue
+            row, base = (gathered(name, [one[seed] for seed in mine if seed in found[0]]) for one in (mine, found[0]))
+            apart, half = row.against(base)
+            against = "" if name == "ddp" else f"{apart * 100:+.2f} ± {half * 100:.2f} points"
+            lines.append(f"| {task} | {name} | {len(row.accuracies)} | {row.accuracy:.2%} | ± {row.interval:.2%} | {against} | {arms[name]} |")
+        print("\n".join(lines[before:]), flush=True)
     return "\n".join(lines)
 
 
@@ -77,23 +90,30 @@ def large(options: Namespace) -> str:
     return "\n".join(lines)
 
 
-def _rows(task: str, settings: list[dict], seeds: tuple[int, ...], options: Namespace, world: int = 2) -> list:
-    """A row for each setting: runs with all seeds, side by side; those that `--raw` holds already are not done again."""
-    from paceline.train.tasks.compare import gathered, side_by_side
+def _rows(task: str, settings: list[dict], seeds: tuple[int, ...], options: Namespace) -> list:
+    """A row for each setting: runs with all seeds."""
+    from paceline.train.tasks.compare import gathered
+
+    return [gathered(one.get("strategy", "ddp"), list(results.values())) for one, results in zip(
+        settings, _by_seed(task, settings, seeds, options), strict=True)]
+
+
+def _by_seed(task: str, settings: list[dict], seeds: tuple[int, ...], options: Namespace) -> list[dict[int, dict]]:
+    """Results by seed, of each setting; runs that `--raw` holds are not done again, and with `--known` the others are left out."""
+    from paceline.train.tasks.compare import side_by_side
 
     runs = [{"task": task, "seed": seed, "strategy": "ddp", **one} for seed in seeds for one in settings]
     known = {_key(line): line for line in map(json.loads, options.raw.read_text().splitlines())} if options.raw and options.raw.exists() else {}
-    missing = [one for one in runs if _key(one) not in known]
+    missing = [] if options.known else [one for one in runs if _key(one) not in known]
     raw = str(options.raw.resolve()) if options.raw else None
-    for one, result in zip(missing, side_by_side(missing, world=world, jobs=options.jobs, alone=options.alone, raw=raw), strict=True):
+    for one, result in zip(missing, side_by_side(missing, world=2, jobs=options.jobs, alone=options.alone, raw=raw), strict=True):
         known[_key(one)] = result
-    found = [known[_key(one)] for one in runs]
-    return [gathered(one.get("strategy", "ddp"), found[i :: len(settings)]) for i, one in enumerate(settings)]
+    return [{one["seed"]: known[_key(one)] for one in runs[i :: len(settings)] if _key(one) in known} for i in range(len(settings))]
 
 
 def _key(run: dict) -> tuple:
     """What names a run."""
-    return tuple(run.get(name) for name in ("task", "seed", "strategy", "steps", "batch", "lr", "optimizer", "warmup"))
+    return tuple(run.get(name) for name in ("task", "seed", "strategy", "steps", "batch", "lr", "optimizer", "weight_decay", "warmup"))
 
 
 def faults(options: Namespace) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LINKS = (125e6, None, 12.5e6, 2.5e6)
 BEST = "best"
 #: strategies, the most wanted first
-NAMES = ("none", "ddp", "dgc", "terngrad", "overlap", "auto", "fp16", "allreduce", "priority")
+NAMES = ("none", "ddp", "overlap", "dgc", "auto", "terngrad", "fp16", "allreduce", "priority")
 #: what is measured, the most wanted first: model, hosts, links, rounds
 PLAN: tuple[tuple[str, int, tuple[Any, ...], int], ...] = (
     ("cnn", 2, (BEST, *LINKS[:3]), 2), ("vgg-like", 2, LINKS, 2), ("cnn", 4, LINKS[:2], 1), ("vgg-like", 4, LINKS[:2], 1),
@@ -31,7 +31,7 @@ def steps(options: Namespace) -> str:
     from paceline.errors import RunError
 
     if options.rows:
-        return render(read([options.rows]))
+        return "\n\n".join(render(read([file])) for file in options.rows)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         output = options.raw or Path(folder, "steps.jsonl")
@@ -50,7 +50,7 @@ def render(found: Comparison) -> str:
     """A table for each model and number of hosts, and what comes out of them."""
     places = dict.fromkeys((row.model, row.batch, row.hosts) for row in sorted(found.rows, key=lambda row: (row.model, row.batch, row.hosts)))
     parts = [_table([row for row in found.rows if (row.model, row.batch, row.hosts) == place]) for place in places]
-    return "\n\n".join([*parts, _summary(found), f"{found.machine}; as many cores to each host as there are for all."])
+    return "\n\n".join([*parts, _summary(found), f"{found.machine}, shared out to the hosts."])
 
 
 def _table(rows: list[Row]) -> str:
@@ -88,15 +88,17 @@ def _summary(found: Comparison) -> str:
             lines.append(f"DDP's step over that of {name} at 100 Mbit/s, 2 hosts: {', '.join(named(gain, '{:.1f}') for gain in gains)}.")
     gains = ratio("ddp", "overlap")
     if gains:
-        most = max((pair for pair in gains if pair[1].model == "cnn"), default=gains[0])
-        lines.append(f"DDP's step over that of overlap: most on cnn {named(most)}, most on vgg-like {named(gains[0])}, least {named(gains[-1])}.")
+        most = [next(pair for pair in gains if pair[1].model == model) for model in dict.fromkeys(row.model for _, row in gains)]
+        lines.append(f"DDP's step over that of overlap: at most {', '.join(named(pair) for pair in most)}; at least {named(gains[-1])}.")
     behind = []
     for row in found.rows:
         if row.strategy == "auto":
-            best = min(other.step_s for other in found.rows if found.beside(row, other) and other.strategy not in ("none", "auto"))
-            behind.append((row.step_s / best, row))
+            best = min((other for other in found.rows if found.beside(row, other) and other.strategy not in ("none", "auto")), key=lambda r: r.step_s)
+            behind.append((row.step_s / best.step_s, row, best.strategy))
     if behind:
-        worst = max(behind, key=lambda pair: pair[0])
-        within = sum(ratio <= 1.05 for ratio, _ in behind)
-        lines.append(f"`auto` over the best of all: at most {named(worst)}; within 5 % in {within} of {len(behind)} places.")
+        worst = max(behind, key=lambda found: found[0])
+        within = sum(ratio <= 1.05 for ratio, _, _ in behind)
+        same = sum(row.note == name for _, row, name in behind)
+        lines.append(f"`auto` took the strategy that was the fastest beside it in {same} of {len(behind)} places; its step over that one's is "
+                     f"at most {named(worst[:2])}, and within 5 % in {within}.")
     return "\n".join(f"- {line}" for line in lines)

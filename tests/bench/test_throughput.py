@@ -47,7 +47,7 @@ def test_predictions_stand_beside_runs():
 
 def test_the_set():
     runs = standard()
-    assert len(runs) == len({run.key for run in runs}) == 640 + 24 + 15
+    assert len(runs) == len({run.key for run in runs}) == 640 + 24 + 15 + 16
     assert len(grid()) == 640
     assert max(run.hosts for run in runs) == 10
 

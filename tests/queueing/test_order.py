@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.queueing.order import kth_of, slowest, slowest_normal
+from paceline.queueing.order import kth_of, slowest_by_count, slowest_normal
 
 
 def test_normal():
@@ -22,8 +22,15 @@ def test_kth_by_enumeration(k):
 
 
 def test_slowest_grows_to_the_largest():
-    samples = [1.0, 1.1, 1.3, 2.0]
-    means = [slowest(samples, n) for n in (1, 2, 8, 200)]
-    assert means == sorted(means)
+    means = slowest_by_count([1.0, 1.1, 1.3, 2.0], [], 0, 200)
+    assert (means[1:] >= means[:-1] - 1e-12).all()
     assert means[0] == pytest.approx(1.35)
     assert means[-1] == pytest.approx(2.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("slow_count", [0, 1, 3])
+def test_all_counts_at_once(slow_count):
+    usual, slow = [1.0, 1.2, 1.7], [2.0, 1.5]
+    for n, mean in enumerate(slowest_by_count(usual, slow, slow_count, 6), start=1):
+        late = min(slow_count, n - 1)
+        assert mean == pytest.approx(kth_of([usual] * (n - late) + [slow] * late, n))

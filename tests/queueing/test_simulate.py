@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +43,16 @@ def test_link_is_the_limit(servers):
     most = servers * 1e7 / (WIRE * 1e6)
     assert simulate(made, 12, steps=30).throughput == pytest.approx(most, rel=0.1)
     assert coarse(made, 30).throughput[-1] == pytest.approx(most, rel=0.05)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_coarse_answers_for_a_thousand_workers_in_milliseconds(mode):
+    made, best = job(mode, spread=0.1), math.inf
+    for _ in range(30):
+        start = time.perf_counter()
+        coarse(made, 1000)
+        best = min(best, time.perf_counter() - start)
+    assert best < 5e-3
 
 
 def test_compute_bound_scales():
@@ -189,16 +201,17 @@ def test_parts_go_up_while_others_are_computed():
 
 
 def test_measured_set_is_complete():
-    found = [curve for curve in curves() if curve.slow == 1 and curve.link_Mbps >= 150]
-    assert len(found) == 80
-    assert all(sorted(curve.rates) == list(range(1, 9)) for curve in found)
+    """Every combination was measured, on one machine or another, with a profile of its own machine."""
+    found = [curve for curve in curves() if curve.kind == "even" and curve.link_Mbps >= 150]
+    runs = {(curve.model, curve.mode, curve.link_Mbps, curve.servers, n) for curve in found for n in curve.rates}
+    assert len(runs) == 640 and {n for *_, n in runs} == set(range(1, 9))
     assert len({curve.model for curve in found}) == 5 and len({curve.link_Mbps for curve in found}) == 4
 
 
 def test_measured_set_is_predicted():
     """Part of the set, so that the test is quick: every sixth curve."""
     errors = {"fine": [], "coarse": [], "linear": []}
-    for curve in [curve for curve in curves() if max(curve.rates) == 8 and curve.slow == 1][::6]:
+    for curve in [curve for curve in curves() if len(curve.rates) == 8 and curve.kind == "even"][::6]:
         quick, line = coarse(curve.profile, 8).throughput, baselines.linear(curve.profile, 8)
         for n in (4, 8):
             found = {"fine": fine(curve.profile, n, seeds=1)[0], "coarse": float(quick[n - 1]), "linear": float(line[n - 1])}
@@ -217,11 +230,14 @@ def test_measured_slow_workers_are_predicted():
 
 def test_measured_staleness_is_predicted():
     found = staleness().rows
-    assert len(found) == 5 and {row.workers for row in found} == {4}
+    full = [row for row in found if row.link_Mbps == 100]
+    assert len(full) == 5 and len(found) == 13
+    for row in full:
+        assert row.predicted_rate == pytest.approx(row.rate, rel=0.1)
+        assert row.predicted_staleness == pytest.approx(row.staleness, abs=0.1) and row.distance < 0.1
     for row in found:
-        assert row.predicted_rate == pytest.approx(row.rate, rel=0.2)
         assert row.predicted_staleness == pytest.approx(row.staleness, abs=0.3)
-        assert row.distance < 0.35
+    assert sum(row.distance for row in found) / len(found) < 0.2
     assert distance({1: 1}, {1: 5}) == 0 and distance({1: 1}, {2: 5}) == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from paceline.train import strategies
 from paceline.train.check import check
 from paceline.train.comm import Event
 from paceline.train.hooks import Gradients, Sequencer, Uses
-from paceline.train.layout import cut, flatten, groups_of
+from paceline.train.layout import cut, flatten, groups_of, piece_bytes
 from paceline.train.memory import blocks_of, recompute
 from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
 from paceline.train.profile import Layer, Profile, Profiler
@@ -125,6 +126,22 @@ def test_auto_says_no_where_compression_does_not_pay():
     assert slow.strategy == "dgc" and slow.expected_s["dgc"] < slow.expected_s["terngrad"] < slow.expected_s["allreduce"] / 4
     assert fast.strategy == "allreduce" and "nothing is faster" in fast.reason
     assert choose(profile(), setting(2.5e6, **rates), ()).strategy in ("allreduce", "overlap", "priority")
+
+
+def test_a_compressor_that_takes_the_momentum_over_makes_the_update_cheaper():
+    plain = setting(12.5e6, copy_s=1e-10)
+    chosen = {"dgc": "dgc", "terngrad": "terngrad"}
+    with_it, without = ({name: step_s(name, replace(profile(), momentum=momentum), plain) for name in chosen} for momentum in (True, False))
+    assert with_it["dgc"] == pytest.approx(without["dgc"] - 0.004 + 1.5e-10 * profile().bytes / 4)
+    assert with_it["terngrad"] == without["terngrad"]
+
+
+def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
+    assert [piece_bytes(link, 2) for link in (1e6, 1e8, 1e12)] == [(1 << 18, 1 << 20), (500_000, 2_000_000), (2 << 20, 8 << 20)]
+    quick, slow = (replace(setting(1e11), machine=replace(setting(1e11).machine, latency_s=latency)) for latency in (0.0, 1e-3))
+    # eight layers of a megabyte in two pieces, each of which goes out and comes back
+    assert overlap_s(profile(), slow) - overlap_s(profile(), quick) >= 4e-3
+    assert step_s("ddp", profile(), slow) - step_s("ddp", profile(), quick) < 2e-3
 
 
 def test_profiler_sees_needs_and_ready_times():

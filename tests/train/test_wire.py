@@ -23,3 +23,12 @@ def test_wire_bytes_are_those_of_the_interface():
     for name, (sent, counted) in zip(names, found, strict=True):
         # with two ranks a gather and a ring's reduction send the payload once; headers, gloo's own, and the barrier of the test come on top
         assert counted <= sent <= counted * 1.08 + 6000, name
+
+
+def test_both_directions_of_a_link_are_used_at_once():
+    from paceline.bench.emulate import EmulatedCluster
+
+    with EmulatedCluster(hosts=2, link_Bps=2.5e6) as cluster:
+        seconds, _ = run("workers:duplex", world=2, on=cluster, timeout_s=100, environment={"PYTHONPATH": str(Path(__file__).parent)})
+    alone = (1 << 20) / 2.5e6
+    assert seconds < 1.35 * alone  # one after the other takes from 1.5 times as long

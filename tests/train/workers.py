@@ -37,6 +37,22 @@ def ordered(jobs=60, seed=0):
         return engine.order()
 
 
+def duplex(size=1 << 20, late=0.05):
+    """Seconds of a gather of `size` bytes in which rank 1 comes late: what rank 0 has announced must not make one direction wait for the other."""
+    def job():
+        yield Collective("gather", [torch.zeros(size, dtype=torch.uint8)])
+
+    with Engine(timeout_s=30) as engine:
+        engine.submit("first", job()).wait()
+        dist.barrier()
+        start = time.perf_counter()
+        if dist.get_rank() == 1:
+            time.sleep(late)
+        engine.submit("second", job()).wait()
+        dist.barrier()
+        return time.perf_counter() - start - late
+
+
 def stalls(how):
     """Rank 1 never comes to the second all-reduce."""
     engine = Engine(timeout_s=2)

@@ -39,6 +39,8 @@ LOOKING = ("overlap", "priority", "auto")
 _WATCHED = {"auto": (3, 4)}
 #: steps timed at a time, at most, and seconds of one from which on none goes before those timed
 _MOST, _LONG_S = 40, 4.0
+#: seconds of steps before those timed: memory that is used for the first time is slow
+_WARM_S = 0.3
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
@@ -90,10 +92,10 @@ class Trial:
         """What `auto` chose."""
         return str(getattr(pt.of(self.net), "choice").strategy) if self.name == "auto" else ""  # noqa: B009
 
-    def prepare(self, narrow: Callable[[], None], widen: Callable[[], None]) -> None:
-        """First steps on the bare link; the narrow one is there where the strategy looks."""
+    def prepare(self, narrow: Callable[[], None], widen: Callable[[], None], warm: int) -> None:
+        """First steps on the bare link, `warm` of them as they will be; the narrow one is there where the strategy looks."""
         looks = _WATCHED.get(self.name, (0,)) if self.name in LOOKING else ()
-        for number in range(max(looks, default=0) + 3):
+        for number in range(max(looks, default=0) + 1 + warm):
             if number in looks:
                 self.step(narrow)
                 self.synchronize()
@@ -189,11 +191,16 @@ def worker(
     world, wire = dist.get_world_size(), _Link(folder)
     known = facts(model, batch, strategies)
     common = {"model": model, "batch": batch or network(model)[2], "hosts": world}
-    _write(output, {"kind": "facts", **common, **known})
-    rates_Bps = [best_link(known, world) if isinstance(link, str) else link for link in links]  # noqa: N806
+    rates_Bps = list(dict.fromkeys(best_link(known, world) if isinstance(link, str) else link for link in links))  # noqa: N806
     expected = {rate: predict(known, strategies, world, rate) for rate in rates_Bps}
+    warm = max(2, min(10, round(_WARM_S / predict(known, ("none",), world, None)["none"])))
     slow = [rate for rate in rates_Bps if max(expected[rate].values()) > _LONG_S]
     for turn, narrow in [*((turn, [rate for rate in rates_Bps if rate not in slow]) for turn in range(rounds)), (0, slow)]:
+        if not narrow:
+            continue
+        if turn or narrow is slow:  # a machine's pace changes
+            known = {**known, "profile": agree(profile(model, batch))}
+        _write(output, {"kind": "facts", **common, **known})
         for name in strategies if turn % 2 == 0 else reversed(strategies):
             trial: Trial | None = None
             for rate in narrow:
@@ -203,7 +210,7 @@ def worker(
                 if trial is None or name in LOOKING:
                     _close(trial)
                     trial = Trial(model, name, batch)
-                    trial.prepare(lambda rate=rate: wire.set(rate), lambda: wire.set(None))  # type: ignore[misc]
+                    trial.prepare(lambda rate=rate: wire.set(rate), lambda: wire.set(None), warm)  # type: ignore[misc]
                 steps = max(1, min(_MOST, round(seconds / long)))
                 wire.set(rate)
                 took = trial.timed(steps, lead=int(long < _LONG_S if name in LOOKING else long < seconds))

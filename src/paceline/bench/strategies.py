@@ -4,8 +4,8 @@
 
 Each strategy trains the same network from the same seed in the same processes, in rounds, so that what disturbs the machine disturbs
 all of them; `none` does not communicate at all: the floor. Every host has cores of its own where there are enough. The prediction takes
-the passes from a profile of one rank alone, encoders' rates and the cost of a message from a probe on the bare link, and the link's rate
-from what was asked for: nothing from the run that it predicts.
+the passes from a profile of one rank alone, taken before each round, encoders' rates and the cost of a message from a probe on the bare
+link, and the link's rate from what was asked for: nothing from the run that it predicts.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def read(files: Iterable[Path]) -> Comparison:
         rows.append(Row(
             model=model, batch=batch, hosts=hosts, link_Bps=link, strategy=strategy, rounds_s=tuple(line["step_s"] for line in lines),
             sent_bytes=statistics.median(line["sent_bytes"] for line in lines), note=lines[-1]["note"],
-            predicted_s=predict(lines[0]["facts"], [strategy], hosts, link)[strategy],
+            predicted_s=statistics.median(predict(line["facts"], [strategy], hosts, link)[strategy] for line in lines),
         ))
     return Comparison(rows=tuple(rows), machine=known.get("on", ""))
 

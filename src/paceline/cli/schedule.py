@@ -55,6 +55,8 @@ def schedule(
         print(f"engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, policy {daemon.ledger.era['policy']}: {len(new)} new jobs"
               + (f", {left} from before" if left else "") + f"; state in {setup.state}"
               + ("" if orders else "; hand in jobs with: paceline submit FILE.toml"), flush=True)
+        if orders and not new and not left:
+            print("these jobs are over already; to run them again, give them other names or another folder with --state", flush=True)
     daemon.run(until_idle=jobs is not None)
     running = [row["job"] for row in daemon.queue() if row["state"] == "running"]
     if json_:

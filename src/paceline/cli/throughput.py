@@ -70,7 +70,7 @@ def score(
     link: Annotated[str, Parameter(help="with --hosts: rate of each host's link")] = "300Mbit/s",
     mode: Annotated[str, Parameter(help="with --hosts: async, sync or both")] = "async,sync",
     seconds: Annotated[float, Parameter(help="with --hosts: time for all runs")] = 120.0,
-    staleness: Annotated[bool, Parameter(negative="", help="score the staleness of asynchronous runs at 100 Mbit/s instead")] = False,
+    staleness: Annotated[bool, Parameter(negative="", help="score the staleness of four asynchronous workers instead")] = False,
     pollux: Annotated[bool, Parameter(negative="", help="score the synchronous model on the Pollux measurements instead (PACELINE_DATA)")] = False,
     data: Annotated[Path | None, Parameter(help="folder of measurements by others; PACELINE_DATA unless given")] = None, json_: Json = False,
 ) -> None:

@@ -26,6 +26,7 @@ def train(
     batch: Annotated[int | None, Parameter(converter=whole, help="samples per step, of all ranks together")] = None,
     lr: Annotated[float | None, Parameter(help="learning rate; by default the task's")] = None,
     optimizer: Annotated[str, Parameter(help="sgd or lars")] = "sgd",
+    weight_decay: Annotated[float | None, Parameter(help="by default the task's")] = None,
     warmup: Annotated[int | None, Parameter(converter=whole, help="steps over which the learning rate rises; by default the task's share")] = None,
     grow_batch: Annotated[float | None, Parameter(help="keep the learning rate and multiply the batch by this, twice, in place of decay")] = None,
     noise_scale: Annotated[bool, Parameter(negative="", help="measure the gradient noise scale in each step, into the record")] = False,
@@ -41,8 +42,8 @@ def train(
 
     try:
         found = compare(task, strategy.split(","), world=world, seeds=seeds, seed=seed, steps=steps, batch=batch, lr=lr, optimizer=optimizer,
-                        warmup=warmup, growth=grow_batch, noise=noise_scale, record=record, board=board, checkpoint=checkpoint, every=every,
-                        servers=servers, staleness=staleness, jobs=jobs)
+                        weight_decay=weight_decay, warmup=warmup, growth=grow_batch, noise=noise_scale, record=record, board=board,
+                        checkpoint=checkpoint, every=every, servers=servers, staleness=staleness, jobs=jobs)
     except RunError as error:
         if not error.signal or Place.given() is None:
             raise

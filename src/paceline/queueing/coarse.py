@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.queueing.mva import Curve, Station, Vector, solve
-from paceline.queueing.order import kth_of
+from paceline.queueing.mva import Station, Vector, regular, solve
+from paceline.queueing.order import kth_of, slowest_by_count
 from paceline.queueing.profile import JobProfile
 
 #: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared downloads leave
@@ -64,14 +64,15 @@ def _two(job: JobProfile) -> float | None:
 
 def _network(job: JobProfile, workers: int) -> Coarse:
     network = stations(job)
-    lively, clockwork = solve(network, workers), solve(network, workers, variability=0.0)
+    lively = solve(network, workers)
+    clockwork = regular(lively, 0.0)
     two, variability = _two(job), _VARIABILITY
     if two and workers >= 2 and lively.throughput[1] < clockwork.throughput[1] * 0.999:
         # waiting is linear in the variability, so this is where the profiled run lies between the two
         long, short = (1 / float(curve.throughput[1]) for curve in (lively, clockwork))
         seen = float(np.clip((1 / two - short) / (long - short), 0.0, 1.0))
         variability = 0.5 * (seen + _VARIABILITY)
-    curve: Curve = solve(network, workers, variability=variability)
+    curve = regular(lively, variability)
     throughput = curve.throughput if not job.slow_workers else _uneven(job, curve.throughput, network[0].demand_s)
     return Coarse(throughput=throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
 
@@ -93,28 +94,24 @@ def _uneven(job: JobProfile, even: Vector, think_s: float) -> Vector:
 
 
 def _rounds(job: JobProfile, workers: int) -> Coarse:
-    computes = job.computes(workers)
     usual, slow = job.kinds()
     mean = float(usual.mean())
-    # others' uploads are over by the time a slow worker is done
-    gap = float(slow.mean()) - mean if slow.size else 0.0
-    update = float(job.samples("update_s").mean())
     upload = job.link.seconds(job.up_bytes) / job.servers
     each = upload + job.link.seconds(job.down_bytes) / job.servers
-    spare = job.backups if job.mode == "backup" else 0
     alone = _alone(job)
     overlap, two = _OVERLAP, _two(job)
     if two and each > 0:
-        seen = (2 / two - alone - (kth_of(computes[:1] * 2, 2) - mean)) / each
+        seen = (2 / two - alone - (slowest_by_count(usual, slow, 0, 2)[1] - mean)) / each
         overlap += _TRUST * (float(np.clip(seen, 0.3, 1.3)) - _OVERLAP)
-    rounds, useful = np.empty(workers), np.empty(workers)
-    for n in range(1, workers + 1):
-        needed = max(1, n - spare)
-        barrier = kth_of([usual, *computes[workers - n + 1 :]], needed) - mean
-        rounds[n - 1] = alone + barrier + overlap * (n - 1) * each - min(gap, overlap * (n - 1) * upload)
-        useful[n - 1] = needed
-    limits = {"compute": mean, "network": overlap * each, "server": update / max(1, workers)}
+    spare = job.backups if job.mode == "backup" else 0
+    n = np.arange(1, workers + 1)
+    useful = np.maximum(1, n - spare)
+    barrier = slowest_by_count(usual, slow, job.slow_workers, workers) if not spare else np.array([
+        kth_of(job.computes(int(count)), int(needed)) for count, needed in zip(n, useful, strict=True)])
+    added = overlap * (n - 1)
+    # others' uploads are over by the time a slow worker is done
+    hidden = np.minimum(float(slow.mean()) - mean, added * upload) if slow.size else 0.0
+    rounds = alone + barrier - mean + added * each - hidden
     # half of what ever more workers could bring
     saturation = alone / (overlap * each) if each else float("inf")
-    return Coarse(throughput=useful / rounds, saturation=saturation, bottleneck=max(("network", "compute"), key=lambda name: limits[name] * (
-        workers if name == "network" else 1)))
+    return Coarse(throughput=useful / rounds, saturation=saturation, bottleneck="network" if overlap * each * workers > mean else "compute")

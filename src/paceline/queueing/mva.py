@@ -89,9 +89,8 @@ def solve(stations: Sequence[Station], workers: int, *, variability: float = 1.0
     columns = [i for i, station in enumerate(stations) if station.demand_s > 0]
     exact = _single if all(station.servers < 2 for station in kept) else _several
     throughput, residence[:, columns] = exact(kept, workers)
-    if variability < 1:
-        throughput, residence = _regular(stations, throughput, residence, variability)
-    return Curve(stations=tuple(stations), throughput=throughput, residence_s=residence)
+    curve = Curve(stations=tuple(stations), throughput=throughput, residence_s=residence)
+    return curve if variability == 1 else regular(curve, variability)
 
 
 def _single(stations: Sequence[Station], workers: int) -> tuple[Vector, Vector]:
@@ -166,13 +165,13 @@ def _constants(stations: Sequence[Station], workers: int, scale: float) -> Vecto
     return out
 
 
-def _regular(stations: Sequence[Station], throughput: Vector, residence: Vector, variability: float) -> tuple[Vector, Vector]:
+def regular(exact: Curve, variability: float) -> Curve:
     """Between product form and clockwork: waiting weighed by the variability, what clockwork still waits at the fullest station."""
-    n = np.arange(1, throughput.size + 1)
+    stations, n = exact.stations, np.arange(1, exact.throughput.size + 1)
     demands = np.array([station.demand_s for station in stations])
     total, fullest = float(demands.sum()), int(np.argmax([station.least_s for station in stations]))
     clockwork = np.maximum(n * stations[fullest].least_s, total)  # seconds of a cycle
-    waiting = variability * (residence - demands)
+    waiting = variability * (exact.residence_s - demands)
     waiting[:, fullest] += (1 - variability) * (clockwork - total)
     out = demands + waiting
-    return n / out.sum(axis=1), out
+    return Curve(stations=stations, throughput=n / out.sum(axis=1), residence_s=out)

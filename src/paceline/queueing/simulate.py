@@ -169,8 +169,8 @@ class _Worker:
 
 
 class _Run:
-    def __init__(self, job: JobProfile, workers: int, steps: int, seed: int, streams: int, trace: bool) -> None:
-        self.job, self.goal, self.streams, self.trace = job, steps, streams, trace
+    def __init__(self, job: JobProfile, workers: int, steps: int, settle: int, seed: int, streams: int, trace: bool) -> None:
+        self.job, self.goal, self.settle, self.streams, self.trace = job, steps + settle, settle, streams, trace
         self.random, self.net = random.Random(seed), _Network()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
@@ -285,7 +285,7 @@ class _Run:
             self.span(len(self.workers) + s, "update", "update", begun, worker=i)
             self.spent["update"] += took
             server.locked = False
-            if s == 0 and not rounds:
+            if s == 0 and not rounds and len(self.workers[i].ends) >= self.settle:
                 self.stale[server.version - server.base.get(i, 0)] += 1
             server.version += 1
             ready, server.round = (server.round, []) if rounds else ([i], [])
@@ -322,7 +322,7 @@ def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, s
     if workers < 1 or steps < 2:
         raise SpecError(f"a simulation needs at least one worker and two steps, got {workers} and {steps}")
     settle = min(10, steps)
-    run = _Run(job, workers, steps + settle, seed, streams, trace)
+    run = _Run(job, workers, steps, settle, seed, streams, trace)
     run.go()
     start = max(worker.ends[settle - 1] for worker in run.workers)
     end = min(worker.ends[-1] for worker in run.workers)

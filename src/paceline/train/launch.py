@@ -85,12 +85,13 @@ def run(
 
 def _here(command: Sequence[str], world: int, environment: Mapping[str, str], timeout_s: float, place: Place | None) -> None:
     first, here = (place.first, place.here) if place is not None else (0, world)
-    meet = {"PACELINE_RENDEZVOUS": place.rendezvous if place is not None else "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    inherited = {name: value for name, value in os.environ.items() if place is not None or name != "PACELINE_NODES"}  # else they are no job's
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     near = {"GLOO_SOCKET_IFNAME": "lo"} if place is None or place.nodes == 1 else {}
 
     def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         own = {"RANK": str(first + rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env={**os.environ, **meet, **near, **own, **environment}, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, env={**inherited, **meet, **near, **own, **environment}, stdout=output, stderr=subprocess.STDOUT)
 
     if place is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from when its ranks have ended, or a TERM that came late would fail a run that is over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -113,9 +114,9 @@ class Profiler:
             handle.remove()
 
     def profile(self, optimizer: torch.optim.Optimizer | None = None) -> Profile:
-        """The fastest of the steps seen, the first left out if there are others: it pays for what is done once."""
-        steps = self._steps[1:] or self._steps
-        best = min(steps, key=lambda step: step["end"] - step["start"])
+        """The one in the middle of the steps seen, by time; the first left out if there are others: it pays for what is done once."""
+        steps = sorted(self._steps[1:] or self._steps, key=lambda step: float(step["end"] - step["start"]))
+        best = steps[(len(steps) - 1) // 2]
         start, middle = best["start"], best["middle"]
         layers = tuple(
             Layer(name=name, shape=tuple(p.shape), need_s=best["need"].get(name, 0.0), ready_s=best["ready"].get(name, best["end"]) - middle,
@@ -123,8 +124,8 @@ class Profiler:
             for name, p in self._parameters
         )
         momentum = optimizer is not None and any(group.get("momentum") for group in optimizer.param_groups)
-        return Profile(layers=layers, forward_s=middle - start, backward_s=best["end"] - middle, update_s=min(step["update_s"] for step in steps),
-                       momentum=momentum)
+        return Profile(layers=layers, forward_s=middle - start, backward_s=best["end"] - middle,
+                       update_s=statistics.median_low(step["update_s"] for step in steps), momentum=momentum)
 
 
 def _clock() -> float:

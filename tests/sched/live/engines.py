@@ -88,14 +88,14 @@ class Slurm:
         """Starts the slurmd of n1, n2..."""
         self._begin("slurmd", "-D", "-N", f"n{node}", "-f", str(self.folder / "slurm.conf"), key=f"n{node}")
 
-    def kill_controller(self) -> None:
-        """Slurm does not answer any more; its nodes go on."""
+    def stop_controller(self) -> None:
+        """Slurm does not answer any more; its nodes go on. (Killed outright it forgets young jobs, kills them later and drains their nodes.)"""
         process = self.processes.pop("slurmctld")
-        process.kill()
-        process.wait()
+        process.terminate()
+        process.wait(30)
 
-    def mend_controller(self) -> None:
-        """It answers again, with what it last saved."""
+    def begin_controller(self) -> None:
+        """It answers again, with what it saved."""
         self._begin("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         _until(lambda: self.sinfo().split(), "slurmctld")
 

@@ -115,6 +115,7 @@ def test_a_list_of_jobs_to_its_end(tools, tmp_path, capsys):
     found = ask(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
     assert found["engine"] == "local" and [row["state"] for row in found["jobs"]] == ["completed"]
     assert [decision["decision"] for decision in found["decisions"]] == ["start"]
+    assert "these jobs are over already" in said(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
 
 
 def test_the_example_can_be_read(tmp_path, capsys):

@@ -179,12 +179,12 @@ def test_slurm_does_not_answer(tools, daemon, slurm):
             assert time.monotonic() < end, live.queue()
 
     until(lambda: all((progress(daemon.state, name) or (0,))[0] >= 10 for name in "ab"))
-    slurm.kill_controller()
+    slurm.stop_controller()
     until(lambda: any("nothing is started or given up until it answers" in line for line in daemon.lines))
     while (progress(daemon.state, "a") or (0,))[0] < 60:
         time.sleep(0.1)
         assert time.monotonic() < end
-    slurm.mend_controller()
+    slurm.begin_controller()
     assert tools.run(live) == {"a": "completed", "b": "completed", "c": "completed"}, daemon.lines
     assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 1, "b": 1, "c": 1}
     assert any("answers again" in line for line in daemon.lines)

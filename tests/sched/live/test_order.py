@@ -63,9 +63,11 @@ def test_rates_are_for_every_kind(tmp_path):
     ({"seconds": None, "rates": {"1": "5 steps/s", "2": 3}, "work": "5 steps"}, "all be in one unit"),
     ({"seconds": None, "rates": {"1": "5 steps"}, "work": "5 steps"}, "rates: 1 = '5 steps'"),
     ({"seconds": None, "rates": {"1": "5 samples/s"}, "work": "5 steps"}, "work in steps needs batch"),
-    ({"seconds": None, "rates": {"1": "5 steps/s"}, "work": "5 epochs", "dataset": 9}, "rates in steps need batch"),
+    ({"seconds": None, "rates": {"1": "5 steps/s"}, "work": "5 epochs", "dataset": 9}, "rates in steps needs batch"),
     ({"seconds": None, "model": "gpt2-124m", "work": "5 steps"}, "a model needs batch"),
     ({"seconds": None, "model": "gpt2-124m", "batch": 8, "work": 5}, "work needs its unit here"),
+    ({"seconds": None, "model": "gpt2-124m", "batch": 8, "work": "1M tokens"}, "work in tokens needs a model whose plan says"),
+    ({"seconds": None, "rates": {"1": "5 steps/s"}, "work": "5 steps", "noise_scale": 9}, "noise_scale goes with a speed that knows batches"),
     ({"seconds": None, "model": "gpt2-124m", "batch": 8, "work": "5 epochs"}, "work in epochs needs dataset"),
     ({"seconds": None, "model": "gpt2-124m", "batch": 8, "plan": "gbs=16", "work": "5 steps"}, "batch is 8, but the plan says gbs=16"),
     ({"seconds": None, "model": "gpt2-124m", "batch": 8, "plan": "fsdq", "work": "5 steps"}, "did you mean 'fsdp'"),
@@ -124,10 +126,10 @@ def test_a_model_is_predicted_at_each_size(tmp_path):
 
 def test_units_of_work_say_the_same(tmp_path):
     lengths = []
-    for work, more in (("1000 steps", {}), ("64k samples", {}), ("2 epochs", {"dataset": "32k"})):
+    for work, more in (("1000 steps", {}), ("64k samples", {}), ("2 epochs", {"dataset": "32k"}), ("65.536M tokens", {})):
         job = Order.of({**PREDICTED, "work": work, **more}, tmp_path).resolved(Shape.parse("4x4xa100")).job(("a100-sxm-80gb",))
         lengths.append(job.speed.seconds(job.work, 0, 4, 4, False))
-    assert lengths == pytest.approx([lengths[0]] * 3)
+    assert lengths == pytest.approx([lengths[0]] * 4)
 
 
 @pytest.mark.parametrize(("change", "cluster", "message"), [
@@ -221,7 +223,6 @@ def test_a_simulation_reads_the_same_file(tmp_path):
         command = "true"
         work = "100 steps"
         rates = { 1 = "2 steps/s", 2 = "3 steps/s" }
-        batch = 8
         most = 2
         submit = "1 min"
         [[job]]

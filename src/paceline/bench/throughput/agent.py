@@ -25,7 +25,7 @@ WARM_UP = 2
 #: under which agents find their parts in the store
 AGENTS = "agents"
 #: what is kept of a step
-FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness")
+FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness", "leads", "lead_s")
 
 
 def serve_parts(place: Rendezvous, rank: int) -> None:
@@ -65,7 +65,7 @@ def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     torch.manual_seed(0)
     model = job.build()
     plain = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    options = {"pace_Bps": part["pace_Bps"]} if part.get("pace_Bps") else {}
+    options = {"overlap": part["overlap"], **({"pace_Bps": part["pace_Bps"]} if part.get("pace_Bps") else {})}
     model, optimizer = strategies()[f"ps-{part['mode']}"](model, plain, workers=part["workers"], checkpoint_every=10**9, **options)
     x, y = job.data(seed=part["number"])
     _together(inside.store(), part["workers"])
@@ -74,8 +74,8 @@ def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     return {"steps": rows, "parameters": optimizer.flat.count}
 
 
-def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: torch.Tensor, seconds: float) -> list[list[float]]:
-    rows: list[list[float]] = []
+def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: torch.Tensor, seconds: float) -> list[list[Any]]:
+    rows: list[list[Any]] = []
     begin = last = time.time()
     while last - begin < seconds or len(rows) < WARM_UP + 3:
         optimizer.zero_grad()
@@ -84,7 +84,7 @@ def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: t
         now, trip = time.time(), optimizer.last
         assert trip is not None
         times = (now, now - last - trip.round_s, trip.round_s, trip.up_s, trip.update_s, trip.down_s, trip.waited_s)
-        rows.append([*(round(value, 6) for value in times), trip.staleness])
+        rows.append([*(round(value, 6) for value in times), trip.staleness, [round(lead, 6) for lead in trip.leads], round(trip.lead_s, 6)])
         last = now
         if last - begin > 6 * seconds + 5:
             break

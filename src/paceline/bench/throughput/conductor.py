@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.throughput.agent import AGENTS, FIELDS, WARM_UP
+from paceline.bench.throughput.dataset import KEY
 from paceline.bench.throughput.jobs import JOBS
 from paceline.bench.throughput.runs import PROFILED, Run
 from paceline.train.asynchronous import server
 from paceline.train.asynchronous.wire import PrefixStore, TCPStore
 
-KEY = ("model", "mode", "link_Mbps", "servers", "workers", "slow")
 COLUMNS = (*KEY, "parameters", "batch", "steps_per_s", "samples_per_s", "compute_s", "staleness", "stalenesses", "steps", "seconds", "shaping",
            "machine")
 _POLL_S = 0.002
@@ -95,7 +95,7 @@ class Conductor:
         for number, rank in enumerate(workers):
             last = number == run.workers - 1
             self._give(rank, {"role": "worker", "run": name, "number": number, "model": run.model, "mode": run.mode, "workers": run.workers,
-                              "servers": run.servers, "seconds": run.seconds(), "slow": run.slow if last else 1.0, **pace})
+                              "servers": run.servers, "seconds": run.seconds(), "slow": run.slow if last else 1.0, "overlap": run.overlap, **pace})
         self._running.append((run, workers, servers, name))
 
     def _collect(self) -> Iterator[Run]:
@@ -132,7 +132,7 @@ def _steps(run: Run, results: Sequence[Mapping[str, Any]], machine: str) -> dict
     first = min(result["steps"][0][0] for result in results)
     steps = [[{**dict(zip(FIELDS, step, strict=True)), "at_s": round(step[0] - first, 6)} for step in result["steps"]] for result in results]
     return {"model": run.model, "mode": run.mode, "link_Mbps": run.link_Mbps, "servers": run.servers, "workers": run.workers, "slow": run.slow,
-            "machine": machine, "parameters": results[0]["parameters"], "steps": steps}
+            "overlap": int(run.overlap), "machine": machine, "parameters": results[0]["parameters"], "steps": steps}
 
 
 def profiles(out: Path) -> Path:

@@ -15,25 +15,34 @@ from paceline.errors import DataError
 from paceline.queueing.profile import JobProfile, Link, from_rows
 from paceline.spec.tables import Row
 
+#: what a run is
+KEY = ("model", "mode", "link_Mbps", "servers", "workers", "slow", "overlap")
 SET = Path(__file__).parents[1] / "data" / "throughput" / "parameter_server.csv"
 
-#: model, mode, Mbit/s, servers, machine; and how much slower the slow worker is (1: none is)
-Key = tuple[str, str, float, int, str, float]
+#: model, mode, Mbit/s, servers, machine, overlap; and how much slower the slow worker is (1: none is)
+Key = tuple[str, str, float, int, str, bool, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One job on one machine: its profile, and by number of workers steps per second and how often an update was how stale."""
+    """One job on one machine: its profile, and by number of workers steps per second, seconds of compute and how often an update was how stale."""
 
     model: str
     mode: str
     link_Mbps: float
     servers: int
     machine: str
+    overlap: bool
     slow: float
     profile: JobProfile
     rates: dict[int, float]
+    compute_s: dict[int, float]
     staleness: dict[int, dict[int, int]]
+
+    @property
+    def kind(self) -> str:
+        """Which part of the set it belongs to: equal workers, one that is slow, sending that overlaps."""
+        return "uneven" if self.slow > 1 else "overlap" if self.overlap else "even"
 
     @property
     def label(self) -> str:
@@ -42,7 +51,7 @@ class Curve:
 
 def curves(path: Path = SET) -> Iterator[Curve]:
     """All curves of a measured set. Those with a slow worker are predicted from one usual worker and two of which one is slow."""
-    rows = csv_rows(path, ("model", "mode", "link_Mbps", "servers", "workers", "slow", "steps_per_s", "batch", "machine", "stalenesses", "shaping"))
+    rows = csv_rows(path, (*KEY, "steps_per_s", "compute_s", "batch", "machine", "stalenesses", "shaping"))
     measured: dict[Key, dict[int, Row]] = {}
     for row in rows:
         measured.setdefault(_key(row), {})[int(row["workers"])] = row
@@ -50,19 +59,21 @@ def curves(path: Path = SET) -> Iterator[Curve]:
     for raw in _profiles(path):
         runs.setdefault(_key(raw), {})[raw["workers"]] = raw
     for key, found in sorted(measured.items()):
-        model, mode, link, servers, machine, slow = key
-        own = {**{n: run for n, run in runs.get((*key[:5], 1.0), {}).items() if slow == 1 or n == 1}, **runs.get(key, {})}
+        model, mode, link, servers, machine, overlap, slow = key
+        own = {**{n: run for n, run in runs.get((*key[:6], 1.0), {}).items() if slow == 1 or n == 1}, **runs.get(key, {})}
         if not own:
             raise DataError(f"{path.name}: {model}, {mode}, {link:g} Mbit/s, {servers} servers has no profile of machine {machine}; "
                             "measure one and two workers there")
-        yield Curve(model=model, mode=mode, link_Mbps=link, servers=servers, machine=machine, slow=slow,
+        yield Curve(model=model, mode=mode, link_Mbps=link, servers=servers, machine=machine, overlap=overlap, slow=slow,
                     profile=_profile(key, own, next(iter(found.values()))),
                     rates={n: float(row["steps_per_s"]) for n, row in found.items()},
+                    compute_s={n: float(row["compute_s"]) for n, row in found.items()},
                     staleness={n: _histogram(row["stalenesses"]) for n, row in found.items()})
 
 
 def _key(row: Mapping[str, Any]) -> Key:
-    return (str(row["model"]), str(row["mode"]), float(row["link_Mbps"]), int(row["servers"]), str(row["machine"]), float(row["slow"]))
+    return (str(row["model"]), str(row["mode"]), float(row["link_Mbps"]), int(row["servers"]), str(row["machine"]), bool(int(row["overlap"])),
+            float(row["slow"]))
 
 
 def _histogram(text: str) -> dict[int, int]:
@@ -77,7 +88,7 @@ def _profiles(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], row: Row) -> JobProfile:
-    model, mode, megabits, servers, _, slow = key
+    model, mode, megabits, servers, _, _, slow = key
     rate = megabits * 1e6 / 8
     size = 4.0 * next(iter(found.values()))["parameters"]
     link = Link(rate_Bps=rate, burst_bytes=burst_bytes(rate) if row["shaping"] == "tbf" else 0.0)

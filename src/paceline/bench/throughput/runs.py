@@ -1,4 +1,4 @@
-"""Which runs are measured: every combination of a grid, a few at 100 Mbit/s for their staleness, a few with one slow worker."""
+"""Which runs are measured: every combination of a grid, and a few at 100 Mbit/s for their staleness, with a slow worker, with overlap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `slow` is how many times as long the last worker computes as the others."""
+    """One measurement. `slow` is how many times as long the last worker computes as the others; `overlap` sends during the backward pass."""
 
     model: str
     mode: str
@@ -29,34 +29,35 @@ class Run:
     servers: int
     workers: int
     slow: float = 1.0
+    overlap: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (self.model, self.mode, f"{self.link_Mbps:g}", str(self.servers), str(self.workers), f"{self.slow:g}")
+        return (self.model, self.mode, f"{self.link_Mbps:g}", str(self.servers), str(self.workers), f"{self.slow:g}", str(int(self.overlap)))
 
     @property
     def hosts(self) -> int:
         return self.servers + self.workers
 
     def seconds(self) -> float:
-        """How long to measure: ten cycles or so, four at least, by a rough idea of a cycle; longer for profiles and histograms."""
+        """How long to measure: ten cycles or so, four or five at least, by a rough idea of a cycle; longer for profiles and histograms."""
         transfer, compute = 8 * megabytes()[self.model] / self.link_Mbps, JOBS[self.model].compute_s
         if self.mode == "sync":
             cycle = compute * self.slow + 2 * transfer * max(1.0, self.workers / self.servers)
         else:
             cycle = max(compute + 2 * transfer, transfer * self.workers / self.servers)
         longer = 1.5 if self.workers <= PROFILED else 3.0 if self.link_Mbps == STALENESS_MBPS else 1.0
-        return max(min(max(10 * cycle, 0.9), 1.8), 4 * cycle) * longer
+        return max(min(max(10 * cycle, 1.0), 2.2), 4.5 * cycle) * longer
 
 
 def grid(
     *, models: Iterable[str] = tuple(JOBS), modes: Iterable[str] = MODES, links: Iterable[float] = LINKS_MBPS, servers: Iterable[int] = (1, 2),
-    workers: Iterable[int] = range(1, 9), slow: float = 1.0,
+    workers: Iterable[int] = range(1, 9), slow: float = 1.0, overlap: bool = False,
 ) -> list[Run]:
     """All combinations: one link after another, within it profiles first, then those that need most hosts, so that small ones fill the gaps."""
     out = []
     for link in links:
-        some = [Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow)
+        some = [Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
                 for model, mode, count, n in itertools.product(models, modes, servers, workers)]
         random.Random(7).shuffle(some)
         out += sorted(some, key=lambda run: (run.workers > PROFILED, -run.hosts))
@@ -73,9 +74,15 @@ def uneven() -> list[Run]:
     return grid(models=["mlp", "cnn", "transformer"], links=LINKS_MBPS[:1], servers=[1], workers=[2, 3, 4, 8], slow=SLOW)
 
 
+def overlapped() -> list[Run]:
+    """Two servers, whose parts go up during the backward pass."""
+    return grid(models=["resnet", "transformer"], links=[300.0], servers=[2], workers=[1, 2, 4, 8], overlap=True)
+
+
 def standard() -> list[Run]:
     """The published data set."""
-    return [*grid(links=LINKS_MBPS[:1]), *uneven(), *grid(links=LINKS_MBPS[1:3]), *staleness(), *grid(links=LINKS_MBPS[3:])]
+    return [*grid(links=LINKS_MBPS[:1]), *uneven(), *grid(links=LINKS_MBPS[1:2]), *overlapped(), *grid(links=LINKS_MBPS[2:3]), *staleness(),
+            *grid(links=LINKS_MBPS[3:])]
 
 
 @cache

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.bench.throughput.dataset import SET, Curve, curves
+from paceline.bench.throughput.runs import PROFILED, STALENESS_MBPS
 from paceline.errors import DataError
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
 from paceline.queueing.estimate import fine, knee
-from paceline.queueing.profile import JobProfile
+from paceline.queueing.profile import JobProfile, ProfiledRun
 from paceline.queueing.simulate import simulate
 from paceline.queueing.synchronous import SynchronousModel
 from paceline.sched.throughput import measured as pollux_rows
 
 MODELS = ("fine", "coarse", "linear", "optimus")
+#: the fine model, told how long the run that it predicts computed: what is left is not for lack of a better profile
+TOLD = "fine, compute of the run known"
 ALL = "all"
 _POLLUX = ("cifar10", "imagenet", "bert", "deepspeech2", "yolov3", "ncf")
 
@@ -67,6 +71,8 @@ class Staleness:
     model: str
     link_Mbps: float
     workers: int
+    #: how many times as long the last worker computes
+    slow: float
     rate: float
     predicted_rate: float
     staleness: float
@@ -86,9 +92,10 @@ class StalenessScores:
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """What the table shows, the names of its columns first."""
-        yield "model", "link", "workers", "steps/s", "predicted", "error", "mean staleness", "predicted", "distance of histograms"
+        yield "model", "link", "workers", "slow worker", "steps/s", "predicted", "error", "mean staleness", "predicted", "distance of histograms"
         for row in self.rows:
-            yield (row.model, f"{row.link_Mbps:g} Mbit/s", str(row.workers), f"{row.rate:.2f}", f"{row.predicted_rate:.2f}",
+            yield (row.model, f"{row.link_Mbps:g} Mbit/s", str(row.workers), f"{row.slow:g} x" if row.slow > 1 else "none", f"{row.rate:.2f}",
+                   f"{row.predicted_rate:.2f}",
                    f"{100 * abs(row.predicted_rate / row.rate - 1):.1f} %", f"{row.staleness:.2f}", f"{row.predicted_staleness:.2f}",
                    f"{row.distance:.3f}")
 
@@ -108,27 +115,33 @@ def table(title: str, cells: Iterator[tuple[str, ...]]) -> Any:
     return table
 
 
-def measured(path: Path = SET, *, uneven: bool = False) -> Scores:
-    """Both models and both guesses, on 3 and more workers of a measured set: runs of equal workers, or those with a slow one."""
+def measured(path: Path = SET, *, kind: str = "even") -> Scores:
+    """Both models and both guesses, on 3 and more workers of a measured set: one kind of its runs (`Curve.kind`)."""
     errors: dict[tuple[str, str], list[float]] = {}
     knees: dict[tuple[str, str], list[bool]] = {}
-    for one in curves(path):
+    chosen = [one for one in curves(path) if one.kind == kind and max(one.rates) > PROFILED and one.link_Mbps != STALENESS_MBPS]
+    whole = list(range(1, max((max(one.rates) for one in chosen), default=0) + 1))
+    for one in chosen:
         counts = sorted(one.rates)
-        if (one.slow > 1) != uneven or max(counts) <= 2:
-            continue
         found = predict(one.profile, counts)
+        if kind == "even":
+            found[TOLD] = [fine(_told(one, n), n)[0] if n > PROFILED else 0.0 for n in counts]
         real = knee(counts, [one.rates[n] for n in counts])
-        for name in MODELS:
-            for n, predicted in zip(counts, found[name], strict=True):
-                if n > 2:
-                    for group in (one.label, ALL):
-                        errors.setdefault((group, name), []).append(predicted / one.rates[n] - 1)
-            if not uneven and counts == list(range(1, max(counts) + 1)):
-                for group in (one.label, ALL):
-                    knees.setdefault((group, name), []).append(abs(knee(counts, found[name]) - real) <= 1)
+        for name, group in itertools.product(found, (one.label, ALL)):
+            off = [predicted / one.rates[n] - 1 for n, predicted in zip(counts, found[name], strict=True) if n > PROFILED]
+            errors.setdefault((group, name), []).extend(off)
+            if counts == whole and name != TOLD:
+                knees.setdefault((group, name), []).append(abs(knee(counts, found[name]) - real) <= 1)
     rows = [_row(group, name, found, statistics.mean(knees[group, name]) if (group, name) in knees else None)
             for (group, name), found in sorted(errors.items(), key=_order)]
     return Scores(title="steps per second of 3 and more workers, from a profile of one and two", rows=tuple(rows))
+
+
+def _told(one: Curve, workers: int) -> JobProfile:
+    """The profile with compute scaled to the mean of a run that is to be predicted."""
+    factor = one.compute_s[workers] / float(one.profile.samples("compute_s").mean())
+    return replace(one.profile, runs=tuple(ProfiledRun(steps=tuple(
+        tuple(replace(step, compute_s=step.compute_s * factor) for step in steps) for steps in run.steps)) for run in one.profile.runs))
 
 
 def predict(job: JobProfile, counts: Sequence[int]) -> dict[str, list[float]]:
@@ -140,7 +153,7 @@ def predict(job: JobProfile, counts: Sequence[int]) -> dict[str, list[float]]:
 
 def _order(item: tuple[tuple[str, str], Any]) -> tuple[bool, str, int]:
     (group, name), _ = item
-    return group == ALL, group, MODELS.index(name)
+    return group == ALL, group, (*MODELS[:1], TOLD, *MODELS[1:]).index(name)
 
 
 def _row(group: str, model: str, found: Sequence[float], saturation: float | None = None) -> Row:
@@ -148,11 +161,11 @@ def _row(group: str, model: str, found: Sequence[float], saturation: float | Non
     return Row(group=group, model=model, runs=len(sizes), mean=statistics.mean(sizes), worst=max(sizes), saturation=saturation)
 
 
-def staleness(path: Path = SET, *, link_Mbps: float = 100.0, workers: int = 4) -> StalenessScores:  # noqa: N803
-    """Staleness of asynchronous runs on one server at one link, by the fine model."""
+def staleness(path: Path = SET, *, links_Mbps: Sequence[float] = (100.0, 1200.0), workers: int = 4) -> StalenessScores:  # noqa: N803
+    """Staleness of asynchronous runs on one server by the fine model: on links that are full, and on links that are not."""
     rows = [_stale(one, workers) for one in curves(path)
-            if (one.mode, one.servers, one.link_Mbps, one.slow) == ("async", 1, link_Mbps, 1.0) and workers in one.rates]
-    return StalenessScores(rows=tuple(rows))
+            if (one.mode, one.servers, one.overlap) == ("async", 1, False) and one.link_Mbps in links_Mbps and workers in one.rates]
+    return StalenessScores(rows=tuple(sorted(rows, key=lambda row: (row.link_Mbps, row.slow, row.model))))
 
 
 def _stale(one: Curve, workers: int) -> Staleness:
@@ -162,7 +175,7 @@ def _stale(one: Curve, workers: int) -> Staleness:
         for value, count in run.staleness.items():
             predicted[value] = predicted.get(value, 0.0) + count
     real = one.staleness[workers]
-    return Staleness(model=one.model, link_Mbps=one.link_Mbps, workers=workers, rate=one.rates[workers],
+    return Staleness(model=one.model, link_Mbps=one.link_Mbps, workers=workers, slow=one.slow, rate=one.rates[workers],
                      predicted_rate=statistics.mean(run.throughput for run in runs), staleness=_mean(real), predicted_staleness=_mean(predicted),
                      distance=distance(real, predicted))
 

@@ -15,7 +15,7 @@ from paceline.spec.device import Device
 COPIES: dict[str, dict[str, tuple[float, float]]] = {
     "gpu": {
         "fp16": (0.9, 1.4), "bf16": (1.0, 1.4), "terngrad": (1.3, 0.8), "signsgd": (2.2, 3.3), "onebit": (5.3, 2.9), "powersgd": (5.5, 2.3),
-        "dgc": (25.0, 13.0), "topk": (31.0, 16.0),
+        "qsgd": (3.9, 8.5), "randomk": (4.1, 0.9), "dgc": (25.0, 13.0), "topk": (31.0, 16.0),
     },
     "cpu": {
         "fp16": (1.7, 0.7), "bf16": (1.7, 0.8), "terngrad": (1.8, 1.7), "qsgd": (2.4, 1.3), "signsgd": (1.7, 2.0), "onebit": (2.9, 1.3),

@@ -29,7 +29,7 @@ HISTORY = "history"
 SOURCES = ("rates", "seconds", "model", "profile")
 KEYS = {"name", "command", "folder", "environment", "work", "overhead", "powers_of_two", "tenant", "ends", *WORKED_OUT,
         *TIMES, *WHOLE, *COUNTS, *MODEL, *SOURCES}
-UNITS = ("samples", "steps", "epochs")
+UNITS = ("samples", "steps", "epochs", "tokens")
 _AMOUNT = re.compile(r"^\s*(\S+)\s+([A-Za-z]+)(/s)?\s*$")
 #: points of a distribution that stands for published shares
 _POINTS = 200
@@ -74,7 +74,7 @@ def count(value: Any, key: str, at: str) -> float:
 
 def amount(value: Any, at: str, what: str = "work", per: str = "") -> tuple[float, str]:
     """(how much, of what): 400 or "400 steps", "3 epochs", "1.2M samples"; with `per` "/s", a rate. No unit: ""."""
-    form = f"a number above zero, or one with its unit such as \"3 epochs{per}\" (samples, steps or epochs)"
+    form = f"a number above zero, or one with its unit such as \"3 epochs{per}\" (samples, steps, epochs or tokens)"
     if isinstance(value, str) and (match := _AMOUNT.match(value)):
         unit = match[2] if match[2].endswith("s") else f"{match[2]}s"
         if unit not in UNITS or (match[3] or "") != per:
@@ -179,38 +179,46 @@ def speeds(value: Any, at: str) -> dict[str, dict[str, list[float]]]:
 
 def goodput(given: Mapping[str, Any]) -> Goodput | None:
     """The speed of a job in samples, from a model, a profile or rates that have a unit; None where work and speed share one unit already."""
-    if "seconds" in given or ("rates" in given and not (unit := _rates_unit(given))):
+    unit = amount(next(iter(given["rates"].values())), "rates", per="/s")[1] if "rates" in given else ""
+    if "model" not in given and "profile" not in given:
         for key in ("noise_scale", "most_batch"):
             if key in given:
-                raise SpecError(f"{key} goes with a speed that knows batches: a model, a profile, or rates such as \"120 samples/s\"")
-        return None
+                raise SpecError(f"{key} goes with a speed that knows batches: a model or a profile")
+        if not unit:
+            return None
     if "work" not in given:
         raise SpecError('work is missing: how much there is to do, such as "3 epochs", "10000 steps" or "1.2M samples"')
-    of = amount(given["work"], "work")[1]
+    of, batch, per = amount(given["work"], "work")[1], given.get("batch", 0.0), 1.0
     if not of:
-        raise SpecError(f"work needs its unit here, such as work = \"{given['work']} steps\" (samples, steps or epochs)")
+        raise SpecError(f"work needs its unit here, such as work = \"{given['work']} steps\" (samples, steps, epochs or tokens)")
     if "model" in given:
         source, batch = _predicted(given)
     elif "profile" in given:
         source, batch = _profiled(given)
     else:
-        batch = given.get("batch", 0.0)
-        each = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
-        if not each:
-            raise SpecError(f"rates in {unit} need {'batch (samples a step)' if unit == 'steps' else 'dataset (samples an epoch)'}")
+        each = 1.0 if unit == of else _samples(unit, batch, given, "rates")
         source = Given({int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in given["rates"].items()})
-    per = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[of]
-    if not per:
-        raise SpecError(f"work in {of} needs {'batch, the samples of a step' if of == 'steps' else 'dataset, the samples of an epoch'}")
-    most = given.get("most_batch", 0.0)
-    if most and not given.get("noise_scale"):
+    if unit != of:
+        per = _samples(of, batch, given, "work")
+    most, noise = given.get("most_batch", 0.0), given.get("noise_scale", 0.0)
+    if most and not noise:
         raise SpecError("most_batch needs noise_scale: without it nobody knows what a larger batch is worth")
     planned = source.batch(given.get("devices", 1), batch) if batch else 1.0
-    return Goodput(source=source, planned=planned, most=most, noise_scale=given.get("noise_scale", 0.0), samples_per_unit=per)
+    return Goodput(source=source, planned=planned, most=most, noise_scale=noise, samples_per_unit=per)
 
 
-def _rates_unit(given: Mapping[str, Any]) -> str:
-    return amount(next(iter(given["rates"].values())), "rates", per="/s")[1]
+def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> float:
+    """Samples that make a unit of work."""
+    from paceline.spec.plan import Plan
+
+    if unit == "tokens":
+        if not (seq := Plan.parse(str(given.get("plan", ""))).seq):
+            raise SpecError(f"{what} in tokens needs a model whose plan says how many a sample has, such as plan = \"seq=2048\"")
+        return 1 / seq
+    found: float = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
+    if not found:
+        raise SpecError(f"{what} in {unit} needs {'batch, the samples of a step' if unit == 'steps' else 'dataset, the samples of an epoch'}")
+    return found
 
 
 def _predicted(given: Mapping[str, Any]) -> tuple[Source, float]:

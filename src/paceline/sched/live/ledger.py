@@ -76,9 +76,9 @@ class Ledger:
     ) -> dict[str, Any]:
         """The settings under which the log is read; new ones only while no job is left."""
         if found is not None and busy:
-            for what, given in (("engine", engine), ("policy", policy), ("clock", clock), ("quotas", dict(quotas or {}))):
-                if given and given != found.get(what, {}):
-                    raise SpecError(f"jobs in {self.store.folder} are under {what} {found.get(what, 'none')!r}, got {given!r}; leave --{what} out, "
+            for what, given in (("engine", engine), ("policy", policy), ("clock", clock), ("quota", dict(quotas or {}))):
+                if given and given != (known := found.get("quotas", {}) if what == "quota" else found[what]):
+                    raise SpecError(f"jobs in {self.store.folder} are under {what} {known!r}, got {given!r}; leave --{what} out, "
                                     "wait until they are over, or use another folder with --state")
             return found
         era: dict[str, Any] = {

@@ -21,7 +21,8 @@ _COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 #: states of a batch job that has not begun, and of one that has not ended
 _WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 _RUNS = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED"}
-_USABLE = ("idle", "mixed", "alloc", "comp", "resv", "plan")
+#: unknown: a controller that just started has not heard from it yet; it says down when it has not for long
+_USABLE = ("idle", "mixed", "alloc", "comp", "resv", "plan", "unk")
 _GPUS = re.compile(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
 

@@ -313,7 +313,8 @@ def _take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimi
     momentum, nesterov = used.pop()
     for group in optimizer.param_groups:
         if "momentum" in group:
-            group.update(momentum=0.0, nesterov=False)
+            # what the optimizer adds for weight decay would have gone through its momentum, which multiplies it in the long run
+            group.update(momentum=0.0, nesterov=False, weight_decay=group.get("weight_decay", 0.0) / (1 - momentum))
     for name, scheme in chosen.items():
         if isinstance(scheme, spec.DGC):
             chosen[name] = replace(scheme, momentum=momentum, nesterov=nesterov)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cost import compression as cost
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
-from paceline.spec.compression import DGC, SCHEMES, Float32, Scheme, parse
+from paceline.spec.compression import DGC, SCHEMES, BFloat16, Float16, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.profile import Layer, Profile, order_of
@@ -55,7 +55,10 @@ class Setting:
 
     def wire_s(self, scheme: Scheme, layer: Layer) -> float:
         """Of a layer's messages, on a link that carries nothing else."""
-        rate = self.machine.reduce_Bps if scheme.collective == "all_reduce" else self.machine.link_Bps
+        machine = self.machine
+        rate = machine.reduce_Bps if scheme.collective == "all_reduce" else machine.link_Bps
+        if isinstance(scheme, (Float16, BFloat16)) and machine.half_Bps is not None:
+            rate = machine.half_Bps
         return cost.sent_bytes(scheme, layer.shape, self.world) / rate
 
     def copy_s(self, size: float) -> float:
@@ -147,7 +150,9 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
     turns = sum(part.back_s > 0 for part in parts) * at.turn_s
     pace = backward / profile.backward_s
     by_need = sorted(parts, key=lambda part: part.need_s)
-    by_ready = sorted(parts, key=lambda part: part.ready_s)
+    in_order = sorted(parts, key=lambda part: part.ready_s)
+    if not shares:
+        in_order = _urgent_first(in_order, at)
     here = dict.fromkeys(map(id, parts), 0.0)  # when each part's parameters are here
     begin = begun = 0.0
     for _ in range(3):
@@ -159,13 +164,13 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         middle = now + profile.forward_s - done + turns
         link, worker = 0.0, 0.0
         summed: dict[int, float] = {}
-        for part in by_ready:
+        for part in in_order:
             link = max(link, middle + pace * part.ready_s) + part.out_s + at.gap_s
             worker = max(worker, link + at.machine.latency_s) + part.sum_s
             summed[id(part)] = worker
-        end = middle + backward
-        for part in by_need:
-            worker = max(worker, end, summed[id(part)]) + part.update_s
+        end = worker = middle + backward
+        for part in by_need:  # updates go in this order; those whose sums are still to come hold up the rest
+            worker = max(worker, summed[id(part)]) + part.update_s
             if part.back_s:
                 link = max(link, worker) + part.back_s + at.gap_s
                 here[id(part)] = link + at.machine.latency_s
@@ -174,6 +179,19 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         begin = end
     work = sum(part.sum_s + part.update_s for part in parts)
     return max(begin - begun, profile.forward_s + turns + backward + work if at.cores < 2 else 0.0)
+
+
+def _urgent_first(by_ready: Sequence[_Sent], at: Setting) -> list[_Sent]:
+    """As `Priority` has it: whenever the link is free, of the parts that are ready the one needed first."""
+    waiting, order = list(by_ready), list[_Sent]()
+    now = 0.0
+    while waiting:
+        now = max(now, waiting[0].ready_s)
+        part = min((part for part in waiting if part.ready_s <= now), key=lambda part: part.need_s)
+        waiting.remove(part)
+        order.append(part)
+        now += at.machine.latency_s + part.out_s
+    return order
 
 
 def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[list[_Sent], float]:

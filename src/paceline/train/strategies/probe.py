@@ -17,18 +17,20 @@ from paceline.train.strategies.base import agree
 class Machine:
     """What carries and computes.
 
-    Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way); float32
-    operations per second of a matrix product.
+    Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way), of float32 and
+    of half precision (None: as of float32); float32 operations per second of a matrix product.
     """
 
     latency_s: float
     link_Bps: float
     flops: float
     reduce_Bps: float
+    half_Bps: float | None = None
 
     def behind(self, link_Bps: float) -> Machine:  # noqa: N803
         """The same machine on a link of that rate, where it is slower than what was measured."""
-        return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps))
+        half = self.reduce_Bps if self.half_Bps is None else self.half_Bps
+        return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps), half_Bps=min(half, link_Bps))
 
 
 def probe(engine: Engine, device: torch.device) -> Machine:
@@ -39,7 +41,7 @@ def probe(engine: Engine, device: torch.device) -> Machine:
     latency = min(_timed(engine, "exchange", 256, device) for _ in range(5))
     share = (engine.world - 1) / engine.world
     return agree(Machine(latency_s=latency, link_Bps=_rate(engine, "exchange", latency, device) * share, flops=_flops(device),
-                         reduce_Bps=_rate(engine, "sum", latency, device) * 2 * share))
+                         reduce_Bps=_rate(engine, "sum", latency, device) * 2 * share, half_Bps=_rate(engine, "half", latency, device) * 2 * share))
 
 
 def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> float:
@@ -59,11 +61,12 @@ def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
     """Seconds for `size` bytes to and from everyone, in messages of up to a megabyte, as strategies send them, in memory that is in use."""
     world = engine.world
     parts = max(1, size >> 20)
-    tensors = [torch.zeros(world, max(1, size // 4 // parts // world), device=device) for _ in range(parts)]
+    dtype = torch.float16 if op == "half" else torch.float32
+    tensors = [torch.zeros(world, max(1, size // dtype.itemsize // parts // world), device=device, dtype=dtype) for _ in range(parts)]
     outs = [torch.zeros_like(tensor) for tensor in tensors]
 
     def job() -> Job:
-        yield [Collective("sum", [sent]) if op == "sum" else Collective("exchange", [sent], [out], own=False)
+        yield [Collective("sum", [sent]) if op in ("sum", "half") else Collective("exchange", [sent], [out], own=False)
                for sent, out in zip(tensors, outs, strict=True)]
 
     start = time.perf_counter()

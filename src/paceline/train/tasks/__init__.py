@@ -29,10 +29,11 @@ class Task:
     epochs: int
     lr: float
     momentum: float
-    #: share of the steps over which the learning rate rises; then it falls to zero along a cosine
-    warmup: float
     #: share of right answers that counts as learnt
     target: float
+    weight_decay: float = 0.0
+    #: share of the steps over which the learning rate rises; then it falls to zero along a cosine
+    warmup: float = 0.05
 
 
 TASKS = ("digits-cnn", "digits-deep", "text-mlp")

@@ -34,8 +34,9 @@ class Acted:
         chosen = dict(assign(scheme, [(name, tuple(p.shape)) for name, p in self._named.items()]))
         self._momentum = 0.0
         if isinstance(scheme, DGC) and scheme.momentum:  # momentum correction: the optimizer's momentum is applied before selection
-            self._momentum = float(optimizer.param_groups[0]["momentum"])
-            optimizer.param_groups[0]["momentum"] = 0.0
+            group = optimizer.param_groups[0]
+            self._momentum = float(group["momentum"])
+            group.update(momentum=0.0, weight_decay=group["weight_decay"] / (1 - self._momentum))
             chosen = {name: replace(one, momentum=self._momentum) if isinstance(one, DGC) else one for name, one in chosen.items()}
         self._velocity: dict[str, Tensor] = {}
         self._ranks = [_made(chosen, rank, world) for rank in range(world)]
@@ -86,14 +87,14 @@ def _carried_out(asked: list[Round]) -> list[list[Tensor]]:
 
 def train(
     task: str, strategy: str = "ddp", *, world: int = 2, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
-    optimizer: str = "sgd", warmup: int | None = None,
+    optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None,
 ) -> dict[str, Any]:
     """What `loop.train` gives, of as many ranks."""
     chosen = get(task)
     planned = course(chosen, steps=steps, batch=batch, warmup=warmup)
     torch.manual_seed(seed)
     net = chosen.model()
-    opt = optimizer_for(optimizer, net, chosen, lr)
+    opt = optimizer_for(optimizer, net, chosen, lr, weight_decay)
     peak, acted, began = opt.param_groups[0]["lr"], Acted(net, strategy, opt, world), time.perf_counter()
     for one, indices in zip(planned, batches(chosen, [one.batch for one in planned], seed), strict=True):
         opt.param_groups[0]["lr"] = peak * one.rate

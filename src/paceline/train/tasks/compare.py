@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.train.asynchronous import NAMES as ASYNCHRONOUS
 from paceline.train.launch import Place, run
 
 #: two-sided 95 % points of Student's distribution, by degrees of freedom
@@ -78,9 +79,9 @@ class Compared:
 
 def compare(
     task: str, strategies: Sequence[str], *, world: int = 2, seeds: int = 1, seed: int = 0, steps: int | None = None, batch: int | None = None,
-    lr: float | None = None, optimizer: str = "sgd", warmup: int | None = None, growth: float | None = None, noise: bool = False,
-    record: Path | None = None, board: bool = False, checkpoint: Path | None = None, every: int = 50, servers: int | None = None,
-    staleness: int | None = None, jobs: int = 1, timeout_s: float = 3600.0,
+    lr: float | None = None, optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None, growth: float | None = None,
+    noise: bool = False, record: Path | None = None, board: bool = False, checkpoint: Path | None = None, every: int = 50,
+    servers: int | None = None, staleness: int | None = None, jobs: int = 1, timeout_s: float = 3600.0,
 ) -> Compared:
     """Trains each strategy with each seed (`seed` and those after it), all in the same processes, or in `jobs` groups of them at a time.
 
@@ -101,11 +102,13 @@ def compare(
         allowed(name)
     if len(names) * seeds > 1 and (checkpoint is not None or place is not None):
         raise SpecError("checkpoints are of one run: name one strategy and one seed")
+    if place is not None and names[0] in ASYNCHRONOUS:
+        raise SpecError(f"a scheduled job takes strategies that wait for all ranks; got {names[0]!r}")
     if board and not find_spec("tensorboard"):
         raise SpecError("--board writes for TensorBoard, which is not installed; run: pip install tensorboard")
     runs = [
         {"task": task, "strategy": name, "seed": number, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "warmup": warmup,
-         "growth": growth, "noise": noise, "board": board, "every": every,
+         "weight_decay": weight_decay, "growth": growth, "noise": noise, "board": board, "every": every,
          "record": str(record / f"{name.partition(':')[0]}-{number}" if len(names) * seeds > 1 else record) if record else None,
          "checkpoint": str(checkpoint) if checkpoint else None, "evaluations": 100, "options": _options(name, servers, staleness)}
         for number in range(seed, seed + seeds) for name in names
@@ -156,10 +159,8 @@ def _check_servers(names: Sequence[str], servers: int | None, staleness: int | N
 
 def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:
     """What of these a strategy takes."""
-    from paceline.train import asynchronous
-
     given = {name: value for name, value in (("servers", servers), ("staleness", staleness)) if value is not None}
-    if strategy not in asynchronous.NAMES:
+    if strategy not in ASYNCHRONOUS:
         return {}
     from paceline.train.asynchronous.wrap import options_of
 

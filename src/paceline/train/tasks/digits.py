@@ -21,9 +21,9 @@ def task(name: str = "digits-cnn") -> Task:
     labels = torch.tensor(found.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     held = len(labels) // 5
-    network, lr = (model, 0.1) if name == "digits-cnn" else (deep, 0.05)
+    network = model if name == "digits-cnn" else deep
     return Task(name=name, model=network, train=(images[order[held:]], labels[order[held:]]), test=(images[order[:held]], labels[order[:held]]),
-                batch=64, epochs=30, lr=lr, momentum=0.9, warmup=0.05, target=0.97)
+                batch=64, epochs=30, lr=0.05, momentum=0.9, target=0.97)
 
 
 def model() -> nn.Module:

@@ -36,20 +36,21 @@ from paceline.train.tasks.step import Done, accuracy, final_loss, noted, step
 _KEPT_STEPS = 8
 
 
-def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None) -> torch.optim.Optimizer:
-    """sgd or lars, with the task's settings."""
+def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None, weight_decay: float | None = None) -> torch.optim.Optimizer:
+    """sgd or lars, with the task's settings where none are given."""
+    decay = task.weight_decay if weight_decay is None else weight_decay
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr or task.lr, momentum=task.momentum)
+        return torch.optim.SGD(model.parameters(), lr=lr or task.lr, momentum=task.momentum, weight_decay=decay)
     if name == "lars":
-        return LARS(model.parameters(), lr=lr or 10 * task.lr, momentum=task.momentum, eta=0.02)
+        return LARS(model.parameters(), lr=lr or 10 * task.lr, momentum=task.momentum, weight_decay=decay, eta=0.02)
     raise SpecError(f"optimizer must be sgd or lars; got {name!r}")
 
 
 def train(
     task: str, strategy: str = "ddp", *, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
-    optimizer: str = "sgd", warmup: int | None = None, growth: float | None = None, noise: bool = False, record: str | None = None,
-    board: bool = False, checkpoint: str | None = None, every: int = 50, timeout_s: float = 120.0, options: dict[str, Any] | None = None,
-    evaluations: int = 0, stop_at_target: bool = False,
+    optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None, growth: float | None = None, noise: bool = False,
+    record: str | None = None, board: bool = False, checkpoint: str | None = None, every: int = 50, timeout_s: float = 120.0,
+    options: dict[str, Any] | None = None, evaluations: int = 0, stop_at_target: bool = False,
 ) -> dict[str, Any]:
     """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached, as seen in one of `evaluations` looks.
 
@@ -61,7 +62,7 @@ def train(
         raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
     torch.manual_seed(seed)
     model = chosen.model()
-    own = optimizer_for(optimizer, model, chosen, lr)
+    own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
     peak = [group["lr"] for group in own.param_groups]
     meter = Meter(model, strategy) if noise else None
     more = {} if strategy == "ddp" else {"timeout_s": timeout_s, **(options or {})}
