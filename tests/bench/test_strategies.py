@@ -3,9 +3,11 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.bench.emulate.cluster import _split
 from paceline.bench.strategies import best_link, compare, predict, read
 
@@ -48,6 +50,16 @@ def test_the_best_link_is_where_overlap_gains_most():
     assert all(gain(link) >= 0.999 * gain(rate) for rate in (2.5e6, 12.5e6, 60e6, 125e6))
     # communication takes about four times the forward pass, as the paper says
     assert 2 < 20.97e6 / link / FACTS["profile"]["forward_s"] < 8
+
+
+def test_the_model_follows_the_rows_that_ship():
+    found = read([Path(paceline.__file__).parent / "bench" / "data" / "emulated_steps.jsonl"])
+    assert found.error() < 0.11 and found.ranked() > 0.95
+    by = {(row.model, row.strategy, row.link_Bps): row for row in found.rows}
+    for model in ("cnn", "vgg-like"):
+        assert by[model, "ddp", 12.5e6].step_s > 8 * by[model, "terngrad", 12.5e6].step_s
+        assert by[model, "ddp", 12.5e6].step_s > 15 * by[model, "dgc", 12.5e6].step_s
+    assert all(row.step_s <= 1.05 * found.base_s(row) for row in found.rows if row.strategy == "overlap")
 
 
 def test_hosts_share_the_cores_out():

@@ -1,13 +1,14 @@
 """Runs are taken for real, conducted over the store, and compared with what the models say."""
 
 import csv
+import shutil
 import time
 
 import pytest
 
-from paceline.bench.throughput import measure
+from paceline.bench.throughput import measure, score
 from paceline.bench.throughput.conductor import done, profiles
-from paceline.bench.throughput.dataset import curves
+from paceline.bench.throughput.dataset import SET, curves
 from paceline.bench.throughput.here import compare
 from paceline.bench.throughput.runs import Run, grid, standard
 from paceline.errors import SpecError, UnknownName
@@ -43,6 +44,20 @@ def test_predictions_stand_beside_runs():
     for row in found.rows:  # other work on this machine makes runs differ, not by this much
         assert 0.4 < row.fine / row.steps_per_s < 2.5
     assert found.to_dict()["rows"][2]["workers"] == 3
+
+
+def test_scores_of_one_curve(tmp_path):
+    head, *rows = SET.read_text().splitlines()
+    kept = [row for row in rows if row.startswith("mlp,async,1200,1,") and row.endswith(",3")]
+    (tmp_path / "set.csv").write_text("\n".join([head, *kept]))
+    shutil.copy(SET.with_suffix(".profiles.jsonl.gz"), tmp_path / "set.profiles.jsonl.gz")
+    even, uneven = (score.measured(tmp_path / "set.csv", kind=kind) for kind in ("even", "uneven"))
+    assert [row.model for row in even.rows if row.group == score.ALL] == ["fine", score.TOLD, "coarse", "linear", "optimus"]
+    found = {row.model: row for row in even.rows if row.group == "async, 1 server"}
+    assert found["fine"].runs == 6 and found["fine"].mean <= found["fine"].worst < 0.15 and found["fine"].saturation == 1.0
+    assert found["linear"].worst > 1.0
+    assert {row.runs for row in uneven.rows} == {3}
+    assert next(even.cells())[0] == "runs" and len(even.to_dict()["rows"]) == 10
 
 
 def test_the_set():

@@ -186,10 +186,6 @@ def read(files: Iterable[Path]) -> Comparison:
     return Comparison(rows=tuple(rows), machine=known.get("on", ""))
 
 
-#: what a veth pair and two kernels' network stacks reach on this machine when no link is shaped, per direction; and a message's overhead
-UNSHAPED_BPS, LATENCY_S = 1.2e9, 1e-3
-
-
 def predict(facts: Mapping[str, Any], strategies: Sequence[str], hosts: int, link: float | None) -> dict[str, float]:
     """Seconds per step by the model that `auto` decides with."""
     from paceline.train.profile import Profile

@@ -127,7 +127,7 @@ def compare(
 def gathered(strategy: str, results: Sequence[Mapping[str, Any]]) -> Runs:
     """What `loop.train` gave for each seed, as one row."""
     return Runs(strategy=strategy, accuracies=tuple(m["accuracy"] for m in results), seconds=tuple(m["seconds"] for m in results),
-                reached_s=tuple(m["reached"]["seconds"] if m["reached"] else None for m in results), losses=tuple(m["final_loss"] for m in results))
+                reached_s=tuple((m.get("reached") or {}).get("seconds") for m in results), losses=tuple(m["final_loss"] for m in results))
 
 
 def side_by_side(
