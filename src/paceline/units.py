@@ -104,3 +104,15 @@ def _significant(value: float, digits: int) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counts(text: str) -> list[int]:
+    """Numbers as people write them: 1..32, or 1,2,4."""
+    try:
+        low, dots, high = text.partition("..")
+        out = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UnitError(f"cannot read {text!r}; write a range such as 1..32 or a list such as 1,2,4") from None
+    if not out or min(out) < 1 or max(out) > 1000:
+        raise UnitError(f"counts go from 1 to 1000, got {text!r}")
+    return out

@@ -10,20 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from paceline.cli.options import Json, show, whole
-
-
-def counts(text: str) -> list[int]:
-    """Numbers as people write them: 1..32, or 1,2,4."""
-    from paceline.errors import SpecError
-
-    try:
-        low, dots, high = text.partition("..")
-        out = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
-    except ValueError:
-        raise SpecError(f"cannot read {text!r}; write a range such as 1..32 or a list such as 1,2,4") from None
-    if not out or min(out) < 1 or max(out) > 1000:
-        raise SpecError(f"counts go from 1 to 1000, got {text!r}")
-    return out
+from paceline.units import counts
 
 
 def throughput(

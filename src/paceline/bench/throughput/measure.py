@@ -26,9 +26,9 @@ from pathlib import Path
 from paceline.bench.emulate.system import die_with_parent
 from paceline.bench.throughput.conductor import COLUMNS, Conductor, done
 from paceline.bench.throughput.runs import Run, standard
-from paceline.cli.throughput import counts
 from paceline.errors import PacelineError
 from paceline.train.asynchronous.wire import TCPStore, serve_store
+from paceline.units import counts
 
 _PORT = 29455
 #: seconds between changes of cores

@@ -88,7 +88,7 @@ class Elastic(Policy):
 
     def _why(self, job: Active, size: int) -> str:
         if job.status != RUNNING:
-            return f"{size} devices are worth most to it"
+            return f"{size} device{'s are' if size > 1 else ' is'} worth most to it"
         return f"{'more' if size > job.devices else 'fewer'} devices: {job.devices} to {size} by marginal speedup"
 
     def _settled(self, state: State) -> dict[str, int]:
