@@ -171,6 +171,9 @@ def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: ar
     try:
         yield processes
     finally:
+        for process in processes[1:]:  # workers end by themselves, and remove what they share
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=3.0)
         for process in processes:
             process.kill()
             process.wait()
