@@ -44,7 +44,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for part in chosen.only.split(","):
         text = RUNS[part](chosen)
-        if part != "steps":  # which may have been measured elsewhere, and says where
+        if part != "steps" and not chosen.known:  # which may have been measured elsewhere, and says where
             text += f"\n\n{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}."
         print(text, flush=True)
         if not chosen.print:

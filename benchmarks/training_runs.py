@@ -58,6 +58,7 @@ def accuracy(options: Namespace) -> str:
         dgc = f"warmup_steps={steps // 10}"
         arms = {
             "ddp": "", "terngrad": "", "terngrad:clip=0": "without clipping", f"dgc:ratio=0.01,{dgc}": "",
+            f"dgc:ratio=0.01,{dgc},masking=false": "without factor masking",
             f"dgc:ratio=0.01,{dgc},momentum=0": "without momentum correction",
             f"dgc:ratio=0.001,min_elements=50000,{dgc}": "the largest layer; the others in float32",
         }
