@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,6 +23,16 @@ def check(engine: str) -> None:
     """Refuses what is neither this machine nor Ray."""
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES, f"allowed: {', '.join(ENGINES)}")
+
+
+def connect(ray: Any, **options: Any) -> None:
+    """`ray.init` that leaves this process its own answer to TERM: Ray's would end, by an exception, every child forked from here as well."""
+    answer = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        if answer is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, answer)
 
 
 def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] = lambda _: None) -> list[B]:
@@ -58,7 +70,7 @@ def _connected() -> Iterator[Any]:
         yield ray
         return
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        connect(ray, address="auto")
     except ConnectionError:
         raise RunError("--engine ray: no Ray cluster is found; start one (`ray start --head`), set RAY_ADDRESS, or leave --engine out") from None
     try:

@@ -63,6 +63,15 @@ def test_links_have_the_rate_and_count_the_bytes():
 
 
 @allowed
+def test_a_handler_of_term_does_not_keep_its_helpers_alive():
+    """Ray leaves such a handler behind; the package that speaks to the kernel forks, and ends its forks by TERM."""
+    code = ("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+            "from paceline.bench.emulate import EmulatedCluster\nfor _ in range(4):\n    with EmulatedCluster(hosts=2): pass\nprint('made')")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert found.stdout == "made\n", found.stderr
+
+
+@allowed
 def test_cpu_limit_slows_a_host_down():
     if system.cpu_root() is None:
         pytest.skip("no writable cgroup with the cpu controller")

@@ -236,4 +236,7 @@ def _split(cores: Sequence[int], hosts: int) -> list[Sequence[int]]:
 
 def _pyroute2() -> Any:
     """The package that speaks to the kernel; an extra, without types."""
-    return import_module("pyroute2")
+    package = import_module("pyroute2")
+    # its children are forks of this process and ended by TERM: with whatever handler this process has for that they would not end
+    package.config.disable_mp_signal = True
+    return package

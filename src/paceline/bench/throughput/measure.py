@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.emulate.system import die_with_parent
 from paceline.bench.throughput.conductor import COLUMNS, Conductor, done
 from paceline.bench.throughput.runs import Run, standard
 from paceline.errors import PacelineError
@@ -75,17 +74,17 @@ def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 60
 @contextlib.contextmanager
 def _mixed(agents: Sequence[int]) -> Iterator[None]:
     """Agents change places on the cores while this lasts; the first core is the conductor's."""
-    mixer = multiprocessing.get_context("fork").Process(target=_mix, args=(agents, sorted(os.sched_getaffinity(0))), daemon=True)
+    over = threading.Event()
+    mixer = threading.Thread(target=_mix, args=(agents, sorted(os.sched_getaffinity(0)), over), daemon=True)
     mixer.start()
     try:
         yield
     finally:
-        mixer.terminate()
+        over.set()
         mixer.join()
 
 
-def _mix(agents: Sequence[int], cores: Sequence[int]) -> None:
-    die_with_parent()
+def _mix(agents: Sequence[int], cores: Sequence[int], over: threading.Event) -> None:
     for turn in itertools.count():
         places = [(cores[1:] or cores)[i % max(1, len(cores) - 1)] for i in range(len(agents))]
         random.Random(turn).shuffle(places)
@@ -93,7 +92,8 @@ def _mix(agents: Sequence[int], cores: Sequence[int]) -> None:
             with contextlib.suppress(OSError):  # it has ended, or a thread of it has
                 for thread in Path(f"/proc/{process}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), {core})
-        time.sleep(_TURN_S)
+        if over.wait(_TURN_S):
+            return
 
 
 def _command(host: str, rank: int) -> list[str]:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paceline import on_ray
 from paceline.errors import MissingExtra, RunError
 from paceline.sched.live.driver import PENDING, RUNNING, Driver, EngineAway, Node, command
 from paceline.sched.live.run import Folder, Run
@@ -50,7 +51,7 @@ class OnRay(Driver):
         self._ray: Any = import_module("ray")  # an extra, without types
         try:
             if not self._ray.is_initialized():
-                self._ray.init(address=address or "auto", namespace=_SPACE, log_to_driver=False, logging_level="error")
+                on_ray.connect(self._ray, address=address or "auto", namespace=_SPACE)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RunError(f"no Ray cluster answers at {address or 'this machine'} ({' '.join(str(error).split())[:200]}); "
                            "start one with: ray start --head") from None
