@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 
-from paceline.errors import UnitError
+from paceline.errors import UnitError, nearest
 
 _SI = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -60,8 +60,9 @@ def parse(text: str | float | int, dimension: str) -> float:
             raise UnitError(f"cannot read {text!r} as a {dimension}; write a number and a unit such as {example(dimension)!r}")
         value, unit = float(match[1].replace("_", "")), match[2]
         if unit and unit not in units:
-            allowed = ", ".join(u for u in units if u)[:120]
-            raise UnitError(f"unknown unit {unit!r} in {text!r} for a {dimension}; allowed: {allowed}")
+            close = nearest(unit, (u for u in units if u), 2)
+            allowed = ", ".join([*dict.fromkeys([*close, *filter(None, units)])][:12])
+            raise UnitError(f"unknown unit {unit!r} in {text!r} for a {dimension}; allowed: {allowed}, ...")
     if not math.isfinite(value):
         raise UnitError(f"{text!r} is not a finite {dimension}")
     return value * units[unit] if unit else value
