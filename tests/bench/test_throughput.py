@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from paceline.bench.throughput import measure, score
+from paceline.bench.throughput import conductor, measure, score
 from paceline.bench.throughput.conductor import done, profiles
 from paceline.bench.throughput.dataset import SET, curves
 from paceline.bench.throughput.here import compare
@@ -21,7 +21,7 @@ def test_runs_are_taken_once(tmp_path):
     runs = [Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n, slow=slow) for n, slow in ((1, 1.0), (2, 1.0), (2, 2.5))]
     assert measure.take([*runs, Run(model="mlp", mode="sync", link_Mbps=300, servers=2, workers=8)], out, hosts=4, seconds=100, loopback=True,
                         machine="here")[0].workers == 8  # more hosts than there are
-    assert done(out) == {run.key for run in runs}
+    assert set(done(out)) == {run.key for run in runs}
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert {row["machine"] for row in rows} == {"here"} and {row["shaping"] for row in rows} == {"pacing"}
     for row in rows:
@@ -35,6 +35,20 @@ def test_runs_are_taken_once(tmp_path):
     begun = time.monotonic()
     assert measure.take(runs, out, hosts=4, seconds=100, loopback=True) == [] and time.monotonic() - begun < 100
     assert len(out.read_text().splitlines()) == 4
+
+
+def test_disturbed_runs_are_taken_again(tmp_path, monkeypatch):
+    """With no tolerance at all, all but the middle one of three; the curve is that of the last lines."""
+    monkeypatch.setattr(conductor, "_ODD", 0.0)
+    out = tmp_path / "set.csv"
+    runs = [Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n) for n in (1, 2, 3)]
+    assert measure.take(runs, out, hosts=5, seconds=100, loopback=True, tries=2) == []
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    first, again = rows[:3], rows[3:]
+    middle = sorted(first, key=lambda row: float(row["compute_s"]))[1]
+    assert {row["workers"] for row in again} == {"1", "2", "3"} - {middle["workers"]} and len(again) == 2
+    curve, = curves(out)
+    assert curve.rates == {int(row["workers"]): float(row["steps_per_s"]) for row in rows}
 
 
 def test_predictions_stand_beside_runs():

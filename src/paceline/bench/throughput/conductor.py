@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ from paceline.train.asynchronous.wire import PrefixStore, TCPStore
 COLUMNS = (*KEY, "parameters", "batch", "steps_per_s", "samples_per_s", "compute_s", "staleness", "stalenesses", "steps", "seconds", "shaping",
            "machine")
 _POLL_S = 0.002
+#: runs that may overtake others which need more hosts: runs of one curve stay close in time, since a machine's pace drifts
+_WINDOW = 24
+#: a run that computed this much faster or slower than the middle one of its curve was disturbed
+_ODD = 0.1
 
 
 class Conductor:
@@ -28,10 +33,11 @@ class Conductor:
 
     def __init__(
         self, store: TCPStore, agents: Iterable[int], out: Path, *, shaping: str, machine: str,
-        prepare: Callable[[float, Sequence[int]], None] | None = None,
+        prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
     ) -> None:
         self._all, self._store = store, PrefixStore(AGENTS, store)
-        self._out, self._shaping, self._machine, self._prepare = out, shaping, machine, prepare
+        self._out, self._shaping, self._machine, self._prepare, self._tries = out, shaping, machine, prepare, tries
+        self._compute_s = done(out)
         self._next = dict.fromkeys(agents, 0)
         self._free = set(self._next)
         self._links: dict[int, float] = {}
@@ -48,24 +54,39 @@ class Conductor:
         self._free = set(self._next)
 
     def conduct(self, runs: Sequence[Run], until: float) -> list[Run]:
-        """Runs that did not fit in the time, or on the hosts."""
+        """Runs that did not fit in the time, or on the hosts. One that failed is taken once more; one that computed at another pace than the rest
+        of its curve, up to `tries` times in all, whatever its throughput: the last line in the file counts."""
         waiting = [run for run in runs if run.hosts <= len(self._next)]
         left = [run for run in runs if run.hosts > len(self._next)]
-        failed: set[Run] = set()
+        failures, taken = Counter[Run](), Counter[Run]()
         while waiting or self._running:
             late = time.time() > until
-            fits = None if late else next((run for run in waiting if run.hosts <= len(self._free)), None)
+            fits = None if late else next((run for run in waiting[:_WINDOW] if run.hosts <= len(self._free)), None)
             if fits is not None:
                 waiting.remove(fits)
                 self._start(fits)
                 continue
             if late and not self._running:
                 break
-            for run in self._collect():
-                (left if run in failed else waiting).append(run)  # once more
-                failed.add(run)
+            for run, worked in self._collect():
+                if not worked:
+                    failures[run] += 1
+                    (left if failures[run] > 1 else waiting).append(run)
+                    continue
+                taken[run] += 1
+                curve = [one for one in runs if one.curve == run.curve]
+                if not any(one in curve for one in (*waiting, *(entry[0] for entry in self._running))):
+                    waiting[:0] = [one for one in self._odd(curve) if taken[one] < self._tries]
             time.sleep(_POLL_S)
         return left + waiting
+
+    def _odd(self, curve: Sequence[Run]) -> list[Run]:
+        """Runs of a curve that were disturbed; a slow worker makes the pace depend on their number."""
+        paces = {run: self._compute_s[run.key] for run in curve if run.key in self._compute_s and run.slow == 1}
+        if len(paces) <= PROFILED:
+            return []
+        middle = statistics.median(paces.values())
+        return [run for run, pace in paces.items() if abs(pace / middle - 1) > _ODD]
 
     def dismiss(self) -> None:
         """Agents end."""
@@ -98,8 +119,8 @@ class Conductor:
                               "servers": run.servers, "seconds": run.seconds(), "slow": run.slow if last else 1.0, "overlap": run.overlap, **pace})
         self._running.append((run, workers, servers, name))
 
-    def _collect(self) -> Iterator[Run]:
-        """Writes down the runs that have ended; those of them that failed."""
+    def _collect(self) -> Iterator[tuple[Run, bool]]:
+        """Writes down the runs that have ended; whether each worked."""
         for entry in list(self._running):
             run, workers, servers, name = entry
             keys = {rank: f"result/{rank}/{self._next[rank] - 1}" for rank in (*workers, *servers)}
@@ -115,13 +136,14 @@ class Conductor:
             row = {} if errors else summary(run, results, self._shaping, self._machine)
             if errors or not row["steps"]:
                 print(f"failed: {run}: {errors[0] if errors else 'no time in which all workers ran'}", flush=True)
-                yield run
             else:
                 self._write(run, row, results)
+            yield run, not errors and bool(row["steps"])
 
     def _write(self, run: Run, row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
         with self._out.open("a", newline="") as f:
             csv.DictWriter(f, COLUMNS).writerow(row)
+        self._compute_s[run.key] = float(row["compute_s"])
         if run.workers <= PROFILED:
             with profiles(self._out).open("a") as f:
                 f.write(json.dumps(_steps(run, results, self._machine)) + "\n")
@@ -160,9 +182,9 @@ def summary(run: Run, results: Sequence[Mapping[str, Any]], shaping: str, machin
             "machine": machine, "stalenesses": " ".join(f"{value}:{count}" for value, count in sorted(Counter(stale).items()))}
 
 
-def done(out: Path) -> set[tuple[str, ...]]:
-    """Runs that the file has already."""
+def done(out: Path) -> dict[tuple[str, ...], float]:
+    """Runs that the file has already, and seconds of compute of each."""
     if not out.exists():
-        return set()
+        return {}
     with out.open() as f:
-        return {tuple(row[name] for name in KEY) for row in csv.DictReader(f)}
+        return {tuple(row[name] for name in KEY): float(row["compute_s"]) for row in csv.DictReader(f)}

@@ -5,7 +5,9 @@
 Run as root on Linux with pyroute2 installed, each process is a host of its own: a network namespace behind a token bucket. Without
 either, processes meet on loopback and servers pace their transfers themselves, which the column `shaping` says. Cores of one machine differ in
 speed by a fifth and more for seconds at a time, since what else shares them differs; hosts change cores at random ten times a second, so that
-all compute alike. Runs that are in OUT.csv already are not repeated; steps of runs with one or two workers go to OUT.profiles.jsonl beside it.
+all compute alike. A run whose workers still computed 10 % faster or slower than the middle one of its curve (same model, mode, link and servers) was
+disturbed and is taken again, by that alone and not by its throughput; all lines stay in the file, the last of a run counts. Runs that are in
+OUT.csv already are not repeated; steps of runs with one or two workers go to OUT.profiles.jsonl beside it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class _Hosts:
     prepare: Callable[[float, Sequence[int]], None] | None = None
 
 
-def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 600.0, machine: str = "1", loopback: bool = False) -> list[Run]:
+def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 600.0, machine: str = "1", tries: int = 1,
+         loopback: bool = False) -> list[Run]:
     """Measures `runs` that `out` does not have yet, on `hosts` hosts one of which conducts; those that were left when the time was up."""
     if not out.exists():
         out.write_text(",".join(COLUMNS) + "\n")
@@ -61,7 +64,7 @@ def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 60
             print(f"no emulated cluster ({error}); servers pace themselves", flush=True)
             made = stack.enter_context(_loopback(hosts))
         stack.enter_context(_mixed([process.pid for process in made.processes]))
-        conductor = Conductor(made.store, range(1, hosts), out, shaping=made.shaping, machine=machine, prepare=made.prepare)
+        conductor = Conductor(made.store, range(1, hosts), out, shaping=made.shaping, machine=machine, prepare=made.prepare, tries=tries)
         conductor.wait_for_agents()
         left = conductor.conduct(todo, until)
         conductor.dismiss()
@@ -130,12 +133,13 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--machine", default="1", help="what the column `machine` says: runs are predicted from profiles of the same machine")
+    parser.add_argument("--tries", type=int, default=3, help="for a run that computed 10 %% faster or slower than the others of its curve")
     for name in ("links", "models", "modes", "servers", "workers"):
         parser.add_argument(f"--{name}", help="only these, separated by commas")
     parser.add_argument("--loopback", action="store_true")
     arguments = parser.parse_args()
     left = take(_chosen(arguments), arguments.out, hosts=arguments.hosts, seconds=arguments.seconds, machine=arguments.machine,
-                loopback=arguments.loopback)
+                tries=arguments.tries, loopback=arguments.loopback)
     print(f"{len(left)} runs left", flush=True)
 
 

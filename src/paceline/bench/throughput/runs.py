@@ -36,6 +36,11 @@ class Run:
         return (self.model, self.mode, f"{self.link_Mbps:g}", str(self.servers), str(self.workers), f"{self.slow:g}", str(int(self.overlap)))
 
     @property
+    def curve(self) -> tuple[str, ...]:
+        """What it has in common with runs of other numbers of workers."""
+        return (*self.key[:4], *self.key[5:])
+
+    @property
     def hosts(self) -> int:
         return self.servers + self.workers
 
@@ -54,13 +59,14 @@ def grid(
     *, models: Iterable[str] = tuple(JOBS), modes: Iterable[str] = MODES, links: Iterable[float] = LINKS_MBPS, servers: Iterable[int] = (1, 2),
     workers: Iterable[int] = range(1, 9), slow: float = 1.0, overlap: bool = False,
 ) -> list[Run]:
-    """All combinations: one link after another, within it profiles first, then those that need most hosts, so that small ones fill the gaps."""
+    """All combinations: one link after another, within it one curve after another, which begins with the runs that need most hosts, so that small
+    ones fill the gaps."""
     out = []
     for link in links:
-        some = [Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
-                for model, mode, count, n in itertools.product(models, modes, servers, workers)]
+        some = list(itertools.product(models, modes, servers))
         random.Random(7).shuffle(some)
-        out += sorted(some, key=lambda run: (run.workers > PROFILED, -run.hosts))
+        out += [Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
+                for model, mode, count in some for n in sorted(workers, reverse=True)]
     return out
 
 
