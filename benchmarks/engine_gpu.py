@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+#: for all strategies on one backend
+_LIMIT_S = 90.0
 STRATEGIES = ("ddp", "allreduce", "overlap", "priority", "terngrad", "dgc", "qsgd", "powersgd", "fp16", "auto")
 
 
@@ -52,7 +54,8 @@ def train(strategy: str, steps: int, device: Any) -> dict[str, Any]:
     dist.all_gather_object(everyone, own)
     if strategy != "ddp":
         pt.close(net)
-    return {"strategy": strategy, "step_s": seconds, "first_loss": float(losses[0]), "last_loss": float(losses[-1]),
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    return {"strategy": strategy, "step_s": seconds, "threads_after": threads, "first_loss": float(losses[0]), "last_loss": float(losses[-1]),
             "same": all(torch.equal(everyone[0], other) for other in everyone), "finite": bool(torch.isfinite(own).all())}
 
 
@@ -84,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default=os.devnull, help="file for lines of JSON")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", choices=("gloo", "nccl"), help="one of the two")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -95,18 +99,21 @@ def main() -> None:
 
     count = torch.cuda.device_count()
     for backend, world in (("gloo", 2), ("nccl", count)):
+        if options.only not in (None, backend):
+            continue
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
         command = [sys.executable, __file__, "--rank", backend, "--steps", str(options.steps), "--output", options.output]
         ranks = [subprocess.Popen(command, env={**os.environ, **meet, "RANK": str(r), "LOCAL_WORLD_SIZE": str(world)}) for r in range(world)]
         try:
             for process in ranks:
-                process.wait(timeout=60)
+                process.wait(timeout=_LIMIT_S)
         except subprocess.TimeoutExpired:
-            print(f"{backend}: not through after 60 s")
+            print(f"{backend}: not through after {_LIMIT_S:g} s", flush=True)
         finally:
             for process in ranks:
                 process.kill()
-                process.wait()
+                if process.wait() not in (0, -9):
+                    print(f"{backend}: a rank ended with {process.returncode}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ made and closed for each run. A hang ends the engine's wait with an error, and t
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -61,9 +60,6 @@ def _same(name: str, options: dict[str, Any], seed: int) -> bool:
 
     import paceline.train as pt
 
-    made: list[Any] = []
-    new_group = dist.new_group
-    dist.new_group = lambda *args, **more: made.append(new_group(*args, **more)) or made[-1]
     torch.manual_seed(seed)
     net = torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Tanh())))
     net, opt = pt.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), plan=name, timeout_s=60, **options)
@@ -76,13 +72,6 @@ def _same(name: str, options: dict[str, Any], seed: int) -> bool:
     mine = torch.cat([value.reshape(-1) for value in net.state_dict().values()])
     order = pt.of(net).engine.order()
     pt.close(net)
-    dist.new_group = new_group
-    dist.barrier()
-    for group in made:  # nine hundred runs in one process would leave thousands of threads behind
-        dist.destroy_process_group(group)
-    made.clear()
-    del net, opt
-    gc.collect()
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (order, mine.numpy().tobytes()))
     return all(one == every[0] for one in every)

@@ -23,9 +23,8 @@ RECIPES: dict[str, list[dict]] = {
     "digits-cnn": [{"lr": lr} for lr in (0.02, 0.05, 0.1)],
     "digits-deep": [{"lr": lr} for lr in (0.02, 0.05, 0.1)],
     "text-mlp": [
-        *({"lr": lr, "epochs": epochs, "batch": 256, "weight_decay": 0.0} for lr, epochs in ((0.05, 10), (0.1, 10), (0.03, 16), (0.05, 16))),
-        *({"lr": 0.05, "epochs": 10, "batch": 256, "weight_decay": decay} for decay in (3e-4, 1e-3)),
-        *({"weight_decay": decay} for decay in (5e-4, 1e-3)),
+        {"lr": 0.1, "epochs": 16, "weight_decay": 5e-4}, *({"lr": 0.1, "weight_decay": decay} for decay in (5e-4, 1e-3, 1.5e-3, 2e-3)),
+        *({"lr": lr} for lr in (0.2, 0.4)),
     ],
 }
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,41 +20,85 @@ if TYPE_CHECKING:
 #: bytes per second: 1 Gbit/s, unshaped, 100 Mbit/s, 20 Mbit/s; the slowest last, since time may run out
 LINKS = (125e6, None, 12.5e6, 2.5e6)
 BEST = "best"
-#: strategies, the most wanted first
+#: strategies, the most wanted first, and those without which there is nothing to say
 NAMES = ("none", "ddp", "overlap", "dgc", "auto", "terngrad", "fp16", "allreduce", "priority")
-#: what is measured, the most wanted first: model, hosts, links, rounds
-PLAN: tuple[tuple[str, int, tuple[Any, ...], int], ...] = (
-    ("cnn", 2, (BEST, *LINKS[:3]), 2), ("vgg-like", 2, LINKS, 2), ("cnn", 4, LINKS[:2], 1), ("vgg-like", 4, LINKS[:2], 1),
-    ("cnn", 2, LINKS[3:], 1), ("cnn", 3, LINKS[:2], 1), ("vgg-like", 3, LINKS[:2], 1), ("vgg-like", 4, LINKS[2:3], 1),
+WANTED = NAMES[:6]
+#: seconds of a block of steps
+BLOCK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A network on so many hosts: what is timed there."""
+
+    model: str
+    hosts: int = 2
+    links: tuple[Any, ...] = LINKS
+    names: tuple[str, ...] = WANTED
+    rounds: int = 5
+
+
+#: one after another on all cores
+ALONE = (Place(model="cnn", links=(*LINKS[:3], BEST), names=NAMES), Place(model="vgg-like", links=LINKS[:3], names=NAMES))
+#: two rows of them at once, each on half of the cores where that leaves two for every host
+BESIDE = (
+    (Place(model="cnn", links=LINKS[3:], rounds=3), Place(model="vgg-like", hosts=3), Place(model="cnn", hosts=4, rounds=4)),
+    (Place(model="vgg-like", links=LINKS[3:]), Place(model="cnn", hosts=3, rounds=4), Place(model="vgg-like", hosts=4)),
 )
 
 
 def steps(options: Namespace) -> str:
     """The tables; measures where no lines are given."""
-    from paceline.bench.strategies import compare, read
-    from paceline.errors import RunError
+    from paceline.bench.strategies import read
 
     if options.rows:
         return "\n\n".join(render(read([file])) for file in options.rows)
-    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         output = options.raw or Path(folder, "steps.jsonl")
-        for model, hosts, links, rounds in PLAN[:2] if options.quick else PLAN:
-            left = options.limit - (time.monotonic() - began)
-            try:
-                if left > 15:
-                    compare(model=model, hosts=[hosts], links=links, strategies=NAMES, seconds=0.4, rounds=rounds, output=output, timeout_s=left)
-            except RunError as error:  # out of time, as a rule: what was measured is there
-                print(f"{model}, {hosts} hosts: {error}", flush=True)
-            print(f"{model}, {hosts} hosts: {time.monotonic() - began:.0f} s", flush=True)
+        measure(output, time.monotonic() + options.limit, beside=not options.quick)
         return render(read([output]))
+
+
+def measure(output: Path, until: float, *, alone: bool = True, beside: bool = True) -> None:
+    """Appends lines to a file until a moment of `time.monotonic`."""
+    if alone:
+        row(ALONE, output, until)
+    if beside:
+        cores = sorted(os.sched_getaffinity(0))
+        halves = [cores[: len(cores) // 2], cores[len(cores) // 2 :]]
+        start = multiprocessing.get_context("spawn").Process
+        rows = [start(target=row, args=(places, output, until, half)) for places, half in zip(BESIDE, halves, strict=True)]
+        for process in rows:
+            process.start()
+            if len(cores) < 16:
+                process.join()
+        for process in rows:
+            process.join()
+
+
+def row(places: Sequence[Place], output: Path, until: float, cores: Sequence[int] = ()) -> None:
+    """Measures one place after another, on some of the cores, while there is time."""
+    from paceline.bench.strategies import compare
+    from paceline.errors import RunError
+
+    if cores:
+        os.sched_setaffinity(0, cores)
+    for place in places:
+        began = time.monotonic()
+        try:
+            if until - began > 15:
+                compare(model=place.model, hosts=[place.hosts], links=place.links, strategies=place.names, seconds=BLOCK_S, rounds=place.rounds,
+                        output=output, timeout_s=until - began)
+        except RunError as error:  # out of time, as a rule: what was measured is there
+            print(f"{place.model}, {place.hosts} hosts: {error}", flush=True)
+        print(f"{place.model}, {place.hosts} hosts: {time.monotonic() - began:.0f} s, {until - time.monotonic():.0f} s left", flush=True)
 
 
 def render(found: Comparison) -> str:
     """A table for each model and number of hosts, and what comes out of them."""
     places = dict.fromkeys((row.model, row.batch, row.hosts) for row in sorted(found.rows, key=lambda row: (row.model, row.batch, row.hosts)))
     parts = [_table([row for row in found.rows if (row.model, row.batch, row.hosts) == place]) for place in places]
-    return "\n\n".join([*parts, _summary(found), f"{found.machine}, shared out to the hosts."])
+    return "\n\n".join([*parts, *_behind(found), _summary(found), f"{found.machine}, shared out to the hosts."])
 
 
 def _table(rows: list[Row]) -> str:
@@ -68,37 +116,47 @@ def _table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def _behind(found: Comparison) -> list[str]:
+    """How far `auto` is behind the fastest strategy, place by place, and `overlap` ahead of DDP."""
+    lines = ["| | DDP over `overlap` | `auto` took | fastest beside it | `auto` over it | least to most | rounds |",
+             "|---|---:|---|---|---:|---:|---:|"]
+    for row in sorted((row for row in found.rows if row.strategy == "auto"), key=lambda row: (row.model, row.hosts, row.link_Bps or float("inf"))):
+        beside = {other.strategy: other for other in found.rows if found.beside(row, other)}
+        gains = found.paired(beside["ddp"], beside["overlap"]) if {"ddp", "overlap"} <= beside.keys() else ()
+        if best := found.fastest(row):
+            lines.append(f"| {row.model}, {row.hosts} hosts, {row.link} | {f'{statistics.median(gains):.2f}' if gains else ''} | {row.note} | "
+                         f"{best[0].strategy} | {statistics.median(best[1]):.3f} | {min(best[1]):.2f} to {max(best[1]):.2f} | {len(best[1])} |")
+    return ["Ratios of steps, round by round; medians:\n\n" + "\n".join(lines)] if len(lines) > 2 else []
+
+
 def _summary(found: Comparison) -> str:
     def ratio(over: str, under: str, **where: Any) -> list[tuple[float, Row]]:
         """Seconds of one strategy over those of another, place by place, the largest first."""
         held = [row for row in found.rows if all(getattr(row, key) == value for key, value in where.items())]
-        pairs = [(a, b) for a in held if a.strategy == over for b in held if b.strategy == under and found.beside(a, b)]
-        return sorted(((a.step_s / b.step_s, b) for a, b in pairs), key=lambda pair: -pair[0])
+        pairs = [(found.paired(a, b), b) for a in held if a.strategy == over for b in held if b.strategy == under and found.beside(a, b)]
+        return sorted(((statistics.median(rounds), b) for rounds, b in pairs if rounds), key=lambda pair: -pair[0])
 
     def named(pair: tuple[float, Row], form: str = "{:.2f}") -> str:
         return f"{form.format(pair[0])} ({pair[1].model}, {pair[1].hosts} hosts, {pair[1].link})"
 
-    errors = [abs(row.predicted_s / row.step_s - 1) for row in found.rows]
+    errors = found.errors()
     first = (f"Mean error of the prediction {found.error():.1%} over {len(errors)} rows, median {statistics.median(errors):.1%}; of the pairs of "
              f"strategies more than 10 % apart, {found.ranked():.1%} are in the right order.")
     lines = [first]
     for name in ("terngrad", "dgc"):
         gains = ratio("ddp", name, hosts=2, link_Bps=12.5e6)
-        if gains:
-            lines.append(f"DDP's step over that of {name} at 100 Mbit/s, 2 hosts: {', '.join(named(gain, '{:.1f}') for gain in gains)}.")
+        floors = ratio(name, "none", hosts=2)
+        if gains and floors:
+            lines.append(f"DDP's step over that of {name} at 100 Mbit/s, 2 hosts: {', '.join(named(gain, '{:.1f}') for gain in gains)}; "
+                         f"that of {name} over the floor, all links: {', '.join(named(floor) for floor in floors)}.")
     gains = ratio("ddp", "overlap")
     if gains:
         most = [next(pair for pair in gains if pair[1].model == model) for model in dict.fromkeys(row.model for _, row in gains)]
         lines.append(f"DDP's step over that of overlap: at most {', '.join(named(pair) for pair in most)}; at least {named(gains[-1])}.")
-    behind = []
-    for row in found.rows:
-        if row.strategy == "auto":
-            best = min((other for other in found.rows if found.beside(row, other) and other.strategy not in ("none", "auto")), key=lambda r: r.step_s)
-            behind.append((row.step_s / best.step_s, row, best.strategy))
+    behind = [(row, *best) for row in found.rows if row.strategy == "auto" and (best := found.fastest(row))]
     if behind:
-        worst = max(behind, key=lambda found: found[0])
-        within = sum(ratio <= 1.05 for ratio, _, _ in behind)
-        same = sum(row.note == name for _, row, name in behind)
-        lines.append(f"`auto` took the strategy that was the fastest beside it in {same} of {len(behind)} places; its step over that one's is "
-                     f"at most {named(worst[:2])}, and within 5 % in {within}.")
+        worst = max(((statistics.median(rounds), row) for row, _, rounds in behind), key=lambda pair: pair[0])
+        within = sum(statistics.median(rounds) <= 1.05 for _, _, rounds in behind)
+        lines.append(f"`auto`'s step over that of the fastest beside it, the median of the rounds' ratios: at most {named(worst)}, within 5 % in "
+                     f"{within} of {len(behind)} places; it took the same strategy in {sum(row.note == best.strategy for row, best, _ in behind)}.")
     return "\n".join(f"- {line}" for line in lines)

@@ -65,7 +65,8 @@ class UnknownName(PacelineError, KeyError):
         text = f"unknown {kind} {got!r}"
         if self.suggestions:
             text += f"; did you mean {' or '.join(map(repr, self.suggestions))}?"
-        self.message = text + (f" {hint}" if hint else "")
+        between = " " if self.suggestions else "; "
+        self.message = text + (between + hint if hint else "")
         super().__init__(self.message)
 
     def __str__(self) -> str:

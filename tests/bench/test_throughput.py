@@ -12,6 +12,7 @@ from paceline.bench.throughput.dataset import SET, curves
 from paceline.bench.throughput.here import compare
 from paceline.bench.throughput.runs import Run, grid, standard
 from paceline.errors import SpecError, UnknownName
+from paceline.queueing.coarse import coarse
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -72,6 +73,26 @@ def test_scores_of_one_curve(tmp_path):
     assert found["linear"].worst > 1.0
     assert {row.runs for row in uneven.rows} == {3}
     assert next(even.cells())[0] == "runs" and len(even.to_dict()["rows"]) == 10
+
+
+def test_repeats_are_averaged(tmp_path):
+    head, *rows = SET.read_text().splitlines()
+    machines = ("3", "4")
+    for name in machines:
+        own = [row for row in rows if row.startswith("mlp,async,1200,1,") and row.endswith(f",{name}")]
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]))
+    both = [line for name in machines for line in (tmp_path / f"{name}.csv").read_text().splitlines()[1:]]
+    (tmp_path / "both.csv").write_text("\n".join([head, *both]))
+    for name in (*machines, "both"):
+        shutil.copy(SET.with_suffix(".profiles.jsonl.gz"), tmp_path / f"{name}.profiles.jsonl.gz")
+    found = {row.model: row for row in score.measured(tmp_path / "both.csv").rows if row.group == score.REPEATED}
+    assert set(found) == set(score.MODELS) and {row.runs for row in found.values()} == {6}
+    ratios = []
+    for name in machines:
+        one = next(curve for curve in curves(tmp_path / f"{name}.csv") if curve.kind == "even")
+        ratios.append([float(value) / one.rates[n] for n, value in enumerate(coarse(one.profile, 8).throughput, 1) if n > 2])
+    errors = [abs((a * b) ** 0.5 - 1) for a, b in zip(*ratios, strict=True)]
+    assert found["coarse"].worst == pytest.approx(max(errors)) and found["coarse"].mean == pytest.approx(sum(errors) / 6)
 
 
 def test_the_set():

@@ -1,6 +1,7 @@
 """`paceline train`, `check` and `bench`: mistakes are one line and exit code 2; what they print is what was asked for."""
 
 import json
+import sys
 
 import pytest
 
@@ -22,6 +23,13 @@ def test_mistakes(capsys, tmp_path):
     assert "whole numbers separated by commas" in refused(capsys, "bench", "strategies", "--hosts", "two")
     assert "unknown unit" in refused(capsys, "bench", "collectives", "--link", "3 parsec/s")
     assert "vgg-like" in refused(capsys, "bench", "strategies", "--model", "vgg")
+
+
+def test_a_board_needs_a_folder_and_tensorboard(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    assert "name one with --record" in refused(capsys, "train", "--board")
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as where it is not installed
+    assert "pip install tensorboard" in refused(capsys, "train", "--board", "--record", str(tmp_path))
 
 
 def test_check_prints_both(capsys, tmp_path):

@@ -1,8 +1,10 @@
 """Ranks that are killed, disks that are full: training ends as if nothing had happened, or goes on with what it has."""
 
+import contextlib
 import os
 import random
 import re
+import resource
 import signal
 import tempfile
 import time
@@ -14,8 +16,11 @@ import torch
 from paceline.errors import RunError
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.launch import elastic
+from paceline.train.launch import run as run_ranks
+from paceline.train.record import Record, read
 
 pytest.importorskip("sklearn")
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 def children(process):
@@ -94,6 +99,88 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     assert "step 2 was not written" in saved.problem and "No space left" in saved.problem
     assert saved.steps() == [1] and saved.check(1) is None
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_no_room_is_noticed_where_it_is_real(tmp_path):
+    """A limit on the size of files fails the writes of torch itself, as a full disk does."""
+    net = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    saved = Checkpoints(tmp_path)
+    saved.save(1, net, optimizer)
+    saved.wait()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        for step in (2, 3):
+            saved.save(step, net, optimizer)
+            saved.wait()
+            assert f"step {step} was not written: " in saved.problem and "\n" not in saved.problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"] and saved.check(1) is None
+    saved.save(4, net, optimizer)
+    saved.wait()
+    assert saved.problem is None and saved.steps() == [1, 4]
+
+
+def test_a_rank_that_has_no_room_does_not_keep_the_others_waiting(tmp_path):
+    first, second = run_ranks("workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=60)
+    assert first["seconds"] < 10 and "step 2 was not written: rank1.pt could not be written by its rank" in first["problem"]
+    assert "No space left" in second["problem"]
+    assert first["steps"] == [1, 3]  # and what was begun in vain is gone
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with Record(tmp_path) as log:
+            for step in range(1, 51):
+                log.write("step", step=step, loss=1.0, step_s=0.1)
+            log.timeline((), [("forward", 0.0, 0.1)] * 50, "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "the record in" in log.problem
+    assert capsys.readouterr().err.strip().splitlines() == [f"paceline: {log.problem}"]
+    assert [line["step"] for line in read(tmp_path)] == list(range(1, len(read(tmp_path)) + 1))
+    with pytest.raises(RunError, match="no record can be written"):
+        Record(tmp_path / "record.jsonl" / "below")
+    with pytest.raises(RunError, match="no checkpoints can be written"):
+        Checkpoints(tmp_path / "record.jsonl" / "below")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "allreduce"])
+def test_a_rank_that_hangs_ends_the_run(tmp_path, strategy):
+    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "100000", "--checkpoint", str(tmp_path / "saved"), "--every", "1000",
+                 "--timeout-s", "3", "--record", str(tmp_path / "record")]
+    record = tmp_path / "record" / "record.jsonl"
+    with tempfile.TemporaryFile() as output:
+        process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=0, output=output)
+        ranks = []
+        try:
+            wait_for(lambda: (record.exists() and record.read_text().count('"kind": "step"') > 10) or process.poll() is not None, 120)
+            ranks = children(process.pid)
+            os.kill(ranks[1], signal.SIGSTOP)
+            began = time.monotonic()
+            wait_for(lambda: gone(ranks[0]), 60)
+            assert time.monotonic() - began < 30
+        finally:
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
+            process.wait(timeout=60)
+        output.seek(0)
+        text = output.read().decode()
+    assert process.returncode == 1
+    assert "3 s" in text or "3000ms" in text, text[-2000:]  # the engine's limit, or gloo's
+
+
+def gone(process):
+    """Whether a process has ended, or is only waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def test_broken_checkpoints_are_refused_in_one_line(tmp_path):

@@ -5,7 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from paceline.errors import RunError
+from paceline.train.checkpoint import Checkpoints
 from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -41,7 +45,8 @@ def test_pipelines_follow_one_process(world, plans):
 
 
 def test_overflow_skips_the_step_on_all_ranks():
-    runs = [("scaled", {"strategy": name}) for name in ("allreduce", "terngrad", "onebit", "overlap", "priority")]
+    runs = [("scaled", {"strategy": name}) for name in ("allreduce", "terngrad", "onebit", "overlap", "priority", "switches")]
+    runs.append(("scaled", {"strategy": "terngrad", "tell": False}))  # keeps nothing back: finds out by itself
     ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
     for i, (_, request) in enumerate(runs):
         for rank in ranks:
@@ -68,3 +73,14 @@ def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, 
     assert more["start"] == 6
     assert more["total"] == pytest.approx(whole["total"], rel=1e-3)
     assert json.loads((tmp_path / "cut" / "step-000000008" / "manifest.json").read_text())["world"] == 3
+
+
+def test_a_run_goes_on_under_another_strategy(tmp_path):
+    names = ["dgc", "overlap", "terngrad", "lazy", "local", "diloco", "auto", "allreduce"]
+    both = run("workers:handed_on", world=2, arguments={"folder": str(tmp_path), "names": names}, environment=HERE, timeout_s=120)
+    for rank in both:
+        assert [one["start"] for one in rank] == [2 * i for i in range(len(names))]
+        # dgc takes momentum and weight decay away from the optimizer, and must not hand that on
+        assert {(one["momentum"], one["weight_decay"]) for one in rank} == {(0.9, 0.01)}
+    with pytest.raises(RunError, match="is of another model or optimizer: .*size mismatch for bias.*; name another folder"):
+        Checkpoints(tmp_path).load(net := nn.Linear(7, 7), torch.optim.SGD(net.parameters(), lr=0.1))

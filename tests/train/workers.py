@@ -1,12 +1,20 @@
 """What the ranks of tests run; reached as `workers:NAME` with this folder on the path."""
 
+import contextlib
+import copy
+import json
+import os
 import random
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from paceline.errors import RunError
 from paceline.train.comm import Collective, Engine
+from paceline.train.launch import RESULTS
+from paceline.train.strategies.auto import Auto, Choice
 
 
 def ordered(jobs=60, seed=0):
@@ -70,6 +78,74 @@ def stalls(how):
         engine.submit("conv1.weight", job()).wait()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+def held():
+    """Threads and open files of this process."""
+    return [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd")]
+
+
+def opened_and_closed(rounds, strategies):
+    """What is held after each round of one step with each strategy, and whether the optimizer is plain SGD again."""
+    import paceline.train as pt
+
+    seen = []
+    for _ in range(rounds):
+        for name in strategies:
+            net = model()
+            opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+            pt.parallelize(net, opt, plan=name, timeout_s=20)
+            for step in range(2):
+                x, y = batch(step, dist.get_rank())
+                opt.zero_grad()
+                torch.nn.functional.cross_entropy(net(x), y).backward()
+                opt.step()
+            pt.close(net)
+        seen.append(held())
+    assert not net._forward_pre_hooks and not any(p._post_accumulate_grad_hooks for p in net.parameters())
+    assert {len(opt.state[p]) for p in net.parameters()} == {1}
+    before = net[0].weight.detach().clone()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    opt.step()
+    return {"held": seen, "steps": not torch.equal(before, net[0].weight)}
+
+
+def closes_without(how, strategy):
+    """Seconds that rank 0 needs to close where rank 1 dies or does not come, and what is said before or then."""
+    import paceline.train as pt
+
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    pt.parallelize(net, opt, plan=strategy, timeout_s=2, **({"fc": "gradient"} if strategy == "overlap" else {}))
+    for step in range(2):
+        x, y = batch(step, dist.get_rank())
+        opt.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        opt.step()
+    pt.of(net).synchronize()
+    if dist.get_rank() == 1:
+        if how == "dies":
+            Path(os.environ[RESULTS], "1.json").write_text("null")
+            os._exit(0)
+        time.sleep(10)
+        return None
+    time.sleep(0.5)
+    said = []
+    for call in (torch.nn.functional.cross_entropy(net(x), y).backward, opt.step, pt.of(net).synchronize) if how == "busy" else ():
+        try:
+            call()
+        except RunError as error:
+            said.append(str(error))
+    start = time.perf_counter()
+    try:
+        pt.close(net)
+    except RunError as error:
+        said.append(str(error))
+    seconds = time.perf_counter() - start
+    if how == "dies":  # the worker's last barrier would fail
+        Path(os.environ[RESULTS], "0.json").write_text(json.dumps({"seconds": seconds, "said": said}))
+        os._exit(0)
+    return {"seconds": seconds, "said": said}
 
 
 def model(seed=0, kind="mlp"):
@@ -242,7 +318,17 @@ def parallel_all(runs):
     return [globals()[name](**arguments) for name, arguments in runs]
 
 
-def scaled(strategy, steps=6):
+class Switches(Auto):
+    """Takes `overlap` after two steps, whatever the link."""
+
+    def __init__(self):
+        super().__init__(watch=2)
+
+    def _choose(self):
+        return Choice(strategy="overlap", expected_s={}, by_name={}, reason="", setting=None, profile=None)
+
+
+def scaled(strategy, steps=6, tell=True):
     """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with half the scale."""
     import paceline.train as pt
 
@@ -250,8 +336,8 @@ def scaled(strategy, steps=6):
     net = model()
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     scaler = pt.Scaler(1024.0, growth=100)
-    options = {"scaler": scaler} if strategy not in ("overlap", "priority") else {}
-    net, opt = pt.parallelize(net, opt, plan=strategy, **options)
+    options = {"scaler": scaler} if tell and strategy not in ("overlap", "priority", "switches") else {}
+    net, opt = pt.parallelize(net, opt, plan=Switches() if strategy == "switches" else strategy, **options)
     stepped = []
     for step in range(steps):
         x, y = batch(step, rank)
@@ -325,4 +411,133 @@ def wired(strategies, steps=4):
         sent = (sent_bytes() - before) / steps
         out.append((sent, pt.of(net).wire_bytes()))
         pt.close(net)
+    return out
+
+
+class Odd(torch.nn.Module):
+    """Tied, frozen and sometimes unused weights, running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.embed, self.head = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.conv, self.norm = nn.Conv1d(64, 64, 3, padding=1), nn.BatchNorm1d(64)
+        self.spare, self.frozen, self.mid = nn.Linear(64, 64), nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 64)
+        self.calls = 0
+
+    def forward(self, ids):
+        self.calls += 1
+        h = torch.relu(self.norm(self.conv(self.embed(ids).transpose(1, 2)))).mean(-1)
+        if self.calls % 2:
+            h = h + self.spare(h)
+        return self.head(torch.relu(self.mid(self.frozen(h))))
+
+
+def odd(strategy, options, steps=6):
+    """A loop with a scheduler, accumulation, an evaluation and states saved and loaded on the way; each rank begins with weights of its own."""
+    import paceline.train as pt
+
+    rank, ddp = dist.get_rank(), strategy == "ddp"
+    torch.manual_seed(rank)
+    net = Odd()
+    frozen = net.frozen.weight.clone()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    outer, opt = pt.parallelize(net, opt, plan=strategy, **({"find_unused_parameters": True, "broadcast_buffers": False} if ddp else options))
+    scheduler, losses = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps), []
+    for step in range(steps):
+        opt.zero_grad()
+        for part in range(2):
+            ids = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
+            with contextlib.nullcontext() if part else outer.no_sync() if ddp else pt.of(net).no_sync():
+                loss = torch.nn.functional.cross_entropy(outer(ids), ids[:, 0]) / 2
+                loss.backward()
+        opt.step()
+        scheduler.step()
+        losses.append(float(loss.detach()))
+        if step == 3:
+            outer.load_state_dict(copy.deepcopy(outer.state_dict()))
+            opt.load_state_dict(opt.state_dict())
+            outer.eval()
+            with torch.no_grad():
+                assert torch.isfinite(outer(ids)).all()
+            outer.train()
+    # running statistics are each rank's own under DDP
+    values = torch.cat([v.reshape(-1) for k, v in net.state_dict().items() if v.is_floating_point() and not (ddp and "running" in k)])
+    every = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, values)
+    pt.close(outer)
+    return {"same": all(torch.equal(every[0], one) for one in every), "losses": losses, "tied": net.head.weight is net.embed.weight,
+            "frozen": rank > 0 or torch.equal(frozen, net.frozen.weight)}
+
+
+def mistaken(plan, options=None, twice=False, grad_scaler=False, scaler=False, parameters="all"):
+    """The error that a loop ends with, as one line; nothing where there is none."""
+    import paceline.train as pt
+
+    net = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    opt = torch.optim.SGD((net if parameters == "all" else net[0]).parameters(), lr=0.05, momentum=0.9)
+    scaled = torch.amp.GradScaler("cpu", init_scale=8.0) if grad_scaler else pt.Scaler(8.0) if scaler else None
+    try:
+        for _ in range(1 + twice):
+            pt.parallelize(net, opt, plan=plan, **(options or {}))
+        for step in range(3):
+            x, y = batch(step, dist.get_rank())
+            opt.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            (loss if scaled is None else scaled.scale(loss)).backward()
+            opt.step() if scaled is None else scaled.step(opt)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        pt.close(net)
+    return ""
+
+
+def saves_badly(folder):
+    """Three checkpoints; rank 1 finds no room for its part of the second."""
+    import paceline.train as pt
+    from paceline.train import checkpoint
+
+    net = torch.nn.Linear(4, 4)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    saved, real, out = pt.Checkpoints(folder), torch.save, {}
+
+    def full(content, path):
+        raise OSError(28, "No space left on device")
+
+    for step in (1, 2, 3):
+        if dist.get_rank() == 1 and step == 2:
+            checkpoint.torch.save = full
+        start = time.perf_counter()
+        saved.save(step, net, opt)
+        saved.wait()
+        checkpoint.torch.save = real
+        if step == 2:
+            out = {"seconds": time.perf_counter() - start, "problem": saved.problem}
+        dist.barrier()
+    return {**out, "steps": saved.steps()}
+
+
+def handed_on(folder, names):
+    """Two steps with each strategy, from the checkpoint of the one before."""
+    import paceline.train as pt
+
+    out = []
+    for name in names:
+        net = torch.nn.Linear(20, 10)
+        opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+        pt.parallelize(net, opt, plan=name)
+        saved = pt.Checkpoints(folder)
+        start = saved.load(net, opt)
+        for step in range(start, start + 2):
+            x, y = batch(step, dist.get_rank())
+            opt.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+        saved.save(start + 2, net, opt)
+        saved.wait()
+        dist.barrier()
+        pt.close(net)
+        out.append({"start": start, "momentum": opt.param_groups[0]["momentum"], "weight_decay": opt.param_groups[0]["weight_decay"]})
     return out

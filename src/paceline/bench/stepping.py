@@ -1,8 +1,10 @@
 """What the ranks of `bench.strategies` run: the same network under each strategy, timed on links that change under it.
 
-Everything that is done once (parameters sent round, the first plain steps of a strategy) runs on the bare link; the link is slow while
-steps are timed and while a strategy looks at it to decide. Rank 0 writes a line as each measurement ends, so that little is lost if time
-runs out; before them a line of facts, from which steps are predicted: a profile of one rank alone, encoders, the bare link.
+All strategies are alive at once and take turns in blocks of a few steps, round after round, each round in the reverse order of the one before:
+a machine whose pace drifts is as slow for one as for the others, and strategies can be compared round by round. Everything that is done once
+(parameters sent round, the first plain steps of a strategy) runs on the bare link; the link is slow while steps are timed and while a strategy
+looks at it to decide. Rank 0 writes a line as each block ends, so that little is lost if time runs out; before those of a link a line of facts,
+from which steps are predicted: a profile of one rank alone, encoders, the bare link.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,10 @@ MODELS = ("cnn", "vgg-like", "mlp")
 LOOKING = ("overlap", "priority", "auto")
 #: plain steps before the one in whose update each decides
 _WATCHED = {"auto": (3, 4)}
-#: steps timed at a time, at most, and seconds of one from which on none goes before those timed
-_MOST, _LONG_S = 40, 4.0
+#: steps timed at a time, at most; seconds of one from which on none goes before those timed: where parameters arrive under the next, and elsewhere
+_MOST, _LONG_S, _LEAD_S = 40, 4.0, 1.0
+#: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; none that takes so many seconds
+_FULL, _NEAR, _ONCE_S = 2, 1.3, 0.8
 #: seconds of steps before those timed: memory that is used for the first time is slow
 _WARM_S = 0.3
 
@@ -107,29 +111,35 @@ class Trial:
     def timed(self, steps: int, lead: int) -> dict[str, float]:
         """Per step: seconds, bytes that this host sends, and seconds of processor time of this rank.
 
-        After `lead` steps, from update to update: what hides under the next step is seen to hide. Without them, from rest to rest.
+        After `lead` steps, from update to update: what hides under the next step is seen to hide. Without them, from rest to rest. Of `none`,
+        each step as long as that of the slowest rank: who waits for the others has no other floor.
         """
         self.synchronize()
         before = sent_bytes()
         for _ in range(lead):
             self.step()
-        worked, start = time.process_time(), time.perf_counter()
+        worked, ends = time.process_time(), [time.perf_counter()]
         for _ in range(steps):
             self.step()
+            ends.append(time.perf_counter())
         if not lead:
             self.synchronize()
-        took, worked = time.perf_counter() - start, time.process_time() - worked
+            ends[-1] = time.perf_counter()
+        took, worked = ends[-1] - ends[0], time.process_time() - worked
         self.synchronize()
+        if self.name == "none":
+            each = torch.tensor([after - before for before, after in itertools.pairwise(ends)], dtype=torch.float64)
+            dist.all_reduce(each, op=dist.ReduceOp.MAX)
+            took = float(each.sum())
         return {"step_s": took / steps, "cpu_s": worked / steps, "sent_bytes": (sent_bytes() - before) / (lead + steps)}
 
 
-def profile(model: str, batch: int | None) -> dict[str, Any]:
-    """Steps of one rank alone."""
-    trial = Trial(model, "none", batch)
-    for _ in range(8):  # until memory is in use and the processor awake
+def profile(trial: Trial, warm: int = 8, steps: int = 8) -> dict[str, Any]:
+    """Steps of one rank alone, after some until memory is in use and the processor awake."""
+    for _ in range(warm):
         trial.step()
     profiler = Profiler(trial.net)
-    for _ in range(8):
+    for _ in range(steps):
         start = [0.0]
 
         def begin(start: list[float] = start) -> None:
@@ -137,18 +147,19 @@ def profile(model: str, batch: int | None) -> dict[str, Any]:
 
         trial.step(begin)
         profiler.stepped(time.perf_counter() - start[0])
+    profiler.remove()
     return profiler.profile(trial.optimizer).to_dict()
 
 
-def facts(model: str, batch: int | None, strategies: Sequence[str]) -> dict[str, Any]:
+def facts(model: str, alone: Trial, strategies: Sequence[str]) -> dict[str, Any]:
     """What predictions start from, on the bare link; rank 0's."""
     device = torch.device("cpu")
     dist.barrier()
-    found = profile(model, batch)
+    found = profile(alone)
     schemes = tuple(dict.fromkeys([*(s for s in strategies if s.partition(":")[0] in SCHEMES), *LOSSES["some"]]))
     with Engine() as engine:
-        machine = probe(engine, device)
-    measured = rates(schemes, max(p.numel() for p in network(model)[0].parameters()), dist.get_world_size(), device)
+        machine = probe(engine, device, whole=True)
+    measured = rates(schemes, [p.numel() for p in network(model)[0].parameters()], dist.get_world_size(), device)
     dist.barrier()
     return agree({"profile": found, "rates": asdict(measured), "machine": asdict(machine), "cores": cores(device), "on": _here()})
 
@@ -156,7 +167,8 @@ def facts(model: str, batch: int | None, strategies: Sequence[str]) -> dict[str,
 def _here() -> str:
     """The machine, for people."""
     names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return f"{os.cpu_count()} cores ({names[0] if names else platform.machine()}), torch {torch.__version__}"
+    tcp = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return f"{os.cpu_count()} cores ({names[0] if names else platform.machine()}), torch {torch.__version__}, TCP {tcp}"
 
 
 class _Link:
@@ -188,36 +200,41 @@ def worker(
     output: str,
 ) -> None:
     """Times everything in turns; lines go to `output`."""
-    world, wire = dist.get_world_size(), _Link(folder)
-    known = facts(model, batch, strategies)
+    world, wire, alone = dist.get_world_size(), _Link(folder), Trial(model, "none", batch)
+    known = facts(model, alone, strategies)
     common = {"model": model, "batch": batch or network(model)[2], "hosts": world}
-    rates_Bps = list(dict.fromkeys(best_link(known, world) if isinstance(link, str) else link for link in links))  # noqa: N806
-    expected = {rate: predict(known, strategies, world, rate) for rate in rates_Bps}
     warm = max(2, min(10, round(_WARM_S / predict(known, ("none",), world, None)["none"])))
-    slow = [rate for rate in rates_Bps if max(expected[rate].values()) > _LONG_S]
-    for turn, narrow in [*((turn, [rate for rate in rates_Bps if rate not in slow]) for turn in range(rounds)), (0, slow)]:
-        if not narrow:
-            continue
-        if turn or narrow is slow:  # a machine's pace changes
-            known = {**known, "profile": agree(profile(model, batch))}
+    trials = {"none": alone}
+    for number, rate in enumerate(dict.fromkeys(best_link(known, world) if isinstance(link, str) else link for link in links)):
+        if number:  # a machine's pace changes
+            known = {**known, "profile": agree(profile(alone, 2, 6))}
         _write(output, {"kind": "facts", **common, **known})
-        for name in strategies if turn % 2 == 0 else reversed(strategies):
-            trial: Trial | None = None
-            for rate in narrow:
-                long = expected[rate][name]
-                if turn and long > seconds * 2:
-                    continue  # long steps are the wire's: once is enough
-                if trial is None or name in LOOKING:
-                    _close(trial)
-                    trial = Trial(model, name, batch)
-                    trial.prepare(lambda rate=rate: wire.set(rate), lambda: wire.set(None), warm)  # type: ignore[misc]
+        expected = predict(known, strategies, world, rate)
+        for name in strategies:
+            if name not in trials:
+                trials[name] = Trial(model, name, batch)
+                trials[name].prepare(lambda rate=rate: wire.set(rate), lambda: wire.set(None), warm)  # type: ignore[misc]
+        wire.set(rate)
+        for turn in range(rounds):
+            for name in _taking_part(turn, strategies, expected):
+                long = expected[name]
                 steps = max(1, min(_MOST, round(seconds / long)))
-                wire.set(rate)
-                took = trial.timed(steps, lead=int(long < _LONG_S if name in LOOKING else long < seconds))
-                wire.set(None)
+                took = trials[name].timed(steps, lead=int(long < (_LONG_S if name in LOOKING else _LEAD_S)))
                 _write(output, {"kind": "step", **common, "link_Bps": rate, "strategy": name, "turn": turn, "steps": steps, **took,
-                                "note": trial.note})
-            _close(trial)
+                                "note": trials[name].note})
+        wire.set(None)
+        for name in LOOKING:
+            _close(trials.pop(name, None))
+    for trial in trials.values():
+        _close(trial)
+
+
+def _taking_part(turn: int, strategies: Sequence[str], expected: Mapping[str, float]) -> list[str]:
+    """Who is timed in a round, in order: long steps are the wire's, once is enough; the last rounds are between those that may be the fastest."""
+    near = _NEAR * min((expected[name] for name in strategies if name != "none"), default=0.0)
+    chosen = [name for name in strategies
+              if not turn or (expected[name] <= _ONCE_S and (turn < _FULL or name == "none" or expected[name] <= near))]
+    return chosen if turn % 2 == 0 else chosen[::-1]
 
 
 def _close(trial: Trial | None) -> None:
@@ -227,5 +244,5 @@ def _close(trial: Trial | None) -> None:
 
 def _write(output: str, line: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
-        with Path(output).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with Path(output).open("ab", buffering=0) as file:  # whole lines: another cluster may write there, too
+            file.write(json.dumps(line).encode() + b"\n")

@@ -2,10 +2,11 @@
 
     paceline bench strategies --hosts 2 --link 100Mbit/s --model vgg-like
 
-Each strategy trains the same network from the same seed in the same processes, in rounds, so that what disturbs the machine disturbs
-all of them; `none` does not communicate at all: the floor. Every host has cores of its own where there are enough. The prediction takes
-the passes from a profile of one rank alone, taken before each round, encoders' rates and the cost of a message from a probe on the bare
-link, and the link's rate from what was asked for: nothing from the run that it predicts.
+Each strategy trains the same network from the same seed in the same processes, in rounds of short blocks, so that what disturbs the machine
+disturbs all of them, and what one takes over another is the median of its rounds' ratios; `none` does not communicate at all: the floor.
+Every host has cores of its own where there are enough. The prediction takes the passes from a profile of one rank alone, taken before the
+rounds of a link and brought to the pace that `none` had in each round, encoders' rates and the cost of a message from a probe on the bare
+link, and the link's rate from what was asked for: nothing from the strategy that it predicts.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Row:
     hosts: int
     #: None: not shaped
     link_Bps: float | None
-    #: seconds per step, of each round
+    #: seconds per step, of each round, and which rounds these are
     rounds_s: tuple[float, ...]
+    turns: tuple[int, ...]
     predicted_s: float
     #: of one host, per step
     sent_bytes: float
@@ -80,13 +82,28 @@ class Comparison:
         """Whether two rows differ in strategy only."""
         return _place(row) == _place(other)
 
+    @staticmethod
+    def paired(row: Row, other: Row) -> tuple[float, ...]:
+        """Seconds of one over those of another, of each round in which both were timed: the pace of the machine drops out."""
+        beside = dict(zip(other.turns, other.rounds_s, strict=True))
+        return tuple(seconds / beside[turn] for turn, seconds in zip(row.turns, row.rounds_s, strict=True) if turn in beside)
+
+    def fastest(self, row: Row) -> tuple[Row, tuple[float, ...]] | None:
+        """The strategy beside a row that it is furthest behind (or least ahead of), and the ratios of their rounds."""
+        others = [(other, self.paired(row, other)) for other in self.rows if self.beside(row, other) and other.strategy not in ("none", row.strategy)]
+        return max((pair for pair in others if pair[1]), key=lambda pair: statistics.median(pair[1]), default=None)
+
     def base_s(self, row: Row) -> float | None:
         """Seconds per step of DDP beside a row."""
         return next((other.step_s for other in self.rows if other.strategy == "ddp" and self.beside(row, other)), None)
 
     def error(self) -> float:
-        """Mean error of the predictions, relative."""
-        return statistics.fmean(abs(row.predicted_s / row.step_s - 1) for row in self.rows)
+        """Mean error of the predictions of what communicates, relative."""
+        return statistics.fmean(self.errors() or [0.0])
+
+    def errors(self) -> list[float]:
+        """Of each row but the floors."""
+        return [abs(row.predicted_s / row.step_s - 1) for row in self.rows if row.strategy != "none"]
 
     def ranked(self) -> float:
         """Share of pairs of strategies in one place, more than 10 % apart, that the prediction puts in the right order."""
@@ -130,7 +147,7 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         lines = Path(output or Path(folder, "lines.jsonl")).resolve()
         for count in hosts:
-            with EmulatedCluster(hosts=count, cpus=cpus, pin=True) as cluster, Shaper(cluster, Path(folder, str(count))) as shaper:
+            with EmulatedCluster(hosts=count, cpus=cpus, pin=True, congestion="reno") as cluster, Shaper(cluster, Path(folder, str(count))) as shaper:
                 run("paceline.bench.stepping:worker", world=count, on=cluster, timeout_s=timeout_s, environment=MEMORY,
                     arguments={"model": model, "strategies": list(strategies), "links": list(links), "seconds": seconds, "rounds": rounds,
                                "batch": batch, "folder": str(shaper.folder), "output": str(lines)})
@@ -166,24 +183,38 @@ class Shaper:
 
 def read(files: Iterable[Path]) -> Comparison:
     """Rows of measured lines, predicted from the facts beside them as this version of the model sees it."""
-    known: dict[str, Any] = {}
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}  # two clusters may have written at once
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in files:
         for text in file.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
+            run = line["model"], line["batch"], line["hosts"]
             if line["kind"] == "facts":
-                known = line
+                known[run] = line
             else:
-                place = line["model"], line["batch"], line["hosts"], line["link_Bps"], line["strategy"]
-                found.setdefault(place, []).append({**line, "facts": known})
+                found.setdefault((*run, line["link_Bps"], line["strategy"]), []).append({**line, "facts": known[run]})
+    alone = {(*place[:4], line["turn"]): line["step_s"] for place, lines in found.items() if place[4] == "none" for line in lines}
     rows = []
     for (model, batch, hosts, link, strategy), lines in found.items():
+        def expected(line: dict[str, Any], place: tuple[Any, ...] = (model, batch, hosts, link), strategy: str = strategy) -> float:
+            took = alone.get((*place, line["turn"])) if strategy != "none" else None
+            return predict(line["facts"] if took is None else paced(line["facts"], took), [strategy], place[2], place[3])[strategy]
+
         rows.append(Row(
             model=model, batch=batch, hosts=hosts, link_Bps=link, strategy=strategy, rounds_s=tuple(line["step_s"] for line in lines),
-            sent_bytes=statistics.median(line["sent_bytes"] for line in lines), note=lines[-1]["note"],
-            predicted_s=statistics.median(predict(line["facts"], [strategy], hosts, link)[strategy] for line in lines),
+            turns=tuple(line["turn"] for line in lines), sent_bytes=statistics.median(line["sent_bytes"] for line in lines), note=lines[-1]["note"],
+            predicted_s=statistics.median(map(expected, lines)),
         ))
-    return Comparison(rows=tuple(rows), machine=known.get("on", ""))
+    return Comparison(rows=tuple(rows), machine=", or ".join(dict.fromkeys(line["on"] for line in known.values())))
+
+
+def paced(facts: Mapping[str, Any], step_s: float) -> dict[str, Any]:
+    """Facts with the passes of one rank alone at the pace that they had in a round, in which a step of theirs took so many seconds."""
+    profile = facts["profile"]
+    phases = {name: profile[name] for name in ("forward_s", "backward_s", "update_s")}
+    pace = step_s / sum(phases.values())
+    layers = [{**layer, "need_s": pace * layer["need_s"], "ready_s": pace * layer["ready_s"]} for layer in profile["layers"]]
+    return {**facts, "profile": {**profile, **{name: pace * seconds for name, seconds in phases.items()}, "layers": layers}}
 
 
 def predict(facts: Mapping[str, Any], strategies: Sequence[str], hosts: int, link: float | None) -> dict[str, float]:

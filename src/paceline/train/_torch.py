@@ -19,5 +19,13 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+def abandon(group: Any) -> None:
+    """Takes a process group out of torch's books without waiting for its peers, some of which may be gone."""
+    if dist.get_backend(group) == "nccl":
+        dist.distributed_c10d._abort_process_group(group)
+    else:
+        dist.destroy_process_group(group)
+
+
 #: under its newer name where there is one: the older warns that it is
 gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

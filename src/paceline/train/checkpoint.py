@@ -28,11 +28,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import PacelineError, RunError, SpecError
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
+from paceline.units import show
 
-_MANIFEST, _PARTIAL = "manifest.json", ".partial"
+_MANIFEST, _PARTIAL, _FAILED = "manifest.json", ".partial", ".failed"
 #: seconds after which a rank that has not written its part is given up
 _PATIENCE_S = 120.0
 
@@ -44,7 +45,10 @@ class Checkpoints:
         if keep < 1:
             raise SpecError(f"at least one checkpoint must be kept, got {keep}")
         self.folder, self.keep, self.asynchronous = Path(folder), keep, asynchronous
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"no checkpoints can be written to {str(folder)!r}: {error.strerror}; name another folder") from None
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self._thread: threading.Thread | None = None
@@ -61,7 +65,7 @@ class Checkpoints:
         strategy = _strategy(optimizer)
         whole = {"step": step, "model": _plain(model).state_dict(), "extra": extra or {}, "world": self.world,
                  "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict()}
-        own = {"strategy": strategy.state_dict() if strategy else {}, "random": torch.get_rng_state()}
+        own = {"strategy": strategy.state_dict() if strategy else {}, "name": strategy.name if strategy else "", "random": torch.get_rng_state()}
         copies = {f"rank{self.rank}.pt": _copy(own), **({"model.pt": _copy(whole)} if self.rank == 0 else {})}
         self._thread = threading.Thread(target=self._write, args=(step, copies), name="paceline-checkpoint", daemon=False)
         self._thread.start()
@@ -77,6 +81,8 @@ class Checkpoints:
     def _write(self, step: int, files: dict[str, Any]) -> None:
         partial = self.folder / f"step-{step:09d}{_PARTIAL}"
         try:
+            if self.rank == 0:  # first of all: on a full disk they are what takes the room
+                self._sweep(step)
             partial.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 temporary = partial / f"{name}.writing"
@@ -89,15 +95,22 @@ class Checkpoints:
                 self.whole = step
             self.problem = None
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            self.problem = f"checkpoint of step {step} was not written: {str(error).splitlines()[0]}"
+            self.problem = f"checkpoint of step {step} was not written: {self._why(error)}"
             if self.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
+            else:
+                for name in files:  # room for others, and a word to rank 0, which waits; an empty file fits on most full disks
+                    with contextlib.suppress(OSError):
+                        (partial / f"{name}.writing").unlink(missing_ok=True)
+                        (partial / f"{name}{_FAILED}").touch()
 
     def _complete(self, step: int, partial: Path) -> None:
         """Rank 0: once every rank's file is there, lists them, and makes the checkpoint appear."""
         names = ["model.pt", *(f"rank{r}.pt" for r in range(self.world))]
         deadline = time.monotonic() + _PATIENCE_S
         while not all((partial / name).exists() for name in names):
+            if given_up := [name for name in names if (partial / f"{name}{_FAILED}").exists()]:
+                raise OSError(f"{', '.join(given_up)} could not be written by its rank")
             if time.monotonic() > deadline:
                 raise OSError(f"no file of {', '.join(n for n in names if not (partial / n).exists())} after {_PATIENCE_S:g} s")
             time.sleep(0.01)
@@ -110,9 +123,21 @@ class Checkpoints:
         _flush(self.folder)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.folder / f"step-{old:09d}", ignore_errors=True)
-        for left in self.folder.glob(f"step-*{_PARTIAL}"):  # of runs that were killed while they wrote
+
+    def _sweep(self, step: int) -> None:
+        """Removes what was begun before that step and never became whole: its run was killed, or there was no room."""
+        for left in self.folder.glob(f"step-*{_PARTIAL}"):
             if int(left.name[5:14]) < step:
                 shutil.rmtree(left, ignore_errors=True)
+
+    def _why(self, error: OSError | RuntimeError) -> str:
+        """In a few words. torch says where in a file it could not write, not why."""
+        if isinstance(error, OSError):
+            return str(error)
+        try:
+            return f"torch could not write it; the disk has {show(shutil.disk_usage(self.folder).free, 'bytes')} left"
+        except OSError:
+            return str(error).splitlines()[0]
 
     # -- loading ---------------------------------------------------------------------------------------
 
@@ -139,14 +164,21 @@ class Checkpoints:
             return 0
         place = self.folder / f"step-{step:09d}"
         whole = torch.load(place / "model.pt", map_location="cpu", weights_only=False)
-        _plain(model).load_state_dict(whole["model"])
         strategy = _strategy(optimizer)
+        try:
+            _plain(model).load_state_dict(whole["model"])
+            (strategy.load_optimizer_state if strategy else optimizer.load_state_dict)(whole["optimizer"])
+        except PacelineError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            said = str(error).strip().splitlines()[-1].strip().rstrip(".")
+            raise RunError(f"{place} is of another model or optimizer: {said}; name another folder, or remove it to begin anew") from None
         if strategy is None:
-            optimizer.load_state_dict(whole["optimizer"])
             return step
-        strategy.load_optimizer_state(whole["optimizer"])
         states = [torch.load(place / f"rank{r}.pt", map_location="cpu", weights_only=False) for r in range(world)] if world != self.world else [
             torch.load(place / f"rank{self.rank}.pt", map_location="cpu", weights_only=False)]
+        if states[0].get("name", strategy.name) != strategy.name:
+            return step  # what another strategy kept says nothing to this one
         if world == self.world:
             strategy.load_state_dict(states[0]["strategy"])
             torch.set_rng_state(states[0]["random"])

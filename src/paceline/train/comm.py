@@ -12,11 +12,14 @@ on several threads, and ranks would disagree on the order.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import itertools
+import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,13 +32,17 @@ import torch.distributed as dist
 from paceline.errors import RunError
 from paceline.train._torch import default_store
 from paceline.train.transport import Collective as Collective  # jobs are written with it
-from paceline.train.transport import Handle, Lane, Ways, outcome
+from paceline.train.transport import Handle, Lane, Ways, give_back, leaving, outcome, said
 from paceline.units import show
 
 #: pieces into which a long reduction is cut: enough in flight that both directions of a link are busy
 CHUNK_BYTES = 1 << 20
 IN_FLIGHT = 4
 TIMEOUT_S = 300.0
+#: for ranks to come to `close` together; whoever waited longer leaves without the others
+CLOSE_S = 60.0
+#: for what a process still has to send or give back, where it ends by an error
+_HASTE_S = 2.0
 #: stages of a job on each channel; gradients may need an agreement, and a second product of a low rank
 CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1}
 
@@ -119,6 +126,20 @@ class _Queue:
     flying: deque[_Running] = field(default_factory=deque)
 
 
+#: for the end of the process
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish() -> None:
+    """A loop may end with parameters on their way, and its script right behind it: torch does not survive threads that are at work then."""
+    failed = hasattr(sys, "last_value")  # what others should have sent may never come then
+    for engine in list(_engines) if not failed else ():
+        engine.end()
+    for thread in leaving:
+        thread.join(_HASTE_S if failed else CLOSE_S)
+
+
 class Engine:
     """Runs jobs in order. Make it on all ranks at the same point: it makes process groups; `close` it, or use it as a context manager."""
 
@@ -156,6 +177,7 @@ class Engine:
                          for name, loop in (("communication", self._communicate), ("arithmetic", self._compute))]
         for thread in self._threads:
             thread.start()
+        _engines.add(self)
 
     # -- for strategies ----------------------------------------------------------------------------
 
@@ -188,17 +210,38 @@ class Engine:
         self.events = []
         return self.events
 
-    def close(self) -> None:
-        """Ends the threads once all jobs are done, or at once after an error."""
+    @property
+    def failed(self) -> bool:
+        """Whether nothing can be sent any more: an error has ended it, or the user has destroyed all process groups."""
+        return self._error is not None or not dist.is_initialized()
+
+    def end(self) -> list[threading.Thread]:
+        """Ends the threads once all jobs are done, or at once after an error; which there were."""
         with self._lock:
             self._open = False
             self._to_send.notify_all()
             self._to_do.notify_all()
-        for thread in self._threads:
+        threads, self._threads = self._threads, []
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=self.timeout_s)
-        for lane in self._lanes.values():
-            lane.lane.close()
+        return threads
+
+    def close(self) -> None:
+        """Ends the threads once all jobs are done, or at once after an error, and gives process groups back. All ranks close together.
+
+        Ranks that are gone hold nobody up for longer than `CLOSE_S`; what still waits for them is left to a thread of its own.
+        """
+        threads = self.end()
+        if not threads:
+            return  # closed before
+        well = self._error is None and not any(thread.is_alive() for thread in threads)
+        if self._stream is not None and well:
+            self._stream.synchronize()
+        lanes = [queue.lane for queue in self._lanes.values()]
+        if well and self.world > 1 and not self.failed:  # or what others still receive would be cut off
+            well = lanes[0].meet(min(self.timeout_s, CLOSE_S))
+        give_back([group for lane in lanes for group in lane.release(well)], well=well)
 
     def __enter__(self) -> Engine:
         return self
@@ -273,7 +316,7 @@ class Engine:
                         handle.check()
                         handle.finish()
                 except RuntimeError as error:
-                    raise self._failure(running, "failed: " + str(error).strip().splitlines()[0]) from error
+                    raise self._failure(running, f"failed: {said(error)}") from error
                 if self.events is not None:
                     now = time.perf_counter()
                     self.events += [Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now) for c in running.requests]
@@ -349,7 +392,7 @@ class Engine:
         try:
             works = [list(lane.lane.start(request)) for request in running.requests]
         except RuntimeError as error:
-            raise self._failure(running, "could not start: " + str(error).strip().splitlines()[0]) from error
+            raise self._failure(running, f"could not start: {said(error)}") from error
         with self._lock:
             running.works = works
         for handle in running.handles:

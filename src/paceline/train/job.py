@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,28 +31,37 @@ from torch.optim import Optimizer
 
 from paceline.errors import RunError, SpecError
 from paceline.train.checkpoint import Checkpoints
-from paceline.train.launch import Place
+from paceline.train.comm import TIMEOUT_S
+from paceline.train.launch import NOTE, Place
+from paceline.train.transport import give_back, said
 
 #: seconds between two looks at the file that says how far a job may go
 _LOOK_S = 0.01
 
 
-def join(backend: str = "gloo") -> None:
-    """Makes the default process group: where a scheduler has started this process, one rank on each node; else as torchrun says."""
+def join(backend: str = "gloo", *, timeout_s: float = 1800.0) -> None:
+    """Makes the default process group: where a scheduler has started this process, one rank on each node; else as torchrun says.
+
+    Its collectives fail after `timeout_s`, where a rank hangs; strategies have a limit of their own.
+    """
+    limit = timedelta(seconds=timeout_s)
     place = Place.given()
     rank = os.environ.get("RANK")
     if place is not None:  # ranks that `paceline train` started on this node have numbers of their own
         number = int(rank) if rank is not None else place.node_rank
         world = int(os.environ["WORLD_SIZE"]) if rank is not None else place.nodes
-        dist.init_process_group(backend, init_method=place.rendezvous, rank=number, world_size=world)
+        dist.init_process_group(backend, init_method=place.rendezvous, rank=number, world_size=world, timeout=limit)
     else:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=limit)
 
 
 class Job:
     """The steps of a run, its checkpoints and its progress; all ranks make one, after `parallelize`."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, folder: Path | str | None = None, every: int = 50, keep: int = 2) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, folder: Path | str | None = None, every: int = 50, keep: int = 2,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         if every < 1:
             raise SpecError(f"a checkpoint every so many steps, 1 or more; got {every}")
         self.model, self.optimizer, self.every = model, optimizer, every
@@ -62,7 +72,7 @@ class Job:
         #: told to end before the last step
         self.stopped = False
         self._told = False
-        self._group: Any = dist.new_group() if self.checkpoints is not None and _world() > 1 else None
+        self._group: Any = dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.checkpoints is not None and _world() > 1 else None
         self._progress = os.environ.get("PACELINE_PROGRESS") if _rank() == 0 else None
         self._limit = os.environ.get("PACELINE_LIMIT")
 
@@ -81,6 +91,12 @@ class Job:
         """The mean of a number over ranks, where they meet after each step anyway; else as it is."""
         return self._sum(value) / _world() if self._group is not None else value
 
+    def close(self) -> None:
+        """Gives its process group back; all ranks do together, after the loop."""
+        if self._group is not None:
+            group, self._group = self._group, None
+            give_back([group], well=True)
+
     def _after(self, step: int, *, last: bool) -> None:
         saved = self.checkpoints
         if saved is not None and (last or step % self.every == 0):
@@ -88,7 +104,7 @@ class Job:
             if last:
                 saved.wait()
             if saved.problem and _rank() == 0:
-                print(f"paceline: {saved.problem}", file=sys.stderr, flush=True)
+                print(f"{NOTE}{saved.problem}", file=sys.stderr, flush=True)
         if self._progress:
             kept = max(self.start, saved.whole) if saved is not None else 0
             with contextlib.suppress(OSError), Path(self._progress).open("a", encoding="utf-8") as file:  # a full disk: training goes on
@@ -113,7 +129,7 @@ class Job:
         try:
             dist.all_reduce(total, group=self._group)
         except RuntimeError as error:
-            raise RunError(f"rank {_rank()} of {_world()}: another rank is gone ({str(error).splitlines()[0][:100]})") from None
+            raise RunError(f"rank {_rank()} of {_world()}: another rank is gone, or hangs ({said(error)})") from None
         return float(total)
 
     @contextlib.contextmanager

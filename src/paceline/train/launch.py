@@ -27,6 +27,8 @@ from paceline.errors import RunError
 
 #: where a rank leaves what its function returned
 RESULTS = "PACELINE_RESULTS"
+#: lines of a rank that are for the user also where all went well
+NOTE = "paceline: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,9 @@ def _here(command: Sequence[str], world: int, environment: Mapping[str, str], ti
 
     if place is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from when its ranks have ended, or a TERM that came late would fail a run that is over
-    supervise(start, here, timeout_s)
+    texts = supervise(start, here, timeout_s)
+    for line in dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith(NOTE)):
+        print(line, file=sys.stderr)
 
 
 def elastic(module: str, arguments: Sequence[str], *, world: int, restarts: int = 3, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:

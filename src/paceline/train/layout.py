@@ -92,7 +92,7 @@ Named = tuple[str, nn.Parameter]
 
 def piece_bytes(link_Bps: float, world: int) -> tuple[int, int]:  # noqa: N803
     """Bytes up to which neighbours travel together, and above which a parameter is cut, for a link of that rate."""
-    most = min(_LARGEST, max(1 << 20, link_Bps * _PIECE_S * world / (world - 1)))
+    most = min(_LARGEST, max(1 << 20, link_Bps * _PIECE_S * world / max(1, world - 1)))
     return int(most) // 4, int(most)
 
 
@@ -101,13 +101,18 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     return {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
+def group_of(name: str, parameter: nn.Parameter, groups: dict[int, int]) -> int:
+    """Its place in what `groups_of` found."""
+    if id(parameter) not in groups:
+        raise SpecError(f"parameter {name!r} needs a gradient but is not in the optimizer; add it, or set requires_grad=False")
+    return groups[id(parameter)]
+
+
 def flatten(parameters: Iterable[Named], groups: dict[int, int], world: int) -> list[Flat]:
     """Moves parameters (values kept) into buffers: same group, dtype and device, in the order given."""
     sorted_: dict[tuple[int, torch.dtype, torch.device], list[Named]] = {}
     for name, parameter in parameters:
-        if id(parameter) not in groups:
-            raise SpecError(f"parameter {name!r} needs a gradient but is not in the optimizer; add it, or set requires_grad=False")
-        sorted_.setdefault((groups[id(parameter)], parameter.dtype, parameter.device), []).append((name, parameter))
+        sorted_.setdefault((group_of(name, parameter, groups), parameter.dtype, parameter.device), []).append((name, parameter))
     return [_flat(group, members, dtype, device, world) for (group, dtype, device), members in sorted_.items()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,12 +39,23 @@ def parallelize(
     if isinstance(plan, str):
         name = plan.partition(":")[0]
         if name == "ddp":
-            return nn.parallel.DistributedDataParallel(model, **options), optimizer
+            return strategies.called(name, nn.parallel.DistributedDataParallel, model, **options), optimizer
         if name in asynchronous.NAMES:
-            return asynchronous.strategies()[name](model, optimizer, **options)
+            return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **options)
     strategy = strategies.make(plan, **options) if isinstance(plan, str) else plan
+    if not isinstance(strategy, Strategy):
+        raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
+    if options and not isinstance(plan, str):
+        raise SpecError(f"options go to the strategy where it is made; got {', '.join(options)} beside a {strategy.name} strategy")
+    if model in _attached:
+        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; call paceline.train.close(model) first")
     device = next(model.parameters()).device
-    strategy.attach(model, optimizer, Engine(timeout_s=timeout_s, device=device if device.type == "cuda" else torch.device("cpu")))
+    engine = Engine(timeout_s=timeout_s, device=device if device.type == "cuda" else torch.device("cpu"))
+    try:
+        strategy.attach(model, optimizer, engine)
+    except Exception:
+        engine.close()
+        raise
     _attached[model] = strategy
     return model, optimizer
 
@@ -109,9 +121,13 @@ def of(model: nn.Module) -> Strategy:
 
 
 def close(model: nn.Module) -> None:
-    """Lets go of a model and ends its communication threads; parameters are as the last step left them."""
-    if model in _attached:
-        strategy = _attached.pop(model)
+    """Lets go of a model; all ranks do together. Threads, process groups and hooks are gone then, parameters and the optimizer's state as the last
+    step left them. Where a rank has died, the others do not wait for it: what was on its way is lost, and an error says so.
+    """
+    strategy = _attached.pop(model, None)
+    if strategy is None:
+        return
+    with contextlib.ExitStack() as rest:
+        rest.callback(strategy.engine.close)
+        rest.callback(strategy.detach)
         strategy.synchronize()
-        strategy.detach()
-        strategy.engine.close()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import PlanError, SpecError
 from paceline.train.comm import Collective, Job
+from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.deferred import Deferred
 
 DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,7 +62,10 @@ class Scaler:
     def step(self, optimizer: Optimizer) -> bool:
         """Unscales, and steps unless something overflowed; whether it did step."""
         held = getattr(optimizer, "_paceline", None)
-        deferred = held.by if held is not None and isinstance(held.by, Deferred) and held.by.parts else None
+        strategy = getattr(held.by, "inner", held.by) if held is not None else None  # `auto` steps by another one
+        deferred = strategy if isinstance(strategy, Deferred) and strategy.parts else None
+        if isinstance(strategy, Averaging):
+            strategy.scaled_by(self)
         finite = self._deferred(deferred) if deferred is not None else self._plain(optimizer)
         if not finite:
             self.value, self._good = self.value / 2, 0

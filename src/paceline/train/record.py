@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.errors import DataError
+from paceline.errors import DataError, RunError
 from paceline.sim.timeline import Span, Timeline
+from paceline.train.launch import NOTE
 
 if TYPE_CHECKING:
     from paceline.train.comm import Event
@@ -27,11 +30,16 @@ class Record:
 
     def __init__(self, folder: Path | str | None, *, rank: int = 0, board: bool = False) -> None:
         self.folder = Path(folder) if folder is not None and rank == 0 else None
-        self._file = None
+        self._file: TextIO | None = None
         self._board: Any = None
+        #: why nothing is written any more (a full disk); training goes on
+        self.problem: str | None = None
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self.folder / NAME).open("a", encoding="utf-8")
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._file = (self.folder / NAME).open("a", encoding="utf-8")
+            except OSError as error:
+                raise RunError(f"no record can be written to {str(folder)!r}: {error.strerror}; name another folder") from None
             if board:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -40,8 +48,11 @@ class Record:
     def write(self, kind: str, **values: Any) -> None:
         """A line; whole on the disk when this returns, so that a killed run leaves no half lines but the last."""
         if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-            self._file.flush()
+            try:
+                self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
         if self._board is not None and kind == "step":
             for name, value in values.items():
                 if isinstance(value, float):
@@ -50,17 +61,28 @@ class Record:
     def timeline(self, events: Iterable[Event], steps: Iterable[tuple[str, float, float]], title: str, rank: int = 0) -> Timeline:
         """What the engine and the loop did, as a timeline; written beside the record. Seconds of one clock; the first event is zero."""
         found = timeline(events, steps, title, rank)
-        if self.folder is not None:
-            found.save(self.folder / TRACE)
+        if self.folder is not None and self.problem is None:
+            try:
+                found.save(self.folder / TRACE)
+            except OSError as error:
+                self._give_up(error)
         return found
+
+    def _give_up(self, error: OSError) -> None:
+        """A half line may be there now, and must stay the last."""
+        self.problem = f"the record in {self.folder} ends here: {error.strerror}"
+        print(f"{NOTE}{self.problem}", file=sys.stderr, flush=True)
+        self.close()
 
     def close(self) -> None:
         """Ends the file."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # what is left of a line that there was no room for
+                file.close()
         if self._board is not None:
             self._board.close()
+            self._board = None
 
     def __enter__(self) -> Record:
         return self

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import RunError
-from paceline.train._torch import gather_single
+from paceline.train._torch import abandon, gather_single
 
 #: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank; `exchange` rows by rank
 OPS = ("sum", "max", "gather", "exchange")
@@ -71,11 +72,23 @@ class Handle:
         else:
             future.wait()
 
+    def wait_for(self, seconds: float) -> bool:
+        """Whether it ends, and well, within so many seconds; looks every so often, since not every backend's handle takes a limit."""
+        deadline = time.monotonic() + seconds
+        while not self.done:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(1e-3)
+        try:
+            self.check()
+        except RuntimeError:
+            return False
+        return True
+
     def call(self, wake: Callable[..., None]) -> None:
         """Calls back at the end; some have no future: whoever waits looks at them every so often."""
         with contextlib.suppress(RuntimeError):
             self.work.get_future().add_done_callback(wake)
-
 
     def finish(self) -> None:
         """Called once at the end by the engine's thread, on its stream: brings the result to where it belongs."""
@@ -122,6 +135,11 @@ class Ways:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._groups = [dist.new_group(timeout=limit) for _ in range(2)] if self.world > 1 and dist.get_backend() == "gloo" else None
 
+    def release(self) -> list[Any]:
+        """Its groups, for whoever ends them."""
+        groups, self._groups = self._groups or [], None
+        return groups
+
     def fit(self, request: Collective) -> bool:
         """Whether a request can go by sends and receives."""
         return self._groups is not None and all(t.numel() for t in request.tensors)
@@ -147,7 +165,7 @@ class Lane:
 
     def __init__(self, name: str, number: int, ways: Ways, limit: timedelta, chunk_bytes: int, wake: Callable[..., None]) -> None:
         self.name, self.ways, self.chunk_bytes, self._wake = name, ways, chunk_bytes, wake
-        self.group = dist.new_group(timeout=limit)
+        self.group: Any = dist.new_group(timeout=limit)
         self._first_tag, self._sent = number * _TAGS, 0
         self._waiting: queue.SimpleQueue[_Direct | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -197,9 +215,51 @@ class Lane:
             handle.wait()
             self._wake()
 
-    def close(self) -> None:
-        """Ends its thread, once what is on its way is through."""
+    def meet(self, seconds: float) -> bool:
+        """Whether all ranks have come here within so many seconds."""
+        try:
+            device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+            (handle,) = self._reduce("sum", torch.zeros(1, device=device))
+        except (RuntimeError, ValueError):  # a peer is gone, or the user has destroyed all groups
+            return False
+        return handle.wait_for(seconds)
+
+    def release(self, well: bool) -> list[Any]:
+        """Ends its thread, once what is on its way is through; its groups, for whoever ends them."""
         self._waiting.put(None)
+        if self._thread is not None and well:
+            self._thread.join()
+        self._thread = None
+        group, self.group = self.group, None
+        return [group, *self.ways.release()]
+
+
+#: threads that wait until groups with something on its way are gone
+leaving: list[threading.Thread] = []
+
+
+def give_back(groups: list[Any], *, well: bool) -> None:
+    """Ends process groups, with their sockets and threads; empties the list. `well`: nothing is on its way, and all ranks do the same.
+
+    Where something is, gloo's groups wait for it as they go, up to their time limit: a thread that nobody waits for drops them then.
+    """
+    for group in groups:
+        with contextlib.suppress(ValueError, RuntimeError):  # the user has destroyed all of them already
+            dist.destroy_process_group(group) if well else abandon(group)
+        del group  # the list must be the last to hold it
+    if well:
+        groups.clear()
+    else:
+        leaving[:] = [thread for thread in leaving if thread.is_alive()]
+        leaving.append(threading.Thread(target=groups.clear, name="paceline-leaving", daemon=True))
+        leaving[-1].start()
+
+
+def said(error: BaseException) -> str:
+    """The first sentence of what a backend says, without the place in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = line.partition("] ")[2] if line.startswith("[/") else line
+    return line.partition(". ")[0].rstrip(".")
 
 
 def outcome(request: Collective, handles: Sequence[Handle]) -> Any:

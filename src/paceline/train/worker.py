@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+from paceline.train.comm import TIMEOUT_S
 from paceline.train.job import join
 from paceline.train.launch import RESULTS
 
@@ -19,7 +20,7 @@ from paceline.train.launch import RESULTS
 def main(target: str, arguments: str) -> None:
     """Joins the group, calls the function, leaves its result for the launcher."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    join()
+    join(timeout_s=TIMEOUT_S)
     module, _, name = target.partition(":")
     try:
         result = getattr(import_module(module), name)(**json.loads(arguments))

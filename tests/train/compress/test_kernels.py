@@ -185,7 +185,7 @@ def test_strata_are_different_places(n, share, seed):
 def test_threads_change_nothing(monkeypatch):
     monkeypatch.setattr(native, "SHARE", 100)
     before = torch.get_num_threads()
-    x, scheme = gradient(100_003), QSGD()
+    x, held, scheme = gradient(100_003), gradient(100_003, 3), QSGD()
     results = []
     try:
         for threads in (1, 4):
@@ -194,11 +194,29 @@ def test_threads_change_nothing(monkeypatch):
             packed, sums = kernels.sign_encode(x, residual, 1.0)
             trits = kernels.ternary_encode(x, torch.tensor(0.5), 9)
             kernels.ternary_decode([trits], torch.ones(1), out)
-            results.append((kernels.moments(x), packed, sums, residual, trits, out, *kernels.qsgd_encode(x, scheme, 9)))
+            velocity, total, cleared = torch.zeros_like(x), held.clone(), x.clone()
+            found = kernels.accumulate(x, torch.tensor(0.5), velocity, 0.9, False, total, torch.tensor(0.5), x.numel())
+            kernels.clear(cleared)
+            assert found is not None and torch.equal(found, (total.abs() >= 0.5).nonzero().reshape(-1)) and not cleared.any()
+            assert kernels.above(total, torch.tensor(0.5), found.numel() - 1) is None
+            results.append((kernels.moments(x), packed, sums, residual, trits, out, *kernels.qsgd_encode(x, scheme, 9), velocity, total, found))
     finally:
         torch.set_num_threads(before)
+    assert torch.equal(results[0][0], results[1][0])
     for one, four in zip(*results, strict=True):
         torch.testing.assert_close(one, four, rtol=1e-6 if one.dtype == torch.float64 else 0, atol=0)
+
+
+def test_idle_cores_are_used(monkeypatch):
+    monkeypatch.setattr(native, "SHARE", 100)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for cores, expected in ((2, 1), (4, 1), (6, 2), (32, native.MOST)):
+        monkeypatch.setattr(native.os, "sched_getaffinity", lambda _, cores=cores: range(cores), raising=False)
+        parts = []
+        native.share(10_000, 10_000, lambda lo, hi, parts=parts: parts.append((lo, hi)))
+        assert len(parts) == expected and sum(hi - lo for lo, hi in parts) == 10_000
+    assert native.cores() == 16
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported

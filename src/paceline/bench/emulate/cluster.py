@@ -28,6 +28,8 @@ _PORT = 29400
 #: of a token bucket: the largest packet that segmentation offload makes fits, and a scheduler's tick at the rate
 _LEAST_BURST, _BURST_S, _QUEUE = 65536, 2e-3, "200ms"
 _MOST_HOSTS = 200
+#: of the namespace of who writes it
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _count = itertools.count()
 
 
@@ -62,18 +64,21 @@ def check(cpus: float | None = None) -> None:
 class EmulatedCluster:
     """`hosts` namespaces round a switch; `link_Bps` bytes per second each way (None: unshaped), at most `cpus` cores each (None: no limit).
 
-    `pin`: each host has cores of its own, where there is one for every host.
+    `pin`: each host has cores of its own, where there is one for every host. `congestion`: how the hosts' TCP finds a link's rate (None: as the
+    machine has it; with "bbr", all-reduces on a link of 20 Mbit/s took up to 30 % longer than the wire needs, with "reno" 2 %).
     A context manager. Processes that it starts end with it; if this process dies, a janitor removes everything.
     """
 
-    def __init__(self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None, pin: bool = False) -> None:  # noqa: N803
+    def __init__(
+        self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None, pin: bool = False, congestion: str | None = None,  # noqa: N803
+    ) -> None:
         if not 1 <= hosts <= _MOST_HOSTS:
             raise SpecError(f"an emulated cluster has 1 to {_MOST_HOSTS} hosts, got {hosts}")
         if link_Bps is not None and link_Bps < 1e4:
             raise SpecError(f"a link carries at least 10 kB/s, got {show(link_Bps, 'bandwidth')}")
         if cpus is not None and not 0.05 <= cpus <= 4096:
             raise SpecError(f"a host gets between 0.05 and 4096 cores, got {cpus:g}")
-        self.hosts, self.link_Bps, self.cpus = hosts, link_Bps, cpus
+        self.hosts, self.link_Bps, self.cpus, self.congestion = hosts, link_Bps, cpus, congestion
         self._cores = _split(sorted(os.sched_getaffinity(0)), hosts) if pin else []
         number = next(_count)
         self.name = f"{system.PREFIX}{os.getpid()}-{number}"
@@ -144,6 +149,9 @@ class EmulatedCluster:
                     inner.addr("add", index=index, address=self.address(host), prefixlen=24)
                 inner.link("set", index=index, state="up")
             self._links.append(port)
+            if self.congestion is not None:
+                with self.inside(host), contextlib.suppress(OSError):  # whoever needs to know reads it there
+                    _CONGESTION.write_text(self.congestion)
             if self.cpus is not None:
                 group = self._group(host)
                 assert group is not None

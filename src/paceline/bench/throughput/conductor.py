@@ -25,7 +25,7 @@ _POLL_S = 0.002
 #: runs that may overtake others which need more hosts: runs of one curve stay close in time, since a machine's pace drifts
 _WINDOW = 24
 #: a run that computed this much faster or slower than the middle one of its curve was disturbed
-_ODD = 0.1
+_ODD = 0.08
 
 
 class Conductor:

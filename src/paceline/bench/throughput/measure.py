@@ -5,7 +5,7 @@
 Run as root on Linux with pyroute2 installed, each process is a host of its own: a network namespace behind a token bucket. Without
 either, processes meet on loopback and servers pace their transfers themselves, which the column `shaping` says. Cores of one machine differ in
 speed by a fifth and more for seconds at a time, since what else shares them differs; hosts change cores at random ten times a second, so that
-all compute alike. A run whose workers still computed 10 % faster or slower than the middle one of its curve (same model, mode, link and servers) was
+all compute alike. A run whose workers still computed 8 % faster or slower than the middle one of its curve (same model, mode, link and servers) was
 disturbed and is taken again, by that alone and not by its throughput; all lines stay in the file, the last of a run counts. Runs that are in
 OUT.csv already are not repeated; steps of runs with one or two workers go to OUT.profiles.jsonl beside it.
 """
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--machine", default="1", help="what the column `machine` says: runs are predicted from profiles of the same machine")
-    parser.add_argument("--tries", type=int, default=3, help="for a run that computed 10 %% faster or slower than the others of its curve")
+    parser.add_argument("--tries", type=int, default=3, help="for a run that computed 8 %% faster or slower than the others of its curve")
     for name in ("links", "models", "modes", "servers", "workers"):
         parser.add_argument(f"--{name}", help="only these, separated by commas")
     parser.add_argument("--loopback", action="store_true")

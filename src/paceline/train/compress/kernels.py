@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_uint32
+from ctypes import c_double, c_float, c_int, c_int64, c_uint32, memset
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -51,16 +51,18 @@ def moments(x: Tensor, fused: bool = True) -> Tensor:
     """Sum of squares and largest magnitude, float64, both NaN if anything is not finite."""
     if backend(x, fused) != "c":
         return _torch(reference.moments, x, fused)(x)
-    parts: list[tuple[float, float]] = []
+    step = native.SHARE  # of fixed length: sums must not depend on how many threads there are
+    parts = [(0.0, 0.0)] * max(1, -(-x.numel() // step))
 
     def part(lo: int, hi: int) -> None:
-        found = (c_double * 2)()
-        _c("moments", address(x), c_int64(lo), c_int64(hi), found)
-        parts.append((found[0], found[1]))
+        for i in range(lo, hi):
+            found = (c_double * 2)()
+            _c("moments", address(x), c_int64(i * step), c_int64(min(x.numel(), (i + 1) * step)), found)
+            parts[i] = found[0], found[1]
 
-    native.share(x.numel(), x.numel(), part)
+    native.share(len(parts), x.numel(), part)
     largest = float("nan") if any(m != m for _, m in parts) else max(m for _, m in parts)
-    return torch.tensor([sum(sorted(q for q, _ in parts)), largest], dtype=torch.float64)
+    return torch.tensor([sum(q for q, _ in parts), largest], dtype=torch.float64)
 
 
 def ternary_scaler(x: Tensor, clip: float, fused: bool = True) -> Tensor:
@@ -211,10 +213,19 @@ def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Te
 def _scan(x: Tensor | None, gain: float, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor,
           threshold: Tensor | None, room: int) -> Tensor | None:
     limit = math.inf if threshold is None else threshold.item()
-    found = torch.empty(room, dtype=torch.int32)
-    count = _c("accumulate", address(x), c_float(gain), address(velocity), c_float(momentum), c_int(nesterov), address(total),
-               c_int64(total.numel()), c_float(limit), address(found), c_int64(room))
-    return found[:count].to(torch.int64) if threshold is not None and count <= room else None
+    parts: list[tuple[int, Tensor, int]] = []
+
+    def part(lo: int, hi: int) -> None:
+        found = torch.empty(room, dtype=torch.int32)
+        one, other = (None if t is None else t[lo:hi] for t in (x, velocity))
+        count = _c("accumulate", address(one), c_float(gain), address(other), c_float(momentum), c_int(nesterov), address(total[lo:hi]),
+                   c_int64(hi - lo), c_float(limit), address(found), c_int64(room))
+        parts.append((lo, found, count))
+
+    native.share(total.numel(), total.numel(), part)
+    if threshold is None or sum(count for _, _, count in parts) > room:
+        return None
+    return torch.cat([found[:count].to(torch.int64).add_(lo) for lo, found, count in sorted(parts, key=lambda p: p[0])])
 
 
 def indices_encode(index: Tensor, n: int, fused: bool = True) -> tuple[Tensor, Tensor]:
@@ -239,6 +250,15 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int, fused: bool = Tr
     if found != k or int(index[-1]) >= n:
         raise DataError(f"indices of {k} of {n} elements arrived damaged: {found} found, the last one {int(index[found - 1])}")
     return index
+
+
+def clear(out: Tensor, fused: bool = True) -> None:
+    """Zeros into `out`."""
+    if backend(out, fused) != "c":
+        out.zero_()
+        return
+    at, size = out.data_ptr(), out.element_size()
+    native.share(out.numel(), out.numel(), lambda lo, hi: memset(at + size * lo, 0, size * (hi - lo)))
 
 
 def scatter_add(index: Tensor, values: Tensor, factor: float, out: Tensor, fused: bool = True) -> None:

@@ -26,8 +26,8 @@ SOURCE = Path(__file__).with_name("kernels.c")
 #: sums may be regrouped where the source says so; nothing else may round differently from torch
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden",
          "-shared", "-fPIC")
-#: elements below which another thread costs more than it gains
-SHARE = 1 << 19
+#: elements below which another thread costs more than it gains, and threads beyond those of torch that one encoder takes at most
+SHARE, MOST = 1 << 19, 4
 
 
 @cache
@@ -95,9 +95,17 @@ def floats(values: Sequence[float]) -> ctypes.Array[ctypes.c_float]:
     return (ctypes.c_float * len(values))(*values)
 
 
+def cores() -> int:
+    """Cores of the host that this rank has to itself, as far as is known."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def share(count: int, elements: int, call: Callable[[int, int], object]) -> None:
-    """Runs `call(lo, hi)` over [0, count), in as many threads as torch may use if there are enough elements."""
-    threads = min(torch.get_num_threads(), max(1, elements // SHARE))
+    """Runs `call(lo, hi)` over [0, count), in several threads if there are enough elements: as many as torch may use, or a few on cores
+    that the passes leave idle (launchers give a rank one thread, however many cores it has)."""
+    used = torch.get_num_threads()
+    threads = min(max(used, min(MOST, cores() - used)), max(1, elements // SHARE))
     if threads == 1:
         call(0, count)
         return

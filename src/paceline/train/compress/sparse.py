@@ -61,7 +61,7 @@ class _Largest(Compressor):
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         n = out.numel()
         with writing(out) as target:
-            target.zero_()
+            kernels.clear(target, self.fused)
             for values, lows, highs in gathered:
                 index = kernels.indices_decode(lows, highs, n, values.numel(), self.fused)
                 kernels.scatter_add(index, values.to(torch.float32), self.loss_scale / len(gathered), target, self.fused)
@@ -150,5 +150,5 @@ class RandomK(Compressor):
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         index = self._pending.pop(key)
         with writing(out) as target:
-            target.zero_()
+            kernels.clear(target, self.fused)
             target[index] = gathered[0][0] * (self.loss_scale / self.world)

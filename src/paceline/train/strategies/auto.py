@@ -8,7 +8,7 @@ the user's to say (`loss`): "none" keeps synchronous SGD exact, "rounding" allow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ MARGIN, _MIXED = 0.03, 0.1
 FLOAT32 = Float32()
 #: elements on which encoders are timed
 _LARGE, _SMALL = 1 << 22, 1 << 14
+#: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps), and at most: more than caches hold
+_TOUCHED, _MOST_TOUCHED = 4, 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,13 @@ class Auto(Strategy):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         result = self.inner._step(*args, **kwargs)
-        if self.choice is None:
+        if self._left:
             self._profiler.stepped(time.perf_counter() - start)
             self._left -= 1
             if not self._left:
                 self._profiler.remove()
-                self._switch()
+                if self.world > 1:  # one rank alone sends nothing, whatever the strategy
+                    self._switch()
         return result
 
     def _switch(self) -> None:
@@ -88,7 +91,7 @@ class Auto(Strategy):
         if self.choice.strategy in ("overlap", "priority"):
             new: Strategy = Overlap() if self.choice.strategy == "overlap" else Priority()
         else:
-            new = Averaging(by_name=self.choice.by_name)
+            new = Averaging(by_name=self.choice.by_name, scaler=getattr(self.inner, "scaler", None))
         self.inner.detach()
         self.inner = new
         new.attach(self.model, self.optimizer, self.engine)
@@ -100,7 +103,7 @@ class Auto(Strategy):
         machine = probe(self.engine, device)
         profile = self._profiler.profile(self.optimizer)
         setting = Setting(machine=machine, world=self.world, cores=self.cores or cores(device),
-                          rates=rates(self.schemes, max(p.numel() for _, p in self.parameters), self.world, device))
+                          rates=rates(self.schemes, [p.numel() for _, p in self.parameters], self.world, device))
         return agree(choose(profile, setting, self.schemes))
 
     def synchronize(self) -> None:
@@ -110,7 +113,9 @@ class Auto(Strategy):
         return self.inner.no_sync()
 
     def detach(self) -> None:
+        self._profiler.remove()
         self.inner.detach()
+        super().detach()
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
@@ -125,29 +130,40 @@ class Auto(Strategy):
         self.inner.load_optimizer_state(state)
 
 
-def rates(schemes: tuple[str, ...], elements: int, world: int, device: torch.device) -> Rates:
-    """Times encoders and decoders on a tensor like the largest gradient and on a small one: seconds per element, and per call."""
-    large, small = min(elements, _LARGE), min(elements, _SMALL)
+def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: torch.device) -> Rates:
+    """Times encoders and decoders for gradients of these sizes, on a tensor like the largest and on a small one: seconds per element, and per call.
+
+    Caches hold what a step leaves in them: between two calls for one gradient, all parameters and what belongs to them were touched.
+    """
+    large, small = min(max(sizes), _LARGE), min(max(sizes), _SMALL)
+    others = torch.empty(min(_TOUCHED * sum(sizes), _MOST_TOUCHED) if device.type == "cpu" else 0)
     found: dict[str, dict[str, float]] = {field: {} for field in ("encode_s", "decode_s", "encode_call_s", "decode_call_s")}
     for name in schemes:
         scheme = parse(name)
-        both = {count: _coded(scheme, count, world, device) for count in (large, small)}
+        both = {count: _coded(scheme, count, world, device, others) for count in (large, small)}
         for part, which in enumerate(("encode", "decode")):
             each = max(1e-12, (both[large][part] - both[small][part]) / max(1, large - small))
             found[f"{which}_s"][scheme.name] = each
             found[f"{which}_call_s"][scheme.name] = max(0.0, both[small][part] - each * small)
     gradient = torch.randn(large, device=device)
     space = torch.empty_like(gradient)
-    return Rates(**found, copy_s=max(1e-11, min(_seconds(lambda: space.copy_(gradient), device) for _ in range(3)) / large))
+    copies = []
+    for _ in range(3):
+        others.fill_(0.0)
+        gradient.neg_()
+        copies.append(_seconds(lambda: space.copy_(gradient), device))
+    return Rates(**found, copy_s=max(1e-11, min(copies) / large))
 
 
-def _coded(scheme: Scheme, count: int, world: int, device: torch.device) -> tuple[float, float]:
-    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few."""
+def _coded(scheme: Scheme, count: int, world: int, device: torch.device, others: torch.Tensor) -> tuple[float, float]:
+    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few; `others` lie in the caches before, and a new gradient."""
     compressor = make(scheme, world=world)
     gradient = torch.randn(count, device=device)
     out = torch.empty_like(gradient)
     least = [float("inf")] * 2
     for _ in range(4):  # the first compiles and allocates
+        others.fill_(0.0)
+        gradient.neg_()
         rounds = compressor.exchange("probe", gradient, out)
         spent, request = [0.0], None
         arrived: list[list[torch.Tensor]] = []

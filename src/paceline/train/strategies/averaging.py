@@ -62,7 +62,8 @@ class Averaging(Strategy):
     def _begin(self) -> None:
         listed = [(name, tuple(p.shape)) for name, p in self.parameters]
         chosen = dict(assign(self.scheme, listed) if self.by_name is None else {name: self.by_name[name] for name, _ in listed})
-        self._momentum = _take_momentum(chosen, self.optimizer)
+        self._before = _settings(self.optimizer)
+        self._taken = take_momentum(chosen, self.optimizer)
         made = {s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused) for s in dict.fromkeys(chosen.values())}
         self.compressors = {name: made[s] for name, s in chosen.items()}
         #: of parameters that go as they are while others' momentum is the compressor's
@@ -107,9 +108,19 @@ class Averaging(Strategy):
 
     def _open(self) -> None:
         self._in_step = True
-        scale = float(self.scaler.get_scale()) if self.scaler is not None else None
         for compressor in self._distinct:
-            compressor.begin_step(loss_scale=scale)
+            compressor.begin_step(loss_scale=None if self.scaler is None else self._scale())
+
+    def scaled_by(self, scaler: Any) -> None:
+        """Says that losses are scaled, where nobody has said so: what compressors hold back is in the units of the loss."""
+        if self.scaler is not None:
+            return
+        if self._velocity or any(compressor.state for compressor in self._distinct):
+            raise SpecError(f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
+                            "pass the scaler on: parallelize(..., scaler=scaler)")
+        self.scaler = scaler
+        if self._in_step:
+            self._open()
 
     def _close(self, applied: bool) -> None:
         if self._in_step:
@@ -154,31 +165,21 @@ class Averaging(Strategy):
                 views.append((parameter, view))
                 at += gradient.numel()
             else:
+                if self._taken is not None:
+                    self._taken.decay(parameter, gradient, self._scale())
                 rounds.append(self.compressors[name].exchange(name, gradient, gradient))
         if self.world > 1 or rounds:
             yield from _together(rounds, bucket.plain)
         if bucket.plain is not None:
             bucket.plain.div_(self.world)
         for parameter, view in views:
-            if self._momentum is not None:
-                self._accelerate(self._names[id(parameter)], view)
+            if self._taken is not None and bool(torch.isfinite(view).all()):  # otherwise the step will be skipped
+                self._taken.decay(parameter, view, self._scale())
+                self._taken.accelerate(self._velocity, self._names[id(parameter)], view, self._scale())
             parameter.grad = view
 
-    def _accelerate(self, name: str, gradient: Tensor) -> None:
-        """The optimizer's momentum, which the compressor took over, for a gradient that is not compressed; kept in true units."""
-        assert self._momentum is not None
-        momentum, nesterov = self._momentum
-        if not bool(torch.isfinite(gradient).all()):
-            return  # the step will be skipped
-        scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-        held = self._velocity.get(name)
-        if held is None:
-            held = self._velocity[name] = torch.zeros_like(gradient)
-        held.mul_(momentum).add_(gradient, alpha=1 / scale)
-        if nesterov:
-            gradient.add_(held, alpha=momentum * scale)
-        else:
-            gradient.copy_(held).mul_(scale)
+    def _scale(self) -> float:
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
@@ -200,6 +201,22 @@ class Averaging(Strategy):
 
     def detach(self) -> None:
         self._gradients.remove()
+        if self._taken is not None:
+            for group, before in zip(self.optimizer.param_groups, self._before, strict=True):
+                group.update(before)
+        super().detach()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        state = super().optimizer_state()
+        if self._taken is not None:  # as the user set it: other strategies may take it up
+            for group, before in zip(state["param_groups"], self._before, strict=True):
+                group.update(before)
+        return state
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(state)
+        if self._taken is not None:
+            _strip(self.optimizer)
 
     def wire_bytes(self) -> int:
         """What this rank contributes in a step, by the schemes' own count, without what is agreed on first."""
@@ -300,22 +317,62 @@ def _merge(op: str, requests: Sequence[Round | None]) -> _Message:
     return _Message(Collective(op, [torch.cat(parts) for parts in by_dtype.values()]), payloads)
 
 
-def _take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimizer) -> tuple[float, bool] | None:
-    """Deep Gradient Compression applies the optimizer's momentum before it selects: it takes it over, in `chosen` and from the optimizer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What Deep Gradient Compression takes over from an optimizer of torch's kind, whose momentum is over gradient and weight decay together."""
 
-    Momentum and whether it is Nesterov's; None where nothing was taken over.
-    """
+    momentum: float
+    nesterov: bool
+    #: by id of a parameter
+    decays: Mapping[int, float]
+
+    def decay(self, parameter: nn.Parameter, gradient: Tensor, scale: float = 1.0) -> None:
+        """Adds weight decay to a gradient that is `scale` times the true one. Before selection: what masking withholds of an element's momentum, it
+        then withholds of the gradient and of the decay alike, and they balance where they did."""
+        factor = self.decays.get(id(parameter), 0.0)
+        if factor:
+            gradient.add_(parameter.detach(), alpha=factor * scale)
+
+    def accelerate(self, velocity: dict[str, Tensor], name: str, gradient: Tensor, scale: float = 1.0) -> None:
+        """Momentum for a gradient that is not compressed; `velocity` is kept in true units."""
+        held = velocity.get(name)
+        if held is None:
+            held = velocity[name] = torch.zeros_like(gradient)
+        held.mul_(self.momentum).add_(gradient, alpha=1 / scale)
+        if self.nesterov:
+            gradient.add_(held, alpha=self.momentum * scale)
+        else:
+            gradient.copy_(held).mul_(scale)
+
+
+def take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimizer) -> Taken | None:
+    """Momentum correction: Deep Gradient Compression applies the optimizer's momentum before it selects. It takes it over, in `chosen` and from the
+    optimizer; None where there is nothing to take."""
     if not any(isinstance(scheme, spec.DGC) and scheme.momentum for scheme in chosen.values()):
         return None
     used = {(float(group.get("momentum", 0.0)), bool(group.get("nesterov"))) for group in optimizer.param_groups}
     if len(used) > 1:
         raise SpecError(f"dgc takes over the optimizer's momentum, which must be the same in all groups; got {sorted(used)}")
     momentum, nesterov = used.pop()
-    for group in optimizer.param_groups:
-        if "momentum" in group:
-            # what the optimizer adds for weight decay would have gone through its momentum, which multiplies it in the long run
-            group.update(momentum=0.0, nesterov=False, weight_decay=group.get("weight_decay", 0.0) / (1 - momentum))
     for name, scheme in chosen.items():
         if isinstance(scheme, spec.DGC):
             chosen[name] = replace(scheme, momentum=momentum, nesterov=nesterov)
-    return (momentum, nesterov) if momentum else None
+    if not momentum:
+        return None
+    decays = {}
+    for group in optimizer.param_groups:
+        sign = -1.0 if group.get("maximize") else 1.0
+        decays.update({id(p): sign * float(group.get("weight_decay", 0.0)) for p in group["params"]})
+    _strip(optimizer)
+    return Taken(momentum=momentum, nesterov=nesterov, decays=decays)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, what `_strip` changes."""
+    return [{key: value for key, value in group.items() if key in ("momentum", "nesterov", "weight_decay")} for group in optimizer.param_groups]
+
+
+def _strip(optimizer: torch.optim.Optimizer) -> None:
+    """Takes momentum and weight decay away."""
+    for group in optimizer.param_groups:
+        group.update(momentum=0.0, nesterov=False, **({"weight_decay": 0.0} if "weight_decay" in group else {}))

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class _Held:
     """An optimizer in the hands of a strategy: whose, and its own method."""
 
-    by: Strategy
+    by: Strategy | None
     plain: Callable[..., Any]
 
 
@@ -56,10 +56,13 @@ class Strategy(ABC):
         share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
-        model.register_forward_pre_hook(self._before_forward)
-        model.register_state_dict_pre_hook(self._before_state_dict)
+        self._hooks = [model.register_forward_pre_hook(self._before_forward), model.register_state_dict_pre_hook(self._before_state_dict)]
         self._hold_step()
-        self._begin()
+        try:
+            self._begin()
+        except Exception:
+            Strategy.detach(self)
+            raise
 
     def _hold_step(self) -> None:
         """`optimizer.step()` comes to this strategy from now on; the object stays, so that schedulers and scalers keep working."""
@@ -87,8 +90,13 @@ class Strategy(ABC):
         """Gradients of backward passes within add up locally; the next one outside brings them together."""
         yield
 
-    def detach(self) -> None:  # noqa: B027
-        """Lets go of the model."""
+    def detach(self) -> None:
+        """Lets go of the model and the optimizer, which work as before; what is on its way is not waited for."""
+        for handle in self._hooks:
+            handle.remove()
+        held = self.optimizer._paceline  # type: ignore[attr-defined]
+        if held.by is self:
+            held.by = None
 
     def state_dict(self) -> dict[str, Any]:
         """What the strategy itself remembers between steps (not the optimizer's state)."""
@@ -123,7 +131,8 @@ class Strategy(ABC):
 
 
 def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer._paceline.by._step(*args, **kwargs)
+    held = optimizer._paceline
+    return held.plain(*args, **kwargs) if held.by is None else held.by._step(*args, **kwargs)
 
 
 def average(tensors: list[Tensor], world: int) -> Job:

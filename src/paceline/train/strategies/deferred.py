@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from paceline.errors import SpecError
+from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.hooks import Gradients, Sequencer, Uses
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, groups_of, piece_bytes
+from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import MODES, FactorPart, Shape
@@ -36,21 +36,32 @@ from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.updates import settings
 
+#: by which torch knows optimizers that unscale gradients themselves
+_SCALES_ITSELF = "_step_supports_amp_scaling"
+
 
 class Deferred(Strategy):
     """The common part: pieces, orders, waiting. `clip_norm` clips all gradients by their common norm before the update.
 
-    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for.
+    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for. What it
+    sends per second is measured once, unless `link_Bps` says it.
     """
 
     #: ranks share the update out
     shares: ClassVar[bool]
 
-    def __init__(self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None) -> None:
+    def __init__(
+        self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None,
+        link_Bps: float | None = None,  # noqa: N803
+    ) -> None:
         super().__init__()
+        if link_Bps is not None and not link_Bps > 0:
+            raise SpecError(f"link_Bps must be positive, got {link_Bps:g}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise SpecError(f"clip_norm must be positive, got {clip_norm:g}")
         if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
             raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
-        self.least_bytes, self.most_bytes, self.clip_norm = least_bytes, most_bytes, clip_norm
+        self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = least_bytes, most_bytes, clip_norm, link_Bps
         self._machine: Machine | None = None
         self.parts: list[Part] = []
         self._pending: dict[int, list[Ticket]] = {}
@@ -61,7 +72,13 @@ class Deferred(Strategy):
     # -- the first step --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        groups = groups_of(self.optimizer)
+        for name, parameter in self.parameters:
+            group_of(name, parameter, groups)
         self._seen: list[tuple[nn.Parameter, float]] = []
+        # torch's GradScaler hands such optimizers the scale, by which `_step` sees that it is in use
+        self._scales_itself = getattr(self.optimizer, _SCALES_ITSELF, False)
+        setattr(self.optimizer, _SCALES_ITSELF, True)
         self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
         self._uses.watch()
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
@@ -85,6 +102,10 @@ class Deferred(Strategy):
         assert slot.parameter.grad is not None
         flat.gradient(slot).copy_(slot.parameter.grad)
         slot.parameter.grad = None
+
+    def _put_nothing(self, flat: Flat, slot: Slot) -> None:
+        """In place of the gradient of a parameter that was not used."""
+        flat.gradient(slot).zero_()
 
     def _drop(self, part: Part) -> None:
         """A gradient of a backward pass that no step followed is overwritten, once it is through."""
@@ -110,7 +131,12 @@ class Deferred(Strategy):
         else:
             for flat, slot in self._slots.values():
                 if id(slot.parameter) not in self._arrived:  # not used in this pass
-                    flat.gradient(slot).zero_()
+                    for part in self._by_parameter[id(slot.parameter)]:
+                        self._drop(part)
+                    if slot.parameter.grad is None:
+                        self._put_nothing(flat, slot)
+                    else:  # but in one before it, within `no_sync`
+                        self._put(flat, slot)
             for part in self._sequencer.flush():
                 self._send(part)
             self._restart()
@@ -156,7 +182,7 @@ class Deferred(Strategy):
     def _here(self) -> Machine:
         """The link and the device, measured once."""
         if self._machine is None:
-            self._machine = probe(self.engine, self.parameters[0][1].device)
+            self._machine = probe(self.engine, self.parameters[0][1].device, self.link_Bps)
         return self._machine
 
     def _sizes(self) -> tuple[int, int]:
@@ -178,6 +204,8 @@ class Deferred(Strategy):
     # -- every step ------------------------------------------------------------------------------------
 
     def _step(self, closure: Any = None) -> Any:
+        if getattr(self.optimizer, "found_inf", None) is not None:
+            raise RunError(f"torch's GradScaler finds no gradients under {self.name!r}, which keeps them; use paceline.train.Scaler in its place")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -252,9 +280,16 @@ class Deferred(Strategy):
             yield
 
     def detach(self) -> None:
-        self.synchronize()
-        self._gradients.remove()
-        self._uses.remove()
+        try:
+            if self.parts and not self.engine.failed:
+                self.optimizer.load_state_dict(self.optimizer_state())  # all of it on all ranks, as it was before
+        finally:
+            for part in self.parts:
+                part.release()
+            self._gradients.remove()
+            self._uses.remove()
+            setattr(self.optimizer, _SCALES_ITSELF, self._scales_itself)
+            super().detach()
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
@@ -310,6 +345,11 @@ class Overlap(Deferred):
         if torch.is_grad_enabled() and isinstance(layer, nn.Linear):
             self._rows.setdefault(layer, []).append(inputs[0].numel() // layer.in_features)
 
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().detach()
+
     def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
         for handle in self._handles:
             handle.remove()
@@ -319,6 +359,9 @@ class Overlap(Deferred):
                 users[key] = users.get(key, 0) + 1
         # one call per backward pass, and nobody else reads the weight
         fit = [layer for layer, rows in self._rows.items() if len(rows) == 1 and users.get(id(layer.weight)) == 1]
+        if self.world > 1 and self.fc != "gradient" and self._names:
+            most = self.engine.submit("rows of layers", self._most_rows(fit)).wait()
+            self._rows.update({layer: [rows] for layer, rows in most.items() if layer in fit})
         chosen = agree(self._choose(fit))
         groups = groups_of(self.optimizer)
         parts: list[Part] = [
@@ -328,6 +371,12 @@ class Overlap(Deferred):
         ]
         taken = {id(p) for part in parts for p in part.parameters}
         return parts, [(name, p) for name, p in parameters if id(p) not in taken]
+
+    def _most_rows(self, fit: list[nn.Linear]) -> Job:
+        """A job: rows of each layer on the rank that has most of them; batches need not be shared out evenly."""
+        rows = torch.tensor([self._rows[layer][0] if layer in fit else 0 for layer in self._names], device=self.parameters[0][1].device)
+        yield Collective("max", [rows])
+        return dict(zip(self._names, rows.tolist(), strict=True))
 
     def _choose(self, layers: list[nn.Linear]) -> dict[str, tuple[str, int]]:
         """By name, what a layer exchanges (where not its gradient) and its rows per step."""

@@ -53,6 +53,12 @@ class Setting:
         """Seconds that a message keeps the link besides its bytes: several are in flight, so that their latencies overlap."""
         return self.machine.latency_s / IN_FLIGHT
 
+    def reply_s(self, *ops: str) -> float:
+        """Seconds after their last byte until messages of these kinds that are sent together have come."""
+        measured = self.machine.reduce_latency_s
+        reduction = 2 * (self.world - 1) * self.machine.latency_s if measured is None else measured
+        return max(self.machine.latency_s if op == "gather" else reduction for op in ops)
+
     def wire_s(self, scheme: Scheme, layer: Layer) -> float:
         """Of a layer's messages, on a link that carries nothing else."""
         machine = self.machine
@@ -68,10 +74,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns."""
+    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns; seconds until each message's reply."""
 
     ready_s: float
     phases: tuple[float, ...]
+    replies: tuple[float, ...]
 
 
 def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme], bucket_bytes: float = BUCKET_BYTES,
@@ -84,12 +91,15 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
         chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
         encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
         decode = sum(_work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen)
-        stages = max(len(cost.exchanges(one, layer.shape)) for one, layer in chosen)
+        asked = [cost.exchanges(one, layer.shape) for one, layer in chosen]
+        stages = max(map(len, asked))
+        # of the same stage, all are sent at once; what goes as it is with the first
+        replies = tuple(at.reply_s(*(sent[stage].op for sent in asked if stage < len(sent))) for stage in range(stages))
         wire = sum(at.wire_s(one, layer) for one, layer in chosen)
         # what is agreed on first is small, and the encoder waits for it
         agreed = (encode / 2, 0.0) * (stages - 1)
         turns += stages * at.turn_s
-        waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode)))
+        waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode), replies))
     backward = profile.backward_s + turns
     end = max(backward, _flow(waiting, at))
     if at.cores < 2:
@@ -103,8 +113,8 @@ def ddp_s(profile: Profile, at: Setting) -> float:
     """Seconds of a step of torch's DistributedDataParallel: the thread of the backward pass copies into buckets, and out of them at the end."""
     ordered = order_of(profile.layers)
     pace = 1 + at.copy_s(profile.bytes) / profile.backward_s
-    sent = 2 * (at.world - 1) / at.world / at.machine.reduce_Bps
-    waiting = [_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * sum(ordered[i].bytes for i in members)))
+    sent = 2 * (at.world - 1) / at.world / (at.machine.whole_Bps or at.machine.reduce_Bps)
+    waiting = [_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * sum(ordered[i].bytes for i in members)), (at.reply_s("sum"),))
                for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES)]
     return profile.forward_s + max(pace * profile.backward_s, _flow(waiting, at)) + at.copy_s(profile.bytes) + profile.update_s
 
@@ -121,7 +131,7 @@ def _flow(waiting: Sequence[_Bucket], at: Setting) -> float:
             end = max(end, when)
             continue
         free[link] = max(when, free[link]) + phases[phase] + (at.gap_s if link else 0.0)
-        heapq.heappush(events, (free[link] + (at.machine.latency_s if link else 0.0), number, phase + 1))
+        heapq.heappush(events, (free[link] + (waiting[number].replies[phase // 2] if link else 0.0), number, phase + 1))
     return end
 
 

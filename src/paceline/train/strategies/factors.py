@@ -103,10 +103,17 @@ class FactorPart(Part):
         if not self._paused():
             self._ready(self)
 
+    def release(self) -> None:
+        self.layer.__dict__.pop("forward", None)
+
     # -- jobs ------------------------------------------------------------------------------------------
 
     def _padded(self, parts: list[Tensor], width: int) -> Tensor:
-        """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their size."""
+        """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their size.
+
+        In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot know that.
+        """
+        parts = [part.to(self.layer.weight.dtype) for part in parts]
         count = sum(len(part) for part in parts)
         if count > self.rows:
             raise RunError(f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest batch, or use fc='gradient'")
@@ -174,4 +181,5 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         ctx.part.keep(x.detach(), grads[0])
-        return (grads[0] @ weight if ctx.needs_input_grad[0] else None), None, None, None
+        wanted = ctx.needs_input_grad[0]  # under autocast, errors come in half precision
+        return ((grads[0] @ weight.to(grads[0].dtype)).to(x.dtype) if wanted else None), None, None, None

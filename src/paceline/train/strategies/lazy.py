@@ -67,6 +67,10 @@ class Lazy(Deferred):
         else:
             super()._put(flat, slot)
 
+    def _put_nothing(self, flat: Flat, slot: Slot) -> None:
+        if id(slot.parameter) not in self._lazy_parameters or not self._count_added:  # else what was added up stays
+            super()._put_nothing(flat, slot)
+
     def _send(self, part: Part) -> None:
         if self._count_added + 1 >= self.interval or all(part is not lazy for lazy in self._lazy):
             super()._send(part)

@@ -89,12 +89,14 @@ class PostLocalSGD(LocalSGD):
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
             self.engine.submit("gradients", average(gradients, self.world)).wait()
+            self._average_buffers()
 
     def due(self, step: int) -> bool:
         return step >= self.after and (step - self.after) % self.period == 0
 
     def detach(self) -> None:
         self._gradients.remove()
+        super().detach()
 
 
 class DiLoCo(LocalSGD):

@@ -51,6 +51,9 @@ class Part(ABC):
     def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
         """Takes its share of the state of whole parameters."""
 
+    def release(self) -> None:  # noqa: B027
+        """Lets go of the model, where it has changed something there."""
+
     @abstractmethod
     def spread(self, engine: Engine, full: State) -> None:
         """Puts its state, with everyone's share, into the state of whole parameters."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from paceline.train.comm import Collective, Engine, Job
+from paceline.train.compress import native
 from paceline.train.strategies.base import agree
 
 
@@ -18,7 +19,9 @@ class Machine:
     """What carries and computes.
 
     Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way), of float32 and
-    of half precision (None: as of float32); float32 operations per second of a matrix product.
+    of half precision (None: as of float32), and in reductions of a whole bucket by one call, as DDP has them (None: not measured, as of pieces
+    several of which are in flight); float32 operations per second of a matrix product. A reduction, however small, goes round the ring twice, one
+    rank after another: seconds of its own (None: not measured, as of so many exchanges).
     """
 
     latency_s: float
@@ -26,22 +29,26 @@ class Machine:
     flops: float
     reduce_Bps: float
     half_Bps: float | None = None
+    whole_Bps: float | None = None
+    reduce_latency_s: float | None = None
 
     def behind(self, link_Bps: float) -> Machine:  # noqa: N803
         """The same machine on a link of that rate, where it is slower than what was measured."""
-        half = self.reduce_Bps if self.half_Bps is None else self.half_Bps
-        return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps), half_Bps=min(half, link_Bps))
+        half, whole = (self.reduce_Bps if rate is None else rate for rate in (self.half_Bps, self.whole_Bps))
+        return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps), half_Bps=min(half, link_Bps),
+                       whole_Bps=min(whole, link_Bps))
 
 
-def probe(engine: Engine, device: torch.device) -> Machine:
-    """Measures, with everyone taking part; what rank 0 found."""
-    if engine.world == 1:
-        return Machine(latency_s=0.0, link_Bps=math.inf, flops=_flops(device), reduce_Bps=math.inf)
-    _timed(engine, "exchange", 256, device)
-    latency = min(_timed(engine, "exchange", 256, device) for _ in range(5))
+def probe(engine: Engine, device: torch.device, link_Bps: float | None = None, *, whole: bool = False) -> Machine:  # noqa: N803
+    """Measures, with everyone taking part; what rank 0 found. A link whose rate is given is not measured. `whole`: also of whole buckets."""
+    if engine.world == 1 or link_Bps is not None:
+        rate = math.inf if link_Bps is None else link_Bps
+        return agree(Machine(latency_s=0.0, link_Bps=rate, flops=_flops(device), reduce_Bps=rate))
+    latency, reduction = (min([_timed(engine, op, 256, device) for _ in range(6)][1:]) for op in ("exchange", "sum"))
     share = (engine.world - 1) / engine.world
-    return agree(Machine(latency_s=latency, link_Bps=_rate(engine, "exchange", latency, device) * share, flops=_flops(device),
-                         reduce_Bps=_rate(engine, "sum", latency, device) * 2 * share, half_Bps=_rate(engine, "half", latency, device) * 2 * share))
+    rates = {op: 2 * share * _rate(engine, op, latency, device) for op in ("sum", "half", *(("whole",) if whole else ()))}
+    return agree(Machine(latency_s=latency, reduce_latency_s=reduction, link_Bps=share * _rate(engine, "exchange", latency, device),
+                         flops=_flops(device), reduce_Bps=rates["sum"], half_Bps=rates["half"], whole_Bps=rates.get("whole")))
 
 
 def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> float:
@@ -60,7 +67,7 @@ def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> floa
 def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
     """Seconds for `size` bytes to and from everyone, in messages of up to a megabyte, as strategies send them, in memory that is in use."""
     world = engine.world
-    parts = max(1, size >> 20)
+    parts = 1 if op == "whole" else max(1, size >> 20)
     dtype = torch.float16 if op == "half" else torch.float32
     tensors = [torch.zeros(world, max(1, size // dtype.itemsize // parts // world), device=device, dtype=dtype) for _ in range(parts)]
     outs = [torch.zeros_like(tensor) for tensor in tensors]
@@ -70,7 +77,10 @@ def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
                for sent, out in zip(tensors, outs, strict=True)]
 
     start = time.perf_counter()
-    engine.submit("probe", job()).wait()
+    if op == "whole":
+        dist.all_reduce(tensors[0])
+    else:
+        engine.submit("probe", job()).wait()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -91,7 +101,4 @@ def _flops(device: torch.device) -> float:
 
 def cores(device: torch.device) -> int:
     """Cores that a rank has to itself, as far as is known; on a GPU, passes and communication do not share any."""
-    if device.type == "cuda":
-        return 2
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 2 if device.type == "cuda" else native.cores()

@@ -7,7 +7,6 @@ Tests hold it against real processes. For compressed and plain averaging (`ddp`,
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 
 from paceline.cost.compression import assign
 from paceline.errors import SpecError
-from paceline.spec.compression import DGC, SCHEMES, Float32, Scheme, parse
+from paceline.spec.compression import SCHEMES, Float32, Scheme, parse
 from paceline.train.compress import Compressor, Round, make
+from paceline.train.strategies.averaging import take_momentum
 from paceline.train.tasks import get
 from paceline.train.tasks.course import batches, course
 from paceline.train.tasks.loop import optimizer_for
@@ -32,12 +32,7 @@ class Acted:
         self.world, self._named = world, dict(model.named_parameters())
         scheme = Float32() if strategy in ("ddp", "allreduce") else parse(strategy)
         chosen = dict(assign(scheme, [(name, tuple(p.shape)) for name, p in self._named.items()]))
-        self._momentum = 0.0
-        if isinstance(scheme, DGC) and scheme.momentum:  # momentum correction: the optimizer's momentum is applied before selection
-            group = optimizer.param_groups[0]
-            self._momentum = float(group["momentum"])
-            group.update(momentum=0.0, weight_decay=group["weight_decay"] / (1 - self._momentum))
-            chosen = {name: replace(one, momentum=self._momentum) if isinstance(one, DGC) else one for name, one in chosen.items()}
+        self._taken = take_momentum(chosen, optimizer)
         self._velocity: dict[str, Tensor] = {}
         self._ranks = [_made(chosen, rank, world) for rank in range(world)]
 
@@ -49,8 +44,14 @@ class Acted:
         for name, parameter in self._named.items():
             own = [rank[name] for rank in gradients]
             if isinstance(self._ranks[0][name].scheme, Float32):
-                parameter.grad = self._accelerated(name, torch.stack(own).sum(0) / self.world)
+                parameter.grad = torch.stack(own).sum(0) / self.world
+                if self._taken is not None:
+                    self._taken.decay(parameter, parameter.grad)
+                    self._taken.accelerate(self._velocity, name, parameter.grad)
                 continue
+            if self._taken is not None:
+                for gradient in own:
+                    self._taken.decay(parameter, gradient)
             exchanges = [rank[name].exchange(name, gradient, gradient) for rank, gradient in zip(self._ranks, own, strict=True)]
             asked = [next(exchange) for exchange in exchanges]
             while asked:
@@ -64,12 +65,6 @@ class Acted:
             parameter.grad = own[0]
         for compressor in every:
             compressor.end_step()
-
-    def _accelerated(self, name: str, gradient: Tensor) -> Tensor:
-        if not self._momentum:
-            return gradient
-        held = self._velocity.setdefault(name, torch.zeros_like(gradient))
-        return held.mul_(self._momentum).add_(gradient).clone()
 
 
 def _made(chosen: dict[str, Scheme], rank: int, world: int) -> dict[str, Compressor]:

@@ -104,6 +104,8 @@ def compare(
         raise SpecError("checkpoints are of one run: name one strategy and one seed")
     if place is not None and names[0] in ASYNCHRONOUS:
         raise SpecError(f"a scheduled job takes strategies that wait for all ranks; got {names[0]!r}")
+    if board and record is None:
+        raise SpecError("--board writes into the record's folder; name one with --record FOLDER")
     if board and not find_spec("tensorboard"):
         raise SpecError("--board writes for TensorBoard, which is not installed; run: pip install tensorboard")
     runs = [

@@ -35,7 +35,7 @@ def predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -
     names = (strategy,) if strategy.partition(":")[0] in SCHEMES else ()
     world = dist.get_world_size()
     cores = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    measured = rates(names, max(p.numel() for p in net.parameters()), world, torch.device("cpu"))
+    measured = rates(names, [p.numel() for p in net.parameters()], world, torch.device("cpu"))
     setting = Setting(machine=machine, world=world, cores=cores, rates=measured)
     with contextlib.suppress(SpecError):  # no model of this one: the record goes without
         seconds = step_s(strategy, profile, setting)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline.train as pt
-from paceline.errors import SpecError
+from paceline.errors import PacelineError, SpecError
 from paceline.train.comm import Event
 from paceline.train.job import Job, join
 from paceline.train.optim import LARS
@@ -67,7 +68,7 @@ def train(
     meter = Meter(model, strategy) if noise else None
     more = {} if strategy == "ddp" else {"timeout_s": timeout_s, **(options or {})}
     net, opt = pt.parallelize(model, own, plan=strategy, **more)
-    job = Job(net, opt, folder=checkpoint, every=every)
+    job = Job(net, opt, folder=checkpoint, every=every, timeout_s=timeout_s)
     losses, reached, looked, began = [], None, 0.0, time.perf_counter()
     look_every = max(1, len(planned) // evaluations) if evaluations else 0
     with Record(record, rank=rank, board=board) as log:
@@ -101,6 +102,7 @@ def train(
         if trace is not None:
             log.timeline(trace.events or (), trace.phases, f"{task}, {strategy}, {world} ranks, measured")
     pt.close(net)
+    job.close()
     return found
 
 
@@ -140,8 +142,13 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=120.0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.use_deterministic_algorithms(True)
-    join()
-    found = train(**vars(parser.parse_args()))
+    options = parser.parse_args()
+    join(timeout_s=options.timeout_s)
+    try:
+        found = train(**vars(options))
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # peers may hang: leave without waiting for their sockets
     if dist.get_rank() == 0:
         print(f"accuracy {found['accuracy']:.4f} loss {found['final_loss']!r} from step {found['started_at']}", flush=True)
     dist.destroy_process_group()

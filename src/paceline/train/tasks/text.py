@@ -26,7 +26,7 @@ def task() -> Task:
     codes = torch.tensor([place.get(character, 0) for character in text], dtype=torch.int64)
     cut = len(codes) * 9 // 10
     return Task(name="text-mlp", model=model, train=_samples(codes[:cut], _TRAIN, 0), test=_samples(codes[cut:], _TEST, 1),
-                batch=512, epochs=16, lr=0.1, momentum=0.9, weight_decay=5e-4, target=0.5)
+                batch=512, epochs=32, lr=0.2, momentum=0.9, weight_decay=1e-3, target=0.5)
 
 
 def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
