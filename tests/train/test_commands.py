@@ -29,7 +29,7 @@ def test_a_board_needs_a_folder_and_tensorboard(capsys, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     assert "name one with --record" in refused(capsys, "train", "--board")
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as where it is not installed
-    assert "pip install tensorboard" in refused(capsys, "train", "--board", "--record", str(tmp_path))
+    assert "paceline[board]" in refused(capsys, "train", "--board", "--record", str(tmp_path))
 
 
 def test_check_prints_both(capsys, tmp_path):

@@ -107,7 +107,7 @@ def compare(
     if board and record is None:
         raise SpecError("--board writes into the record's folder; name one with --record FOLDER")
     if board and not find_spec("tensorboard"):
-        raise SpecError("--board writes for TensorBoard, which is not installed; run: pip install tensorboard")
+        raise SpecError("--board writes for TensorBoard, which is not installed; run: pip install 'paceline[board]'")
     runs = [
         {"task": task, "strategy": name, "seed": number, "steps": steps, "batch": batch, "lr": lr, "optimizer": optimizer, "warmup": warmup,
          "weight_decay": weight_decay, "growth": growth, "noise": noise, "board": board, "every": every,
