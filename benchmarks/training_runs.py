@@ -116,9 +116,12 @@ def _key(run: dict) -> tuple:
     return tuple(run.get(name) for name in ("task", "seed", "strategy", "steps", "batch", "lr", "optimizer", "weight_decay", "warmup"))
 
 
+_STEPS = 600
+
+
 def faults(options: Namespace) -> str:
     """A rank killed at random moments; the loss at the end against that of a run that was left alone."""
-    strategies = ("terngrad",) if options.quick else ("allreduce", "terngrad", "dgc:ratio=0.01", "overlap")
+    strategies = ("terngrad",) if options.quick else ("allreduce", "terngrad", "dgc:ratio=0.01", "overlap", "overlap:fc=gradient")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, options.jobs // 2)) as pool:
         def both(strategy: str) -> tuple[str, str, int, int, float, float]:
             whole, alone_s, _, _ = _killed(Path(folder, strategy), strategy, 0)
@@ -133,20 +136,20 @@ def faults(options: Namespace) -> str:
 
 
 def _killed(folder: Path, strategy: str, kills: int) -> tuple[str, float, int, int]:
-    """Loss, seconds, how often a rank was killed and how many steps had to be done again; `kills` is tried, while the run lasts."""
+    """Loss, seconds, how often a rank was killed and how many steps had to be done again. Kills are at random steps, all over the run."""
     from paceline.train.launch import elastic
 
     chance = random.Random(strategy)
-    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "600", "--checkpoint", str(folder), "--every", "10",
+    moments = sorted(chance.sample(range(5, _STEPS - 5), kills))
+    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", str(_STEPS), "--checkpoint", str(folder), "--every", "10",
                  "--timeout-s", "20", "--record", str(folder / "record")]
     record = folder / "record" / "record.jsonl"
     began, done = time.perf_counter(), 0
     with tempfile.TemporaryFile() as output:
         process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=kills, output=output)
-        for kill in range(kills):
-            while process.poll() is None and (not record.exists() or record.read_text().count('"kind": "run"') <= kill):
-                time.sleep(0.02)
-            time.sleep(chance.random() * 1.2)
+        for moment in moments:
+            while process.poll() is None and _reached(record) < moment:
+                time.sleep(0.01)
             ranks = [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit() and _parent(e) == process.pid]
             if ranks:
                 os.kill(chance.choice(ranks), signal.SIGKILL)
@@ -157,6 +160,15 @@ def _killed(folder: Path, strategy: str, kills: int) -> tuple[str, float, int, i
     steps = [line["step"] for line in map(json.loads, record.read_text().splitlines()) if line["kind"] == "step"]
     losses = re.findall(r"loss (\S+) from", text)
     return losses[-1] if losses else f"none: {text.strip()[-200:]}", time.perf_counter() - began, done, len(steps) - len(set(steps))
+
+
+def _reached(record: Path) -> int:
+    """The last step of a record that the run which writes it has done."""
+    lines = record.read_text().splitlines() if record.exists() else []
+    try:
+        return int(json.loads(lines[-1]).get("step", 0))
+    except (IndexError, json.JSONDecodeError):  # nothing yet, or half a line
+        return 0
 
 
 def _parent(entry: Path) -> int:
