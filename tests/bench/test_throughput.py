@@ -3,6 +3,7 @@
 import csv
 import shutil
 import time
+from collections import Counter
 
 import pytest
 
@@ -39,15 +40,14 @@ def test_runs_are_taken_once(tmp_path):
 
 
 def test_disturbed_runs_are_taken_again(tmp_path, monkeypatch):
-    """With no tolerance at all, all but the middle one of three; the curve is that of the last lines."""
+    """With no tolerance at all: all but the middle one of three, and that one where it is no longer in the middle; the last lines count."""
     monkeypatch.setattr(conductor, "_ODD", 0.0)
     out = tmp_path / "set.csv"
     runs = [Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n) for n in (1, 2, 3)]
     assert measure.take(runs, out, hosts=5, seconds=100, loopback=True, tries=2) == []
     rows = list(csv.DictReader(out.read_text().splitlines()))
-    first, again = rows[:3], rows[3:]
-    middle = sorted(first, key=lambda row: float(row["compute_s"]))[1]
-    assert {row["workers"] for row in again} == {"1", "2", "3"} - {middle["workers"]} and len(again) == 2
+    taken = Counter(row["workers"] for row in rows)
+    assert set(taken) == {"1", "2", "3"} and max(taken.values()) == 2 and len(rows) in (5, 6)
     curve, = curves(out)
     assert curve.rates == {int(row["workers"]): float(row["steps_per_s"]) for row in rows}
 
