@@ -140,6 +140,12 @@ def test_one_process_acts_out_what_ranks_do():
         alone.train("digits-cnn", "overlap", steps=1)
 
 
+def test_asynchronous_updates_converge_by_default():
+    pytest.importorskip("sklearn")
+    found = compare("digits-cnn", ["ps-async"], world=4, steps=150, servers=1, staleness=8)
+    assert found.rows[0].accuracy > 0.9
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dgc_that_sends_everything_is_sgd(nesterov):
     """Momentum and weight decay act as the optimizer's own, in layers that are compressed and in those that are not."""

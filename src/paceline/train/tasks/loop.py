@@ -35,6 +35,8 @@ from paceline.train.tasks.step import Done, accuracy, final_loss, noted, step
 
 #: steps at the end of a run whose timeline is kept
 _KEPT_STEPS = 8
+#: strategies whose updates are each of one rank's share of a batch, which the learning rate is for
+_ONE_BY_ONE = ("ps-async", "ps-bounded")
 
 
 def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None, weight_decay: float | None = None) -> torch.optim.Optimizer:
@@ -63,6 +65,8 @@ def train(
         raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
     torch.manual_seed(seed)
     model = chosen.model()
+    if lr is None and optimizer == "sgd" and strategy in _ONE_BY_ONE:
+        lr = chosen.lr / world  # the linear scaling rule: as many updates as ranks make up one of the whole batch
     own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
     peak = [group["lr"] for group in own.param_groups]
     meter = Meter(model, strategy) if noise else None
