@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="for recipe, accuracy and large: one process acts out the ranks of a run")
     parser.add_argument("--known", action="store_true", help="tables of what --raw holds, nothing run")
     parser.add_argument("--times", type=int, default=20, help="for replicas")
+    parser.add_argument("--worlds", default="2,3,4", help="for replicas: numbers of ranks, side by side")
     parser.add_argument("--budget-s", type=float, default=550.0, help="for replicas: no further round after so many seconds")
     parser.add_argument("--raw", type=Path, help="file of JSON lines to which runs are appended, and whose runs are not done again")
     parser.add_argument("--rows", type=Path, nargs="+", help="for steps: files of lines that were measured before (--raw), to make the tables of")

@@ -24,7 +24,7 @@ BEST = "best"
 NAMES = ("none", "ddp", "overlap", "dgc", "auto", "terngrad", "fp16", "allreduce", "priority")
 WANTED = NAMES[:6]
 #: seconds of a block of steps
-BLOCK_S = 0.25
+BLOCK_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,15 @@ class Place:
     hosts: int = 2
     links: tuple[Any, ...] = LINKS
     names: tuple[str, ...] = WANTED
-    rounds: int = 5
+    rounds: int = 6
 
 
 #: one after another on all cores
-ALONE = (Place(model="cnn", links=(*LINKS[:3], BEST), names=NAMES), Place(model="vgg-like", links=LINKS[:3], names=NAMES))
+ALONE = (Place(model="cnn", links=(*LINKS[:3], BEST), names=NAMES, rounds=9), Place(model="vgg-like", links=LINKS[:3], names=NAMES, rounds=9))
 #: two rows of them at once, each on half of the cores where that leaves two for every host
 BESIDE = (
-    (Place(model="cnn", links=LINKS[3:], rounds=3), Place(model="vgg-like", hosts=3), Place(model="cnn", hosts=4, rounds=4)),
-    (Place(model="vgg-like", links=LINKS[3:]), Place(model="cnn", hosts=3, rounds=4), Place(model="vgg-like", hosts=4)),
+    (Place(model="cnn", links=LINKS[3:]), Place(model="vgg-like", hosts=3), Place(model="cnn", hosts=4)),
+    (Place(model="vgg-like", links=LINKS[3:]), Place(model="cnn", hosts=3), Place(model="vgg-like", hosts=4)),
 )
 
 

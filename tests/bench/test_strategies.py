@@ -85,15 +85,16 @@ def test_the_best_link_is_where_overlap_gains_most():
 
 def test_the_model_follows_the_rows_that_ship():
     found = read([Path(paceline.__file__).parent / "bench" / "data" / "emulated_steps.jsonl"])
-    assert found.error() < 0.11 and found.ranked() > 0.95
+    assert found.error() < 0.08 and found.ranked() > 0.95
     by = {(row.model, row.strategy): row for row in found.rows if row.hosts == 2 and row.link_Bps == 12.5e6}
     for model in ("cnn", "vgg-like"):
         for name, gain in (("terngrad", 8), ("dgc", 15)):
             assert min(found.paired(by[model, "ddp"], by[model, name])) > gain
         assert statistics.median(found.paired(by[model, "dgc"], by[model, "none"])) < 1.25
     behind = [statistics.median(found.fastest(row)[1]) for row in found.rows if row.strategy == "auto"]
-    assert statistics.fmean(ratio <= 1.05 for ratio in behind) >= 0.9
-    assert all(row.step_s <= 1.06 * found.base_s(row) for row in found.rows if row.strategy == "overlap")
+    assert len(behind) == 25 and statistics.fmean(ratio <= 1.05 for ratio in behind) >= 0.95 and max(behind) < 1.1
+    slower = [row.step_s / found.base_s(row) for row in found.rows if row.strategy == "overlap" and row.step_s > 1.05 * found.base_s(row)]
+    assert len(slower) <= 1 and max(slower, default=1.0) < 1.15  # docs/training.md says where
 
 
 def test_hosts_share_the_cores_out():

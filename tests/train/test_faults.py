@@ -1,10 +1,12 @@
 """Ranks that are killed, disks that are full: training ends as if nothing had happened, or goes on with what it has."""
 
 import contextlib
+import json
 import os
 import random
 import re
 import resource
+import shutil
 import signal
 import tempfile
 import time
@@ -36,22 +38,20 @@ def children(process):
     return sorted(out)
 
 
-def run(folder, strategy, kills, seed=0):
-    """The final loss, with a rank killed `kills` times at random moments after training has begun."""
+def run(folder, strategy, kills=0, first=None, seed=0):
+    """The final loss and parameters, with a rank killed at `kills` random steps; from the checkpoint `first` on, if one is given."""
     chance = random.Random(seed)
-    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "60", "--checkpoint", str(folder), "--every", "5",
+    moments = sorted(chance.sample(range(8, 40), kills))
+    if first is not None:
+        shutil.copytree(first, folder / first.name)
+    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "60", "--checkpoint", str(folder), "--every", "5", "--keep", "12",
                  "--timeout-s", "20", "--record", str(folder / "record")]
     with tempfile.TemporaryFile() as output:
         process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=kills, output=output)
         try:
-            seen = 0
-            for _ in range(kills):
-                wait_for(lambda seen=seen: begun(folder) > seen or process.poll() is not None, 120)
-                seen = begun(folder)
-                time.sleep(chance.random() * 0.3)
-                victims = children(process.pid)
-                if victims:
-                    os.kill(chance.choice(victims), signal.SIGKILL)
+            for starts, moment in enumerate(moments, 1):
+                wait_for(lambda n=starts, at=moment: (begun(folder) == n and reached(folder) >= at) or process.poll() is not None, 120)
+                os.kill(chance.choice(children(process.pid)), signal.SIGKILL)
             process.wait(timeout=200)
         finally:
             process.kill()
@@ -59,7 +59,8 @@ def run(folder, strategy, kills, seed=0):
         text = output.read().decode()
     found = re.findall(r"loss (\S+) from step (\d+)", text)
     assert process.returncode == 0 and found, text[-2000:]
-    return float(found[-1][0]), int(found[-1][1])
+    model = torch.load(folder / "step-000000060" / "model.pt", weights_only=False)["model"]
+    return float(found[-1][0]), {name: tensor.tolist() for name, tensor in model.items()}
 
 
 def begun(folder):
@@ -68,17 +69,27 @@ def begun(folder):
     return path.read_text().count('"kind": "run"') if path.exists() else 0
 
 
+def reached(folder):
+    """The last step in the record of a run; 0 where the last line is not of a step."""
+    lines = (folder / "record" / "record.jsonl").read_text().splitlines()
+    with contextlib.suppress(json.JSONDecodeError):  # half a line
+        return json.loads(lines[-1]).get("step", 0)
+    return 0
+
+
 def wait_for(done, seconds):
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "onebit"])
+@pytest.mark.parametrize("strategy", ["onebit", "overlap"])
 def test_a_killed_rank_costs_nothing_but_time(tmp_path, strategy):
-    whole, _ = run(tmp_path / "whole", strategy, 0)
-    cut, _ = run(tmp_path / "cut", strategy, 2)
+    whole = run(tmp_path / "whole", strategy)
+    # what `overlap` chooses in its first step depends on the link as measured then: both have that step in common
+    cut = run(tmp_path / "cut", strategy, kills=2, first=tmp_path / "whole" / "step-000000005")
     assert cut == whole
+    assert begun(tmp_path / "cut") == 3
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -124,8 +135,8 @@ def test_no_room_is_noticed_where_it_is_real(tmp_path):
 
 
 def test_a_rank_that_has_no_room_does_not_keep_the_others_waiting(tmp_path):
-    first, second = run_ranks("workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=60)
-    assert first["seconds"] < 10 and "step 2 was not written: rank1.pt could not be written by its rank" in first["problem"]
+    first, second = run_ranks("workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=150)
+    assert first["seconds"] < 60 and "step 2 was not written: rank1.pt could not be written by its rank" in first["problem"]
     assert "No space left" in second["problem"]
     assert first["steps"] == [1, 3]  # and what was begun in vain is gone
 
@@ -152,7 +163,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path, capsys):
 @pytest.mark.parametrize("strategy", ["ddp", "allreduce"])
 def test_a_rank_that_hangs_ends_the_run(tmp_path, strategy):
     arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "100000", "--checkpoint", str(tmp_path / "saved"), "--every", "1000",
-                 "--timeout-s", "3", "--record", str(tmp_path / "record")]
+                 "--timeout-s", "8", "--record", str(tmp_path / "record")]
     record = tmp_path / "record" / "record.jsonl"
     with tempfile.TemporaryFile() as output:
         process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=0, output=output)
@@ -162,8 +173,8 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path, strategy):
             ranks = children(process.pid)
             os.kill(ranks[1], signal.SIGSTOP)
             began = time.monotonic()
-            wait_for(lambda: gone(ranks[0]), 60)
-            assert time.monotonic() - began < 30
+            wait_for(lambda: gone(ranks[0]), 100)
+            assert time.monotonic() - began < 100  # the limit of a strategy is 300 s where none is given
         finally:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
@@ -172,7 +183,7 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path, strategy):
         output.seek(0)
         text = output.read().decode()
     assert process.returncode == 1
-    assert "3 s" in text or "3000ms" in text, text[-2000:]  # the engine's limit, or gloo's
+    assert "8 s" in text or "8000ms" in text, text[-2000:]  # the engine's limit, or gloo's
 
 
 def gone(process):

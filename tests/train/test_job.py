@@ -50,7 +50,7 @@ class Scheduler:
         return tuple(map(int, path.read_text().splitlines()[-1].split())) if path.exists() and path.read_text() else (0, 0)
 
     def wait_for(self, steps):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 250
         while self.done()[0] < steps:
             assert time.monotonic() < deadline, "it did not come so far"
             time.sleep(0.05)
@@ -62,7 +62,7 @@ def ranks_of(pid):
 
 def ended(command):
     """Its exit code and what it printed."""
-    said, _ = command.communicate(timeout=120)
+    said, _ = command.communicate(timeout=250)
     return command.returncode, said
 
 

@@ -33,7 +33,7 @@ def launched(script, world):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -65,7 +65,7 @@ def test_oddities_of_models_and_loops_under_every_strategy():
 def test_half_precision_passes_under_overlap_are_those_under_all_reduce():
     runs = [("odd", {"strategy": f"ddp {average} bf16", "options": {"most_bytes": 20000} if average == "overlap" else {}})
             for average in ("allreduce", "overlap")]
-    plain, over = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=100)[0]
+    plain, over = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)[0]
     assert over["losses"] == pytest.approx(plain["losses"], rel=0.02)
 
 
@@ -79,7 +79,7 @@ def test_mistakes_are_one_line_on_all_ranks():
              ("overlap", {"parameters": "half"}, "SpecError: parameter '2.weight' needs a gradient but is not in the optimizer"),
              ("allreduce", {}, "")]
     runs = [("mistaken", {"plan": plan, **more}) for plan, more, _ in asked]
-    for rank in run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=100):
+    for rank in run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250):
         for (plan, _, message), said in zip(asked, rank, strict=True):
             assert said.startswith(message) and bool(said) == bool(message), (plan, said)
             assert "\n" not in said

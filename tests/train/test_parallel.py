@@ -58,7 +58,7 @@ def test_overflow_skips_the_step_on_all_ranks():
 def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, strategy):
     def train(folder, until, world):
         return run("workers:resumed", world=world, arguments={"folder": str(folder), "strategy": strategy, "steps": 10, "until": until},
-                   environment=HERE, timeout_s=120)[0]
+                   environment=HERE, timeout_s=250)[0]
 
     whole = train(tmp_path / "whole", 8, 2)
     assert whole["steps"] == [6, 8]
@@ -77,7 +77,7 @@ def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, 
 
 def test_a_run_goes_on_under_another_strategy(tmp_path):
     names = ["dgc", "overlap", "terngrad", "lazy", "local", "diloco", "auto", "allreduce"]
-    both = run("workers:handed_on", world=2, arguments={"folder": str(tmp_path), "names": names}, environment=HERE, timeout_s=120)
+    both = run("workers:handed_on", world=2, arguments={"folder": str(tmp_path), "names": names}, environment=HERE, timeout_s=250)
     for rank in both:
         assert [one["start"] for one in rank] == [2 * i for i in range(len(names))]
         # dgc takes momentum and weight decay away from the optimizer, and must not hand that on

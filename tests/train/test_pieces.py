@@ -14,7 +14,7 @@ from paceline.errors import DataError, PlanError, SpecError, UnknownName
 from paceline.spec.compression import Float32
 from paceline.train import strategies
 from paceline.train.check import check
-from paceline.train.comm import Event
+from paceline.train.comm import IN_FLIGHT, Event
 from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import cut, flatten, groups_of, piece_bytes
 from paceline.train.memory import blocks_of, recompute
@@ -138,6 +138,9 @@ def test_a_compressor_that_takes_the_momentum_over_makes_the_update_cheaper():
 
 def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
     assert [piece_bytes(link, 2) for link in (1e6, 1e8, 1e12)] == [(1 << 18, 1 << 20), (500_000, 2_000_000), (2 << 20, 8 << 20)]
+    # several senders to one port: what is in flight must fit into its queue, of 0.2 s here, where the link is slow
+    assert [piece_bytes(link, 4)[1] for link in (1e5, 2.4e6, 12e6, 1e8)] == [1 << 17, 160_000, 800_000, 1_333_333]
+    assert all(3 / 4 * IN_FLIGHT * piece_bytes(link, 4)[1] <= 0.2001 * link for link in (2.4e6, 12e6, 1e8))
     quick, slow = (replace(setting(1e11), machine=replace(setting(1e11).machine, latency_s=latency)) for latency in (0.0, 1e-3))
     # eight layers of a megabyte in two pieces, each of which goes out and comes back
     assert overlap_s(profile(), slow) - overlap_s(profile(), quick) >= 4e-3
@@ -145,11 +148,19 @@ def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
     assert 2e-3 <= step_s("ddp", profile(), slow) - step_s("ddp", profile(), quick) < 2.5e-3
 
 
-def test_a_small_reduction_goes_round_the_ring():
+def test_a_reduction_goes_round_the_ring_unless_it_is_small():
     four = setting(1e9, world=4)
-    assert four.reply_s("gather") == pytest.approx(1e-4) and four.reply_s("gather", "sum") == pytest.approx(6e-4)
+    assert four.reply_s("gather", 1e6) == four.reply_s("sum", 1 << 15) == pytest.approx(1e-4) and four.reply_s("sum", 40_000) == pytest.approx(6e-4)
     measured = replace(four, machine=replace(four.machine, reduce_latency_s=3e-4))
-    assert measured.reply_s("max") == pytest.approx(3e-4)
+    assert measured.reply_s("max", 1e5) == pytest.approx(3e-4) and measured.reply_s("max", 4) == pytest.approx(1e-4)
+
+
+def test_passes_and_encoders_share_the_cores():
+    at = replace(setting(1e12), rates=Rates(encode_s={"dgc": 1e-9}), cores=8, threads=2)
+    few = replace(at, cores=2)
+    work = 1e-9 * sum(layer.bytes / 4 for layer in profile().layers if layer.bytes >= 4 * 1024)
+    assert step_s("dgc", profile(), few) >= profile().forward_s + profile().backward_s / 2 + work
+    assert step_s("dgc", profile(), at) <= step_s("dgc", profile(), few)
 
 
 def test_ddp_reduces_whole_buckets_at_a_rate_of_their_own():

@@ -83,6 +83,14 @@ def test_relaxed_replicas_meet():
     assert all(ranks[0]["losses"][-1] < 3 for ranks in results)
 
 
+def test_lazy_layers_get_every_gradient_once_while_the_interval_grows():
+    for counts, intervals in run("workers:added_up", world=2, arguments={"steps": 14}, environment=HERE, timeout_s=150):
+        assert counts[0] == pytest.approx(1) and max(intervals) == 4
+        sent = [step for step, (now, before) in enumerate(zip(counts, [0, *counts], strict=False), 1) if now > before + 0.5]
+        assert [counts[step - 1] for step in sent] == pytest.approx(sent, rel=1e-3)  # all that came up to then
+        assert sent == [1, 2, 4, 7, 11]
+
+
 def test_the_fake_process_group_sees_the_same_collectives():
     runs = [{"strategy": name, "options": options, "steps": 4} for name, options in (
         ("allreduce", BUCKETS), ("overlap", {**SMALL, "fc": "gradient"}), ("overlap", {"fc": "rows"}), ("overlap", {"fc": "factors"}),

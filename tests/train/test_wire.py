@@ -29,6 +29,6 @@ def test_both_directions_of_a_link_are_used_at_once():
     from paceline.bench.emulate import EmulatedCluster
 
     with EmulatedCluster(hosts=2, link_Bps=2.5e6) as cluster:
-        seconds, _ = run("workers:duplex", world=2, on=cluster, timeout_s=100, environment={"PYTHONPATH": str(Path(__file__).parent)})
+        seconds, _ = run("workers:duplex", world=2, on=cluster, timeout_s=200, environment={"PYTHONPATH": str(Path(__file__).parent)})
     alone = (1 << 20) / 2.5e6
     assert seconds < 1.35 * alone  # one after the other takes from 1.5 times as long

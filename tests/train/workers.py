@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+import hashlib
 import json
 import os
 import random
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import RunError
+from paceline.spec.compression import Float32
 from paceline.train.comm import Collective, Engine
 from paceline.train.launch import RESULTS
 from paceline.train.strategies.auto import Auto, Choice
@@ -45,20 +48,26 @@ def ordered(jobs=60, seed=0):
         return engine.order()
 
 
-def duplex(size=1 << 20, late=0.05):
-    """Seconds of a gather of `size` bytes in which rank 1 comes late: what rank 0 has announced must not make one direction wait for the other."""
+def duplex(size=1 << 20, late=0.05, times=4):
+    """Seconds of a gather of `size` bytes in which rank 1 comes late: what rank 0 has announced must not make one direction wait for the other.
+
+    The least of a few: on a busy machine a single one may be held up.
+    """
     def job():
         yield Collective("gather", [torch.zeros(size, dtype=torch.uint8)])
 
     with Engine(timeout_s=30) as engine:
         engine.submit("first", job()).wait()
-        dist.barrier()
-        start = time.perf_counter()
-        if dist.get_rank() == 1:
-            time.sleep(late)
-        engine.submit("second", job()).wait()
-        dist.barrier()
-        return time.perf_counter() - start - late
+        found = []
+        for _ in range(times):
+            dist.barrier()
+            start = time.perf_counter()
+            if dist.get_rank() == 1:
+                time.sleep(late)
+            engine.submit("second", job()).wait()
+            dist.barrier()
+            found.append(time.perf_counter() - start - late)
+        return min(found)
 
 
 def stalls(how):
@@ -80,9 +89,14 @@ def stalls(how):
         return f"{type(error).__name__}: {error}"
 
 
-def held():
-    """Threads and open files of this process."""
-    return [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd")]
+def held(like=None, patience_s=10.0):
+    """Threads and open files of this process; on a busy machine what was let go takes a moment to be gone: as few as `like`, if that can be had."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd")]
+        if like is None or all(now <= then for now, then in zip(found, like, strict=True)) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def opened_and_closed(rounds, strategies):
@@ -101,7 +115,7 @@ def opened_and_closed(rounds, strategies):
                 torch.nn.functional.cross_entropy(net(x), y).backward()
                 opt.step()
             pt.close(net)
-        seen.append(held())
+        seen.append(held(*seen[:1]))
     assert not net._forward_pre_hooks and not any(p._post_accumulate_grad_hooks for p in net.parameters())
     assert {len(opt.state[p]) for p in net.parameters()} == {1}
     before = net[0].weight.detach().clone()
@@ -114,9 +128,9 @@ def closes_without(how, strategy):
     """Seconds that rank 0 needs to close where rank 1 dies or does not come, and what is said before or then."""
     import paceline.train as pt
 
-    net = model()
+    net, told = model(), Path(os.environ[RESULTS], "closed")
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    pt.parallelize(net, opt, plan=strategy, timeout_s=2, **({"fc": "gradient"} if strategy == "overlap" else {}))
+    pt.parallelize(net, opt, plan=strategy, timeout_s=6, **({"fc": "gradient"} if strategy == "overlap" else {}))
     for step in range(2):
         x, y = batch(step, dist.get_rank())
         opt.zero_grad()
@@ -127,7 +141,9 @@ def closes_without(how, strategy):
         if how == "dies":
             Path(os.environ[RESULTS], "1.json").write_text("null")
             os._exit(0)
-        time.sleep(10)
+        deadline = time.monotonic() + 90
+        while not told.exists() and time.monotonic() < deadline:  # longer than anyone should wait for it
+            time.sleep(0.05)
         return None
     time.sleep(0.5)
     said = []
@@ -142,6 +158,7 @@ def closes_without(how, strategy):
     except RunError as error:
         said.append(str(error))
     seconds = time.perf_counter() - start
+    told.touch()
     if how == "dies":  # the worker's last barrier would fail
         Path(os.environ[RESULTS], "0.json").write_text(json.dumps({"seconds": seconds, "said": said}))
         os._exit(0)
@@ -322,10 +339,10 @@ class Switches(Auto):
     """Takes `overlap` after two steps, whatever the link."""
 
     def __init__(self):
-        super().__init__(watch=2)
+        super().__init__(watch=2, trial=False)
 
     def _choose(self):
-        return Choice(strategy="overlap", expected_s={}, by_name={}, reason="", setting=None, profile=None)
+        return Choice(strategy="overlap", expected_s={}, mixes={"overlap": {"0.weight": Float32()}}, reason="", setting=None, profile=None)
 
 
 def scaled(strategy, steps=6, tell=True):
@@ -412,6 +429,27 @@ def wired(strategies, steps=4):
         out.append((sent, pt.of(net).wire_bytes()))
         pt.close(net)
     return out
+
+
+def added_up(steps, interval=1, most=4):
+    """Under `lazy`, with gradients that stay the same: how many of them the bottom layer has had after each step, and the interval then."""
+    import paceline.train as pt
+
+    bottom, top = torch.nn.Linear(40, 40, bias=False), torch.nn.Linear(40, 40, bias=False)
+    net = torch.nn.Sequential(bottom, top)
+    opt = torch.optim.SGD(net.parameters(), lr=1.0)
+    pt.parallelize(net, opt, plan="lazy", share=0.5, interval=interval, most=most, least_bytes=64)
+    before, counts, intervals = bottom.weight.detach().clone(), [], []
+    for _ in range(steps):
+        opt.zero_grad()
+        net(torch.zeros(1, 40))  # for the order of their use
+        sum((layer.weight / 256).sum() for layer in net).backward()
+        opt.step()
+        pt.of(net).synchronize()
+        counts.append(((before - bottom.weight.detach()) * 256).mean().item())
+        intervals.append(pt.of(net).interval)
+    pt.close(net)
+    return counts, intervals
 
 
 class Odd(torch.nn.Module):
@@ -541,3 +579,94 @@ def handed_on(folder, names):
         pt.close(net)
         out.append({"start": start, "momentum": opt.param_groups[0]["momentum"], "weight_decay": opt.param_groups[0]["weight_decay"]})
     return out
+
+
+def interrupted(folder, strategy, options=None, kind="mlp", optimizer="sgd", steps=9, at=4, options_then=None, size_then=8):
+    """Trains, and once more from the checkpoint of step `at` on: bits of parameters and optimizer state at both ends, and what layers exchange."""
+    import paceline.train as pt
+
+    rank, out = dist.get_rank(), []
+    saved = pt.Checkpoints(folder, keep=1, asynchronous=False)
+    for again in (False, True):
+        net = model(kind=kind)
+        opt = optimizer_of(optimizer, net.parameters())
+        pt.parallelize(net, opt, plan=strategy, **((options_then if again and options_then is not None else options) or {}))
+        start = saved.load(net, opt) if again else 0
+        found = any(getattr(pt.of(net), name, None) for name in ("parts", "_agreed", "steps"))
+        if kind == "tied":
+            net.calls = start
+        for step in range(start, steps):
+            x, y = batch(step, rank, size_then if again else 8)
+            opt.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+            if step + 1 == at and not again:
+                saved.save(at, net, opt)
+                saved.wait()
+                dist.barrier()
+        arranged = getattr(pt.of(net), "_arrangement", None)
+        state = pt.of(net).optimizer_state()["state"]
+        pt.close(net)
+        kept = [*net.state_dict().values(), *(value for one in state.values() for value in one.values() if isinstance(value, torch.Tensor))]
+        bits = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in kept)).hexdigest()
+        out.append({"start": start, "found": found, "bits": bits, "arranged": arranged and [*arranged.factors.values()], "finite": all(
+            bool(torch.isfinite(tensor).all()) for tensor in kept)})
+    return out
+
+
+def interrupted_all(folder, runs):
+    return [interrupted(f"{folder}/{i}", **one) for i, one in enumerate(runs)]
+
+
+def split_and_whole(plans, rounds):
+    """Threads and files held after each round of two steps under each plan; of the last round, what became of models and optimizers."""
+    seen, out = [], []
+    for number in range(rounds):
+        out = [closed(plan, last=number == rounds - 1) for plan in plans]
+        gc.collect()
+        seen.append(held(*seen[:1]))
+    return {"held": seen, "found": out, "alone": alone("gpt", 4)[2:]}
+
+
+def closed(plan, last):
+    """Two steps under a plan, then it is closed; two more of each rank by itself, with all samples, unless it has some stages only."""
+    import paceline.train as pt
+
+    net, ids = decoder("gpt")
+    kinds, rank, said = [type(module) for module in net.modules()], dist.get_rank(), None
+    if "pp=" in plan:
+        runner = pt.Pipeline(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss)
+        opt, parts, mine = runner.optimizer, runner.stages, ids.chunk(runner.dp)[runner.replica]
+        for _ in range(2):
+            runner.step(mine, mine)
+        for _ in range(2):  # the second time there is nothing left to do
+            pt.close(runner)
+        try:
+            runner.step(mine, mine)
+        except RunError as error:
+            said = str(error)
+    else:
+        opt, parts, tp = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), [net], 2 if "tp=2" in plan else 1
+        pt.parallelize(net, opt, plan=plan)
+        for _ in range(2):
+            descend(net, opt, ids.chunk(dist.get_world_size() // tp)[rank // tp])
+        pt.close(net)
+    if not last:
+        return None
+    parameters = {p for part in parts for p in part.parameters()}
+    state = [value for entries in opt.state.values() for value in entries.values()]
+    return {
+        "plan": plan, "said": said, "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()),
+        "plain": {type(p).__name__ for p in parameters} == {"Parameter"} and {type(value).__name__ for value in state} == {"Tensor"},
+        "state": len(opt.state) == len(parameters), "kinds": "tp=" in plan or kinds == [type(module) for module in net.modules()],
+        "losses": None if "pp=" in plan else [descend(net, opt, ids) for _ in range(2)],
+    }
+
+
+def descend(net, opt, ids):
+    """A step; its loss."""
+    opt.zero_grad()
+    loss = token_loss(net(ids), ids)
+    loss.backward()
+    opt.step()
+    return loss.item()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.emulate.cluster import burst_bytes
+from paceline.bench.emulate.cluster import CONGESTION, burst_bytes
 from paceline.bench.strategies import PAYLOAD
 from paceline.cost.collectives import bus_factor
 from paceline.train.launch import run
@@ -48,15 +48,17 @@ class Measured:
     """All of them."""
 
     lines: tuple[Line, ...]
+    #: how the hosts' TCP finds a link's rate
+    tcp: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"lines": [{**asdict(line), "algorithm_Bps": line.algorithm_Bps, "bus_Bps": line.bus_Bps} for line in self.lines]}
+        return {"tcp": self.tcp, "lines": [{**asdict(line), "algorithm_Bps": line.algorithm_Bps, "bus_Bps": line.bus_Bps} for line in self.lines]}
 
     def __rich__(self) -> Table:
         from rich.table import Table
 
-        table = Table(title="gloo on an emulated cluster")
+        table = Table(title=f"gloo on an emulated cluster, TCP {self.tcp}")
         for title in ("hosts", "link", "operation", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "predicted (us)"):
             table.add_column(title, justify="left" if title in ("operation", "link") else "right")
         for line in self.lines:
@@ -66,8 +68,8 @@ class Measured:
         return table
 
 
-def worker(sizes: Sequence[int]) -> dict[str, list[float]]:
-    """Seconds of each operation and size on one rank: the least of a few."""
+def worker(sizes: Sequence[int]) -> dict[str, Any]:
+    """Seconds of each operation and size on one rank: the least of a few; and the TCP of its host."""
     import torch
     import torch.distributed as dist
 
@@ -101,7 +103,7 @@ def worker(sizes: Sequence[int]) -> dict[str, list[float]]:
                 call(op, *tensors)
                 best = min(best, time.perf_counter() - start)
             out[op].append(best)
-    return out
+    return {**out, "tcp": CONGESTION.read_text().strip()}
 
 
 def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) -> float:  # noqa: N803
@@ -122,13 +124,14 @@ def measure(*, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_
     sizes = [65536]
     while sizes[-1] * 4 <= largest_bytes:
         sizes.append(sizes[-1] * 4)
-    lines = []
+    lines, tcp = [], ""
     for count in hosts:
-        with EmulatedCluster(hosts=count) as cluster:
+        with EmulatedCluster(hosts=count, congestion="reno") as cluster:  # as in `bench strategies`
             for link in links_Bps:
                 cluster.shape(link)
                 ranks = run("paceline.bench.emulated_collectives:worker", world=count, on=cluster, arguments={"sizes": sizes})
+                tcp = ranks[0]["tcp"]
                 for op in OPS:
                     lines += [Line(op=op, hosts=count, link_Bps=link, size_bytes=size, seconds=max(rank[op][i] for rank in ranks),
                                    predicted_s=predicted_s(op, size, count, link)) for i, size in enumerate(sizes)]
-    return Measured(lines=tuple(lines))
+    return Measured(lines=tuple(lines), tcp=tcp)

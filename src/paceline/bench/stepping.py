@@ -37,8 +37,8 @@ from paceline.train.strategies.probe import cores, probe
 MODELS = ("cnn", "vgg-like", "mlp")
 #: strategies that are made anew for each link: they look at it
 LOOKING = ("overlap", "priority", "auto")
-#: plain steps before the one in whose update each decides
-_WATCHED = {"auto": (3, 4)}
+#: plain steps before the one in whose update each looks
+_WATCHED = {"auto": 3}
 #: steps timed at a time, at most; seconds of one from which on none goes before those timed: where parameters arrive under the next, and elsewhere
 _MOST, _LONG_S, _LEAD_S = 40, 4.0, 1.0
 #: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; none that takes so many seconds
@@ -98,14 +98,20 @@ class Trial:
 
     def prepare(self, narrow: Callable[[], None], widen: Callable[[], None], warm: int) -> None:
         """First steps on the bare link, `warm` of them as they will be; the narrow one is there where the strategy looks."""
-        looks = _WATCHED.get(self.name, (0,)) if self.name in LOOKING else ()
-        for number in range(max(looks, default=0) + 1 + warm):
-            if number in looks:
-                self.step(narrow)
-                self.synchronize()
-                widen()
-            else:
+        for _ in range(_WATCHED.get(self.name, 0)):
+            self.step()
+        if self.name in LOOKING:
+            self.step(narrow)
+            if self.name == "auto":  # may try some, the first step of which looks, too
+                auto = pt.of(self.net)
                 self.step()
+                while not getattr(auto, "settled"):  # noqa: B009
+                    self.step()
+                self.step()
+            self.synchronize()
+            widen()
+        for _ in range(warm):
+            self.step()
         self.synchronize()
 
     def timed(self, steps: int, lead: int) -> dict[str, float]:
@@ -161,7 +167,8 @@ def facts(model: str, alone: Trial, strategies: Sequence[str]) -> dict[str, Any]
         machine = probe(engine, device, whole=True)
     measured = rates(schemes, [p.numel() for p in network(model)[0].parameters()], dist.get_world_size(), device)
     dist.barrier()
-    return agree({"profile": found, "rates": asdict(measured), "machine": asdict(machine), "cores": cores(device), "on": _here()})
+    own, threads = cores(device)
+    return agree({"profile": found, "rates": asdict(measured), "machine": asdict(machine), "cores": own, "threads": threads, "on": _here()})
 
 
 def _here() -> str:

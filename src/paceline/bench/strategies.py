@@ -224,7 +224,8 @@ def predict(facts: Mapping[str, Any], strategies: Sequence[str], hosts: int, lin
     from paceline.train.strategies.probe import Machine
 
     bare = Machine(**facts["machine"])
-    setting = Setting(machine=bare if link is None else bare.behind(link * PAYLOAD), world=hosts, rates=Rates(**facts["rates"]), cores=facts["cores"])
+    setting = Setting(machine=bare if link is None else bare.behind(link * PAYLOAD), world=hosts, rates=Rates(**facts["rates"]), cores=facts["cores"],
+                      threads=facts.get("threads", 1))
     profile = Profile.from_dict(facts["profile"])
     return {name: step_s(name, profile, setting) for name in strategies}
 

@@ -29,3 +29,32 @@ def abandon(group: Any) -> None:
 
 #: under its newer name where there is one: the older warns that it is
 gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+#: where a module keeps hooks, by number
+HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_backward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def forget_shards(module: torch.nn.Module) -> None:
+    """Takes FSDP2 away from a module, which has its own class again; its parameters stay split."""
+    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+    from torch.distributed._composable_state import _module_state_mapping
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(module, FSDPModule):
+        module.reshard()  # the root of a model is gathered after its last pass
+        module.__class__ = type(module).__mro__[2]
+        _module_state_mapping.pop(module, None)
+        for key in (STATE_KEY, REGISTRY_KEY):
+            module.__dict__.pop(key, None)
+    for key in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+        module.__dict__.pop(key, None)
+
+
+def forget_mesh(mesh: Any) -> None:
+    """Has a mesh hold its process groups no longer: torch's caches may hold the mesh for as long as the process lives."""
+    mesh._get_root_mesh()._pg_registry.clear()

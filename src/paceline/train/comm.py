@@ -136,8 +136,9 @@ def _finish() -> None:
     failed = hasattr(sys, "last_value")  # what others should have sent may never come then
     for engine in list(_engines) if not failed else ():
         engine.end()
+    deadline = time.monotonic() + (_HASTE_S if failed else CLOSE_S)
     for thread in leaving:
-        thread.join(_HASTE_S if failed else CLOSE_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Engine:
@@ -241,6 +242,8 @@ class Engine:
         lanes = [queue.lane for queue in self._lanes.values()]
         if well and self.world > 1 and not self.failed:  # or what others still receive would be cut off
             well = lanes[0].meet(min(self.timeout_s, CLOSE_S))
+        if not well:  # they wait within the backend, up to its limit, where the end of the process must not find them: it would be aborted
+            leaving.extend(thread for lane in lanes if (thread := lane._thread) is not None)
         give_back([group for lane in lanes for group in lane.release(well)], well=well)
 
     def __enter__(self) -> Engine:

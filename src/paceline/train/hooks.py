@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -104,6 +104,20 @@ class Uses:
     def watch(self) -> None:
         """Look at the next forward pass closely."""
         self._mode = _Watch(self._used)
+
+    def reads(self) -> dict[str, tuple[str, ...]]:
+        """By names: modules that were seen to use parameters which are not their own, and these."""
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        own = {module: {id(p) for p in module.parameters(recurse=False)} for module in self.by_module}
+        found = {name: tuple(names[key] for key in self.by_module[module] if key not in own[module]) for name, module in self._model.named_modules()}
+        return {name: read for name, read in found.items() if read}
+
+    def know(self, reads: Mapping[str, Sequence[str]]) -> None:
+        """What `reads` once said, in place of a pass that is looked at."""
+        self._mode = None
+        parameters, modules = dict(self._model.named_parameters()), dict(self._model.named_modules())
+        for name, read in reads.items():
+            self.by_module[modules[name]].update({id(parameters[one]): parameters[one] for one in read})
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         if self._mode is not None:

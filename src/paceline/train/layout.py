@@ -20,6 +20,9 @@ from paceline.errors import SpecError
 LEAST_BYTES, MOST_BYTES = 512 * 1024, 2048 * 1024
 #: seconds that a piece should be on the link: long against what a message costs the interpreter, short against the passes; and bytes at most
 _PIECE_S, _LARGEST = 10e-3, 8 << 20
+#: bytes of a piece on slow links. What several ranks send to one must fit into the queue of its port: packets lost there cost a flow a timeout, and
+#: all wait for it. So, with more than two ranks, seconds that a piece may be on the link, of which several are in flight; and bytes at least
+_USUAL, _QUEUED_S, _SMALLEST = 1 << 20, 50e-3, 128 << 10
 #: elements between two parameters' beginnings are a multiple of this: a cache line of float32
 _LINE = 16
 
@@ -92,7 +95,9 @@ Named = tuple[str, nn.Parameter]
 
 def piece_bytes(link_Bps: float, world: int) -> tuple[int, int]:  # noqa: N803
     """Bytes up to which neighbours travel together, and above which a parameter is cut, for a link of that rate."""
-    most = min(_LARGEST, max(1 << 20, link_Bps * _PIECE_S * world / max(1, world - 1)))
+    rate = link_Bps * world / max(1, world - 1)  # of a piece, of which each rank keeps its own part
+    slow = _USUAL if world <= 2 else min(_USUAL, max(_SMALLEST, rate * _QUEUED_S))
+    most = min(_LARGEST, max(slow, rate * _PIECE_S))
     return int(most) // 4, int(most)
 
 

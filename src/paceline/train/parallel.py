@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +18,13 @@ from paceline.train import asynchronous, strategies
 from paceline.train.comm import TIMEOUT_S, Engine
 from paceline.train.strategies.base import Strategy
 
+if TYPE_CHECKING:
+    from paceline.train.pipeline import Pipeline
+
+_DDP = nn.parallel.DistributedDataParallel
 _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
+#: what makes models whole again that FSDP2 or tensor parallelism has split
+_split: WeakKeyDictionary[nn.Module, Callable[[], None]] = WeakKeyDictionary()
 
 
 def parallelize(
@@ -28,7 +35,7 @@ def parallelize(
     `plan` is a name of `paceline.train.strategies` or of an asynchronous one (options as keywords), a plan of the planner (also in its words:
     "fsdp tp=2 bf16"), or a strategy object. Plans with pipeline stages run through `paceline.train.Pipeline`.
     """
-    if not dist.is_initialized() and not (isinstance(plan, str) and plan in asynchronous.NAMES):
+    if not dist.is_initialized() and not (isinstance(plan, str) and plan.partition(":")[0] in asynchronous.NAMES):
         raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group before parallelize")
     if not any(p.requires_grad for p in model.parameters()):
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
@@ -39,9 +46,9 @@ def parallelize(
     if isinstance(plan, str):
         name = plan.partition(":")[0]
         if name == "ddp":
-            return strategies.called(name, nn.parallel.DistributedDataParallel, model, **options), optimizer
+            return strategies.called(name, _DDP, model, **{**_words(plan), **options}), optimizer
         if name in asynchronous.NAMES:
-            return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **options)
+            return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **{**_words(plan), **options})
     strategy = strategies.make(plan, **options) if isinstance(plan, str) else plan
     if not isinstance(strategy, Strategy):
         raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
@@ -60,39 +67,75 @@ def parallelize(
     return model, optimizer
 
 
+def check(text: str, world: int) -> None:
+    """Raises what `parallelize` on so many ranks would say of a name with its options, or of a plan in words; nothing is started or touched."""
+    name = text.partition(":")[0]
+    if name not in strategies.names():
+        _check(_parse(text), world)
+    elif name in asynchronous.NAMES:
+        from paceline.train.asynchronous import wrap
+
+        wrap.check(name, _words(text), world)
+    elif name == "ddp":
+        _words(text)
+    else:
+        strategies.make(text)
+
+
+def _words(text: str) -> dict[str, Any]:
+    """Options of `ddp` or of an asynchronous strategy."""
+    name, _, given = text.partition(":")
+    return strategies.words(name, given, _DDP, 1) if name == "ddp" else strategies.words(name, given, asynchronous.strategies()[name], 2)
+
+
 def _parse(text: str) -> Plan:
     """A plan in words; where those are not, a strategy was meant, and the message names the nearest."""
     try:
         return Plan.parse(text)
     except PlanError:
-        strategies.make(text)
+        if not {" ", "="} & set(text.partition(":")[0]):
+            strategies.make(text)
         raise
+
+
+def _check(plan: Plan, world: int) -> None:
+    """Raises where a plan cannot be run by `parallelize`."""
+    from paceline.train.sharded import SHARDED
+
+    if plan.pp > 1:
+        raise PlanError(f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline")
+    if plan.cp > 1 or plan.ep > 1:
+        raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
+    if plan.sharding not in SHARDED and plan.tp == 1:
+        return
+    dp = plan.dp or world // plan.tp
+    if plan.sharding not in SHARDED and dp > 1:
+        raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it")
+    if plan.precision not in ("bf16", "fp32", "tf32"):
+        raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
+    if plan.relax.compress and (plan.sharding == "hsdp" or plan.tp > 1):
+        raise PlanError(f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}")
+    if plan.relax.compress:
+        from paceline.train.scatter import check
+
+        check(plan.relax.scheme)
 
 
 def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: float, options: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
     """Memory, precision, then sharding or a strategy."""
     from paceline.train.memory import offload, recompute
     from paceline.train.precision import autocast
-
-    if plan.pp > 1:
-        raise PlanError(f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline")
-    if plan.cp > 1 or plan.ep > 1:
-        raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
-    offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
     from paceline.train.sharded import SHARDED, shard
 
+    _check(plan, dist.get_world_size())
+    offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
     if plan.sharding in SHARDED or plan.tp > 1:
-        dp = plan.dp or dist.get_world_size() // plan.tp
-        if plan.sharding not in SHARDED and dp > 1:
-            raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it")
-        if plan.precision not in ("bf16", "fp32", "tf32"):
-            raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
-        shard(model, optimizer, plan)
+        if model in _split:
+            raise RunError("this model is split already; call paceline.train.close(model) first")
+        _split[model] = shard(model, optimizer, plan)
         if plan.relax.compress:
             from paceline.train.scatter import compress
 
-            if plan.sharding == "hsdp" or plan.tp > 1:
-                raise PlanError(f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}")
             compress(model, plan.relax.scheme)
         return model, optimizer
     autocast(model, plan.precision)
@@ -120,10 +163,16 @@ def of(model: nn.Module) -> Strategy:
     return _attached[model]
 
 
-def close(model: nn.Module) -> None:
+def close(model: nn.Module | Pipeline) -> None:
     """Lets go of a model; all ranks do together. Threads, process groups and hooks are gone then, parameters and the optimizer's state as the last
-    step left them. Where a rank has died, the others do not wait for it: what was on its way is lost, and an error says so.
+    step left them, all of them on every rank (of a pipeline, those of its own stages). Where a rank has died, the others do not wait for it: what
+    was on its way is lost, and an error says so; models that are split, and pipelines, wait as long as their collectives do.
     """
+    if not isinstance(model, nn.Module):
+        model.close()
+        return
+    if (undo := _split.pop(model, None)) is not None:
+        undo()
     strategy = _attached.pop(model, None)
     if strategy is None:
         return

@@ -21,11 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from paceline.errors import PlanError
+from paceline.errors import PlanError, RunError
 from paceline.spec.plan import Plan, stage_layers
 from paceline.train.memory import offload, recompute
 from paceline.train.precision import autocast
-from paceline.train.sharded import mesh_of, spread, tensor
+from paceline.train.sharded import axes, mesh_of, spread, tensor
+from paceline.train.whole import Split, leave
 
 SCHEDULES = {
     "": "Schedule1F1B", "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
@@ -88,7 +89,7 @@ class Pipeline:
         #: optimizer state at least is shared out; gradients go with it
         self.shares = plan.sharding not in ("none", "ddp")
         device = next(model.parameters()).device
-        mesh = mesh_of(plan, device)
+        self._mesh: DeviceMesh | None = (mesh := mesh_of(plan, device))
         self.replica, place, _ = self._arranged(mesh)
         chunks = plan.pp * plan.vpp
         counts = stage_layers(len(model.blocks), plan.pp * plan.vpp)  # type: ignore[arg-type]
@@ -101,13 +102,13 @@ class Pipeline:
             raise PlanError(f"{plan.sharding} with {plan.schedule} cannot share out a weight that embedding and output have in common; "
                             "use another schedule, or ddp")
         self.stages = [Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine]
-        for stage in self.stages:
-            self._prepare(stage, mesh)
-        made = [pipelining.PipelineStage(stage, i, chunks, device, group=mesh.get_group("pipe")) for stage, i in zip(self.stages, mine, strict=True)]
+        self._splits = [self._prepare(stage, mesh) for stage in self.stages]
+        group = axes(mesh, "pipe").get_group()
+        made = [pipelining.PipelineStage(stage, i, chunks, device, group=group) for stage, i in zip(self.stages, mine, strict=True)]
         kind: Any = getattr(pipelining, SCHEDULES[plan.schedule])
         several = plan.vpp > 1 or plan.schedule in _BENT
         self._schedule = kind(made if several else made[0], plan.gbs // (self.dp * plan.mbs), loss_fn=loss)
-        self.parameters = list({id(p): p for stage in self.stages for p in stage.parameters()}.values())
+        self.parameters = _distinct(self.stages)
         self.optimizer = optimizer(self.parameters)
 
     def _arranged(self, mesh: DeviceMesh) -> tuple[int, int, int]:
@@ -122,18 +123,20 @@ class Pipeline:
         self._peers, self._ends = peers[place, lane], outer[replica, lane]
         return replica, place, lane
 
-    def _prepare(self, stage: Stage, mesh: DeviceMesh) -> None:
-        """What else the plan says, stage by stage."""
+    def _prepare(self, stage: Stage, mesh: DeviceMesh) -> Split:
+        """What else the plan says, stage by stage; what undoes it."""
         plan = self.plan
         blocks = list(stage.blocks)
         recompute(stage, plan.recompute, blocks)
         offload(stage, plan.offload if plan.offload != "optimizer" else "none")
+        split = Split(stage)
         if plan.tp > 1:
-            tensor(stage, mesh["tensor"], plan)
+            tensor(stage, axes(mesh, "tensor"), plan)
         if self.shares:
             spread(stage, blocks, mesh, plan)
         else:
             autocast(stage, plan.precision)
+        return split
 
     def _owner(self, stage: int) -> int:
         turn, place = divmod(stage, self.plan.pp)
@@ -141,6 +144,8 @@ class Pipeline:
 
     def step(self, inputs: Tensor, targets: Tensor) -> float | None:
         """One step on this replica's samples (`gbs / dp` of them); the mean loss on the last stage, None elsewhere."""
+        if self._mesh is None:
+            raise RunError("this pipeline was closed; make another one")
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
         self._schedule.step(*((inputs,) if self.first else ()), **({"target": targets, "losses": losses} if self.last else {}))
@@ -150,6 +155,17 @@ class Pipeline:
         self._share()
         self.optimizer.step()
         return float(torch.stack(losses).mean()) if self.last else None
+
+    def close(self) -> None:
+        """Gives process groups and hooks back; all ranks do together. `stages` and `optimizer` have whole parameters then, as plain tensors."""
+        if self._mesh is None:
+            return
+        mesh, self._mesh, self._schedule = self._mesh, None, None
+        for stage, split in zip(self.stages, self._splits, strict=True):
+            split.undo(stage, self.optimizer)
+        self.parameters = _distinct(self.stages)
+        groups, self._peers, self._ends = (self._peers, self._ends), None, None
+        leave(mesh, groups)
 
     def _share(self) -> None:
         """Copies of a tied weight add up; replicas average."""
@@ -163,6 +179,11 @@ class Pipeline:
                 gradient = _local(parameter.grad)
                 dist.all_reduce(gradient, group=self._peers)
                 gradient.div_(self.dp)
+
+
+def _distinct(stages: Iterable[Stage]) -> list[nn.Parameter]:
+    """Each parameter once."""
+    return list({id(p): p for stage in stages for p in stage.parameters()}.values())
 
 
 def _local(gradient: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from paceline.errors import PlanError, SpecError
 from paceline.train.comm import Collective, Job
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.deferred import Deferred
+from paceline.train.strategies.deferral import Deferred
 
 DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -62,11 +62,16 @@ def _apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [found[id(tensor)] for tensor in like]
 
 
-def compress(model: nn.Module, scheme: spec.Scheme) -> None:
-    """Has every sharded module of an FSDP2 model send its gradients in that scheme."""
+def check(scheme: spec.Scheme) -> None:
+    """Raises where gradients of sharded parameters cannot be sent in that scheme."""
     if scheme.collective != "all_gather" or isinstance(scheme, spec.DGC):
         allowed = ", ".join(name for name, kind in spec.SCHEMES.items() if kind.collective == "all_gather" and kind is not spec.DGC)
         raise PlanError(f"{scheme.name} does not go with sharded parameters; allowed: {allowed} (FSDP2 itself reduces in bf16)")
+
+
+def compress(model: nn.Module, scheme: spec.Scheme) -> None:
+    """Has every sharded module of an FSDP2 model send its gradients in that scheme."""
+    check(scheme)
     if isinstance(scheme, spec.TernGrad):
         scheme = replace(scheme, share=False)  # each part has a scaler of its own: there is no time to agree on one
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,8 +23,11 @@ from torch.optim import Optimizer
 from paceline.errors import PlanError
 from paceline.spec.plan import Plan
 from paceline.train.memory import blocks_of
+from paceline.train.whole import Split, leave
 
 SHARDED = ("fsdp", "hsdp", "zero2")
+#: part of the names of a mesh's axes: torch's caches take meshes of the same names and ranks for one, and would use groups that were given back
+_numbers = itertools.count()
 
 
 def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
@@ -43,33 +48,48 @@ def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
         sizes["pipe"] = plan.pp
     if plan.tp > 1:
         sizes["tensor"] = plan.tp
-    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    number = next(_numbers)
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(f"{name}-{number}" for name in sizes))
 
 
-def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> DeviceMesh:
-    """Splits a model and hands its new parameters to the optimizer, which must not have stepped yet."""
+def axes(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """The part of a mesh of `mesh_of` along some of its axes."""
+    found = [next(full for full in mesh.mesh_dim_names or () if full.startswith(f"{name}-")) for name in names]
+    return mesh[found[0]] if len(found) == 1 else mesh[tuple(found)]
+
+
+def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], None]:
+    """Splits a model and hands its new parameters to the optimizer, which must not have stepped yet. What undoes it, and gives groups back."""
     if optimizer.state:
         raise PlanError("the optimizer has state already; parallelize before the first step")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    split = Split(model)
     mesh = mesh_of(plan, next(model.parameters()).device)
     renamed: dict[str, list[str]] = {}
     if plan.tp > 1:
-        renamed = tensor(model, mesh["tensor"], plan)
+        renamed = tensor(model, axes(mesh, "tensor"), plan)
     if plan.sharding in SHARDED:
         spread(model, blocks_of(model), mesh, plan)
     new = dict(model.named_parameters())
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [new[now] for name in wanted for now in renamed.get(name, [name])]
-    return mesh
+    weak = weakref.ref(model)  # who keeps what undoes it does not keep the model
+
+    def close() -> None:
+        if (found := weak()) is not None:
+            split.undo(found, optimizer)
+        leave(mesh)
+
+    return close
 
 
 def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:
     """FSDP2 over the data-parallel axes of a mesh, block by block."""
-    axes = mesh["replicate", "shard"] if plan.sharding == "hsdp" else mesh["shard"]
+    chosen = axes(mesh, "replicate", "shard") if plan.sharding == "hsdp" else axes(mesh, "shard")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if plan.precision == "bf16" else MixedPrecisionPolicy()
     for part in (*blocks, model):
-        fully_shard(part, mesh=axes, mp_policy=policy, reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"))
+        fully_shard(part, mesh=chosen, mp_policy=policy, reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"))
 
 
 def tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:

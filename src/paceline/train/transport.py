@@ -1,6 +1,7 @@
 """How collectives get onto the wire, for the engine's lanes.
 
-Reductions are the backend's own. Gathers and exchanges between CPUs on gloo go as plain sends and receives. gloo's own collectives send
+Reductions are the backend's own, but for small ones on gloo: there every rank sends all of it to every other, and adds up by itself; a
+ring is as many messages one after another. Gathers and exchanges between CPUs on gloo go as plain sends and receives. gloo's own collectives send
 with the one socket that they also answer on: the word that a receiver is ready waits behind the data that it is sending itself, and a link
 is used in one direction at a time. Here data from lower to higher ranks has one group of sockets, and data from higher to lower another,
 receives are announced before anything is sent, and any number may be on their way (gloo runs two collectives of a group at once). What is
@@ -27,6 +28,8 @@ from paceline.train._torch import abandon, gather_single
 
 #: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank; `exchange` rows by rank
 OPS = ("sum", "max", "gather", "exchange")
+#: that a rank sends at most for a reduction where everyone sends to everyone
+_SMALL_BYTES = 96 * 1024
 #: tags of one lane before they begin again; far more than are ever in flight
 _TAGS = 1 << 20
 
@@ -47,6 +50,12 @@ class Collective:
     def bytes(self) -> int:
         """What one rank contributes."""
         return sum(t.numel() * t.element_size() for t in self.tensors)
+
+
+def small(size: float, world: int) -> bool:
+    """Whether a reduction of so many bytes goes from everyone to everyone: more bytes than round a ring (with four ranks twice as many), but in one
+    turn in place of 2 (n-1) of them."""
+    return (world - 1) * size <= _SMALL_BYTES
 
 
 class Handle:
@@ -128,6 +137,20 @@ class _Direct(Handle):
             self.out.view(self._staged.shape).copy_(self._staged)
 
 
+class _Reduced(_Direct):
+    """A small reduction: what came from each rank is added up here, in the order of ranks, the same on all."""
+
+    def __init__(self, gathered: _Direct, op: str, target: Tensor) -> None:
+        super().__init__(gathered.work, target)
+        self._rows, self._op = gathered.out, op
+
+    def finish(self) -> None:
+        total = self._rows[0]
+        for row in self._rows[1:]:
+            total = total.add_(row) if self._op == "sum" else torch.maximum(total, row)
+        self.out.copy_(total)
+
+
 class Ways:
     """Groups for data from lower to higher ranks and for the other direction; None where the backend is not gloo. Made by all ranks together."""
 
@@ -144,7 +167,7 @@ class Ways:
         """Whether a request can go by sends and receives."""
         return self._groups is not None and all(t.numel() for t in request.tensors)
 
-    def start(self, rows: Sequence[Tensor] | Tensor, out: Tensor, own: bool, tag: int) -> Handle:
+    def start(self, rows: Sequence[Tensor] | Tensor, out: Tensor, own: bool, tag: int) -> _Direct:
         """Sends row r to rank r, and receives row r of `out` from there; `own`: also its own. What lies on a GPU goes through the host's memory."""
         assert self._groups is not None
         place, staged = out, None
@@ -176,7 +199,12 @@ class Lane:
         for i, tensor in enumerate(request.tensors):
             into = request.into[i] if request.into else None
             if request.op in ("sum", "max"):
-                yield from self._reduce(request.op, tensor.view(-1))
+                flat = tensor.view(-1)
+                if self.ways.fit(request) and flat.device.type == "cpu" and small(flat.numel() * flat.element_size(), world):
+                    gathered = self.ways.start([flat] * world, flat.new_empty((world, flat.numel())), True, self._tag())
+                    yield self._seen(_Reduced(gathered, request.op, flat))
+                else:
+                    yield from self._reduce(request.op, flat)
                 continue
             if request.op == "gather":
                 row = tensor.contiguous().view(-1).view(torch.uint8)  # gloo gathers no half-known dtypes, bytes it does
@@ -186,7 +214,8 @@ class Lane:
             else:
                 raise RunError(f"no collective {request.op!r}; there are {', '.join(OPS)}")
             if self.ways.fit(request):
-                yield self._direct(request, row, out)
+                rows = row.view(world, -1) if request.op == "exchange" else [row] * world
+                yield self._seen(self.ways.start(rows, out.view(world, -1), request.own, self._tag()))
             elif request.op == "gather":
                 yield Handle(gather_single(out.view(-1), row, group=self.group, async_op=True), out)
             else:
@@ -197,16 +226,15 @@ class Lane:
         for part in flat.split(max(1, self.chunk_bytes // flat.element_size())) if flat.numel() else (flat,):
             yield Handle(dist.all_reduce(part, op=kind, group=self.group, async_op=True), flat)
 
-    def _direct(self, request: Collective, row: Tensor, out: Tensor) -> Handle:
-        world = self.ways.world
-        rows = row.view(world, -1) if request.op == "exchange" else [row] * world
-        tag = self._first_tag + self._sent % _TAGS
+    def _tag(self) -> int:
         self._sent += 1
-        handle = self.ways.start(rows, out.view(world, -1), request.own, tag)
+        return self._first_tag + self._sent % _TAGS
+
+    def _seen(self, handle: _Direct) -> Handle:
+        """Has a thread see its end."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._see_ends, name=f"paceline-{self.name}", daemon=True)
             self._thread.start()
-        assert isinstance(handle, _Direct)
         self._waiting.put(handle)
         return handle
 

@@ -34,7 +34,7 @@ def saved(folder):
     return torch.load(folder / "server0.pt", weights_only=True)
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

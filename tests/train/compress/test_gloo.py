@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 def test_two_processes():
     """Two ranks: sums of two numbers do not depend on their order."""
-    found = run("exchanges:over_the_network", world=2, environment={"PYTHONPATH": str(HERE)}, timeout_s=120)
+    found = run("exchanges:over_the_network", world=2, environment={"PYTHONPATH": str(HERE)}, timeout_s=250)
     spec = importlib.util.spec_from_file_location("exchanges", HERE / "exchanges.py")
     exchanges = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(exchanges)

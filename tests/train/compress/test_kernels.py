@@ -89,6 +89,18 @@ def test_ternary(n, seed, scale):
     assert bool((fused[x.abs() >= s] != 0).all())
 
 
+@pytest.mark.parametrize("world", [1, 3, 130])
+@pytest.mark.parametrize("factor", [0.3, float("inf")])
+def test_a_shared_factor_multiplies_the_sum_of_trits(world, factor):
+    x = gradient(3000)
+    payloads = [kernels.ternary_encode(x, torch.tensor(1.0), seed) for seed in range(world)]
+    fused, plain = torch.empty(3000), torch.empty(3000)
+    kernels.ternary_decode(payloads, torch.tensor([factor]), fused)
+    kernels.ternary_decode(payloads, torch.tensor([factor]), plain, False)
+    torch.testing.assert_close(fused, plain, rtol=0, atol=0, equal_nan=True)
+    assert bool(fused.isfinite().all()) == (factor == 0.3)
+
+
 @given(n=SIZES, seed=SEEDS)
 def test_signs(n, seed):
     x, error = gradient(n, seed), gradient(n, seed + 1)
@@ -211,7 +223,7 @@ def test_idle_cores_are_used(monkeypatch):
     monkeypatch.setattr(native, "SHARE", 100)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    for cores, expected in ((2, 1), (4, 1), (6, 2), (32, native.MOST)):
+    for cores, expected in ((2, 1), (4, 2), (6, 3), (32, native.MOST)):
         monkeypatch.setattr(native.os, "sched_getaffinity", lambda _, cores=cores: range(cores), raising=False)
         parts = []
         native.share(10_000, 10_000, lambda lo, hi, parts=parts: parts.append((lo, hi)))

@@ -154,6 +154,21 @@ def test_top_k_of_unusual_gradients(make_gradient):
     assert out.abs().sum() == pytest.approx(grad.abs().topk(1000).values.sum().item())
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_chosen_does_not_depend_on_thresholds_kept(fused):
+    """Gradients that stay, grow, shrink, vanish, and change the share: always the k largest of what was held back, the first of equals."""
+    n, held = 40_000, torch.zeros(40_000)
+    (compressor,) = ranks("topk:ratio=0.002", world=1, fused=fused)
+    for t, size in enumerate([1.0, 1.0, 1.0, 50.0, 1e-3, 0.0, 0.0, 1.0, 1e-9]):
+        grad = size * (gradients(n, world=1, seed=t)[0] if t != 7 else torch.ones(n))
+        held += grad
+        top = held.abs().sort(descending=True, stable=True).indices[:80]
+        expected = torch.zeros(n)
+        expected[top] = held[top]
+        held[top] = 0.0
+        assert torch.equal(step([compressor], [grad])[0], expected), t
+
+
 def test_dgc_by_the_book():
     """Against the paper's update, written plainly, over several steps."""
     (compressor,) = ranks("dgc:ratio=0.05,momentum=0.8,clip_norm=5", world=1)

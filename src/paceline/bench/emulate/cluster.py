@@ -29,7 +29,7 @@ _PORT = 29400
 _LEAST_BURST, _BURST_S, _QUEUE = 65536, 2e-3, "200ms"
 _MOST_HOSTS = 200
 #: of the namespace of who writes it
-_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _count = itertools.count()
 
 
@@ -151,7 +151,7 @@ class EmulatedCluster:
             self._links.append(port)
             if self.congestion is not None:
                 with self.inside(host), contextlib.suppress(OSError):  # whoever needs to know reads it there
-                    _CONGESTION.write_text(self.congestion)
+                    CONGESTION.write_text(self.congestion)
             if self.cpus is not None:
                 group = self._group(host)
                 assert group is not None

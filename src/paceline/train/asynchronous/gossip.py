@@ -50,13 +50,18 @@ class GossipOptimizer(Distributed):
         return exchange
 
 
+def check_period(period: int) -> None:
+    """Raises where it is none."""
+    if period < 1:
+        raise SpecError(f"a period counts from 1, got {period}")
+
+
 def gossip(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, period: int = 1, workers: int | None = None, seed: int = 0,
 ) -> tuple[nn.Module, GossipOptimizer]:
     """Every worker is a neighbour of every other; all start from the parameters of the first."""
     from paceline.train.asynchronous.wrap import rendezvous, world
 
-    if period < 1:
-        raise SpecError(f"a period counts from 1, got {period}")
+    check_period(period)
     peers = Peers(rendezvous(), Flat(optimizer).values(), expected=world(workers))
     return model, GossipOptimizer(optimizer, peers, period=period, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
 from paceline.train.asynchronous.flat import Flat
-from paceline.train.asynchronous.gossip import gossip
+from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
@@ -59,15 +60,11 @@ def served(
     `up` and `down` name codecs; `checkpoint` is a folder in which servers save every `checkpoint_every` updates; `elasticity` is 0.9 / workers
     unless given, the stable choice of the paper; `overlap` sends each server's part during the backward pass, once its gradients are there.
     """
-    if min(period, push_every, fetch_every, streams) < 1:
-        raise SpecError("period, push_every, fetch_every and streams count from 1")
-    if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
-        raise SpecError("overlap sends every gradient during its backward pass; it does not go with elastic averaging, push_every or fetch_every")
-    place, expected = rendezvous(), world(workers)
+    policy = _checked(mode=mode, rule=rule, workers=world(workers), staleness=staleness, backups=backups, staleness_aware=staleness_aware,
+                      elasticity=elasticity, period=period, push_every=push_every, fetch_every=fetch_every, up=up, down=down, streams=streams,
+                      overlap=overlap)
+    place = rendezvous()
     count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
-    policy = Policy(mode=mode, rule=rule, workers=expected, staleness=staleness, backups=backups, staleness_aware=staleness_aware,
-                    elasticity=elasticity if elasticity is not None else min(0.5, 0.9 / expected))
-    codec(up), codec(down)
     flat, store = Flat(optimizer), place.store()
     shards = flat.shards(count)
     if store.add("first", 1) == 1:  # whoever comes first says how the model starts
@@ -87,6 +84,30 @@ def served(
         wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap)
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
+
+
+def _checked(
+    *, mode: str, workers: int, rule: str = "gradient", staleness: int = 8, backups: int = 1, staleness_aware: bool = False,
+    elasticity: float | None = None, period: int = 4, push_every: int = 1, fetch_every: int = 1, up: str = "none", down: str = "none",
+    streams: int = 1, overlap: bool = False, servers: int | None = None, **_: Any,
+) -> Policy:
+    """The policy that these options of `served` ask for; raises where they cannot be, before anything is started."""
+    if min(period, push_every, fetch_every, streams, 1 if servers is None else servers) < 1:
+        raise SpecError("servers, period, push_every, fetch_every and streams count from 1")
+    if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
+        raise SpecError("overlap sends every gradient during its backward pass; it does not go with elastic averaging, push_every or fetch_every")
+    codec(up), codec(down)
+    return Policy(mode=mode, rule=rule, workers=workers, staleness=staleness, backups=backups, staleness_aware=staleness_aware,
+                  elasticity=elasticity if elasticity is not None else min(0.5, 0.9 / workers))
+
+
+def check(name: str, options: Mapping[str, Any], workers: int) -> None:
+    """Raises what a strategy would say of its options on so many workers; nothing is started."""
+    factory = FACTORIES[name]
+    if isinstance(factory, partial):
+        _checked(**{"workers": workers, **factory.keywords, **options})
+    elif name == "gossip":
+        check_period(options.get("period", 1))
 
 
 FACTORIES: dict[str, Factory] = {

@@ -74,30 +74,46 @@ API void ternary_encode(const float *restrict x, int64_t n, int64_t lo, int64_t 
     }
 }
 
-/* the sum over ranks of factor times trit */
-API void ternary_decode(const uint8_t *const *restrict in, int64_t world, const float *restrict factors, int64_t n, int64_t lo, int64_t hi,
-                        float *restrict out) {
+/* divides a byte by 3 */
+#define THIRD(v) ((uint16_t)((uint16_t)((v) * 171u) >> 9))
+
+/* adds trits plus one to sums that are bytes. By itself: compilers would merge the loop over ranks into it, and not find vectors then */
+static __attribute__((noinline)) void trits_add(const uint8_t *restrict codes, int64_t count, uint8_t (*restrict sums)[BLOCK]) {
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t v = codes[i], v1 = THIRD(v), v2 = THIRD(v1), v3 = THIRD(v2), v4 = THIRD(v3);
+        sums[0][i] += (uint8_t)(v - 3 * v1);
+        sums[1][i] += (uint8_t)(v1 - 3 * v2);
+        sums[2][i] += (uint8_t)(v2 - 3 * v3);
+        sums[3][i] += (uint8_t)(v3 - 3 * v4);
+        sums[4][i] += (uint8_t)v4;
+    }
+}
+
+/* the sum over ranks of factor times trit; with `shared`, one factor times the sum of trits, which are added up as bytes */
+API void ternary_decode(const uint8_t *const *restrict in, int64_t world, const float *restrict factors, int shared, int64_t n, int64_t lo,
+                        int64_t hi, float *restrict out) {
     int64_t m = (n + 4) / 5;
+    uint8_t trits[5][BLOCK];
     float sums[5][BLOCK];
     for (int64_t start = lo; start < hi; start += BLOCK) {
         int64_t count = MIN(BLOCK, hi - start);
         memset(sums, 0, sizeof sums);
-        for (int64_t r = 0; r < world; r++) {
-            const uint8_t *restrict codes = in[r] + start;
-            float f = factors[r];
-            for (int64_t i = 0; i < count; i++) {
-                /* 171 / 512 divides a byte by 3 */
-                int32_t v = codes[i], v1 = (v * 171) >> 9, v2 = (v1 * 171) >> 9, v3 = (v2 * 171) >> 9, v4 = (v3 * 171) >> 9;
-                sums[0][i] += f * (float)(v - 3 * v1 - 1);
-                sums[1][i] += f * (float)(v1 - 3 * v2 - 1);
-                sums[2][i] += f * (float)(v2 - 3 * v3 - 1);
-                sums[3][i] += f * (float)(v3 - 3 * v4 - 1);
-                sums[4][i] += f * (float)(v4 - 1);
-            }
+        for (int64_t first = 0; first < world;) {
+            /* a byte holds the sums of 127 ranks */
+            int64_t ranks = shared ? MIN(127, world - first) : 1;
+            memset(trits, 0, sizeof trits);
+            for (int64_t r = first; r < first + ranks; r++) trits_add(in[r] + start, count, trits);
+            float f = shared ? 1.0f : factors[first];
+            for (int j = 0; j < 5; j++)
+                for (int64_t i = 0; i < count; i++) sums[j][i] += f * (float)((int32_t)trits[j][i] - (int32_t)ranks);
+            first += ranks;
         }
         for (int j = 0; j < 5; j++) {
             int64_t at = j * m + start, room = MIN(count, n - at);
-            if (room > 0) memcpy(out + at, sums[j], room * sizeof(float));
+            if (shared)
+                for (int64_t i = 0; i < room; i++) out[at + i] = factors[0] * sums[j][i];
+            else if (room > 0)
+                memcpy(out + at, sums[j], room * sizeof(float));
         }
     }
 }

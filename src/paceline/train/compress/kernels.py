@@ -93,7 +93,7 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> T
 
 
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fused: bool = True) -> None:
-    """The sum over ranks of factor times trit, into `out`."""
+    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added up first."""
     n = out.numel()
     how = backend(out, fused)
     if how == "compile":
@@ -105,7 +105,8 @@ def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fus
     payloads = _checked(payloads, -(-n // cost.TRITS))
     places, factors = addresses(payloads), factors.contiguous()
     native.share(payloads[0].numel(), n, lambda lo, hi: _c(
-        "ternary_decode", places, c_int64(len(payloads)), address(factors), c_int64(n), c_int64(lo), c_int64(hi), address(out)))
+        "ternary_decode", places, c_int64(len(payloads)), address(factors), c_int(factors.numel() == 1), c_int64(n), c_int64(lo), c_int64(hi),
+        address(out)))
 
 
 def sign_encode(x: Tensor, error: Tensor | None, gain: float, fused: bool = True) -> tuple[Tensor, Tensor]:

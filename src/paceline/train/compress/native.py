@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("kernels.c")
 #: sums may be regrouped where the source says so; nothing else may round differently from torch
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden",
          "-shared", "-fPIC")
-#: elements below which another thread costs more than it gains, and threads beyond those of torch that one encoder takes at most
+#: elements below which another thread costs more than it gains, and threads that one encoder takes at most, unless torch has more
 SHARE, MOST = 1 << 19, 4
 
 
@@ -101,15 +101,19 @@ def cores() -> int:
     return max(1, own // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
+def threads() -> int:
+    """That an encoder takes: as many as torch may use, or a few where the rank has more cores (launchers give it one, however many it has). Also
+    the core of the passes, which wait for the last of it."""
+    return max(torch.get_num_threads(), min(MOST, cores()))
+
+
 def share(count: int, elements: int, call: Callable[[int, int], object]) -> None:
-    """Runs `call(lo, hi)` over [0, count), in several threads if there are enough elements: as many as torch may use, or a few on cores
-    that the passes leave idle (launchers give a rank one thread, however many cores it has)."""
-    used = torch.get_num_threads()
-    threads = min(max(used, min(MOST, cores() - used)), max(1, elements // SHARE))
-    if threads == 1:
+    """Runs `call(lo, hi)` over [0, count), in several threads if there are enough elements."""
+    parts = min(threads(), max(1, elements // SHARE))
+    if parts == 1:
         call(0, count)
         return
-    edges = [count * i // threads for i in range(threads + 1)]
+    edges = [count * i // parts for i in range(parts + 1)]
     for done in [_pool().submit(call, lo, hi) for lo, hi in pairwise(edges)]:
         done.result()
 

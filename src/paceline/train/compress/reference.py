@@ -79,11 +79,11 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
 
 
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor) -> None:
-    """The sum over ranks of factor times trit, into `out`."""
+    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added up first."""
     powers = torch.tensor([3**j for j in range(cost.TRITS)], dtype=torch.int32, device=factors.device)[:, None]
-    total = torch.zeros((), dtype=torch.float32, device=factors.device)
-    for payload, factor in zip(payloads, factors.unbind(), strict=True):
-        total = total + factor * (payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32)
+    trits = ((payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32) for payload in payloads)
+    zero = torch.zeros((), dtype=torch.float32, device=factors.device)
+    total = factors * sum(trits, zero) if factors.numel() == 1 else sum((f * t for f, t in zip(factors.unbind(), trits, strict=True)), zero)
     out.copy_(total.reshape(-1)[: out.numel()])
 
 

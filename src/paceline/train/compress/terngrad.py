@@ -40,7 +40,7 @@ class TernGrad(Compressor):
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         ranks = len(gathered)
-        factors = self._pending.pop(key).expand(ranks) if self.scheme.share else torch.cat([payload[1] for payload in gathered])
+        factors = self._pending.pop(key) if self.scheme.share else torch.cat([payload[1] for payload in gathered])
         with writing(out) as target:
             kernels.ternary_decode([payload[0] for payload in gathered], factors / ranks, target, self.fused)
 

@@ -76,13 +76,13 @@ def _encode(x, scale, out, n, m, seed, BLOCK: tl.constexpr):  # type: ignore[no-
 
 
 @jit  # type: ignore[untyped-decorator, unused-ignore]
-def _decode(codes, factors, out, n, m, world, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _decode(codes, factors, out, n, m, world, SHARED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.zeros([BLOCK], tl.float32)
     b, c, d, e = a, a, a, a
     row = codes + i
     for r in range(world):
-        f = tl.load(factors + r)
+        f = 1.0 if SHARED else tl.load(factors + r)
         v = tl.load(row, mask=i < m, other=0).to(tl.int32)
         row += m
         v1 = (v * 171) >> 9
@@ -94,6 +94,9 @@ def _decode(codes, factors, out, n, m, world, BLOCK: tl.constexpr):  # type: ign
         c += f * (v2 - 3 * v3 - 1).to(tl.float32)
         d += f * (v3 - 3 * v4 - 1).to(tl.float32)
         e += f * (v4 - 1).to(tl.float32)
+    if SHARED:
+        f = tl.load(factors)
+        a, b, c, d, e = f * a, f * b, f * c, f * d, f * e
     tl.store(out + i, a, mask=(i < m) & (i < n))
     tl.store(out + i + m, b, mask=(i < m) & (i + m < n))
     tl.store(out + i + 2 * m, c, mask=(i < m) & (i + 2 * m < n))
@@ -119,6 +122,6 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int) -> Tensor:
 
 
 def ternary_decode(codes: Tensor, factors: Tensor, out: Tensor) -> None:
-    """The sum over ranks (rows of `codes`) of factor times trit, into `out`."""
+    """The sum over ranks (rows of `codes`) of factor times trit, into `out`; a single factor is everyone's."""
     world, m = codes.shape
-    _decode[(-(-m // BLOCK),)](codes, factors, out, out.numel(), m, world, BLOCK=BLOCK)
+    _decode[(-(-m // BLOCK),)](codes, factors, out, out.numel(), m, world, SHARED=factors.numel() == 1, BLOCK=BLOCK)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from paceline.errors import SpecError, UnknownName
 from paceline.spec.compression import SCHEMES
@@ -29,6 +29,8 @@ from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
 
 T = TypeVar("T")
 
+#: kinds of options that can be told apart in words
+_KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 #: each makes a strategy from keyword options
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "allreduce": Averaging, "overlap": Overlap, "priority": Priority, "auto": Auto,
@@ -45,7 +47,7 @@ def make(text: str, **options: Any) -> Strategy:
     """The strategy called `name`, with options as keywords or in words: `overlap:fc=rows`, `dgc:ratio=0.01` (settings of the scheme)."""
     name, _, given = text.partition(":")
     if name in STRATEGIES:
-        return called(name, STRATEGIES[name], **{**_read(name, given), **options})
+        return called(name, STRATEGIES[name], **{**words(name, given, STRATEGIES[name]), **options})
     if name in SCHEMES:
         return called(name, Averaging, text, **options)
     raise UnknownName("strategy", name, names(), f"known: {', '.join(names())}")
@@ -53,28 +55,52 @@ def make(text: str, **options: Any) -> Strategy:
 
 def called(name: str, make: Callable[..., T], *args: Any, **options: Any) -> T:
     """What `make` returns; an option that it does not take is one line that says which it has."""
-    taken: list[str] = []
-    for kind in getattr(make, "__mro__", (make,)):
-        parameters = inspect.signature(kind).parameters.values()
-        taken += [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):  # it hands none on to the class that it is made of
-            break
-    taken = taken[len(args) :]
-    for key in options:
-        if key not in taken:
-            raise UnknownName(f"option of strategy {name!r}", key, taken, f"it has {', '.join(taken)}")
+    known(name, options, list(_taken(make))[len(args) :])
     return make(*args, **options)
 
 
-def _read(name: str, given: str) -> dict[str, Any]:
-    """Options in words: `fc=rows,most_bytes=1000000`."""
+def known(name: str, options: Iterable[str], taken: Sequence[str]) -> None:
+    """Raises where an option is none that the strategy takes."""
+    for key in options:
+        if key not in taken:
+            raise UnknownName(f"option of strategy {name!r}", key, taken, f"it has {', '.join(taken)}")
+
+
+def words(name: str, given: str, make: Callable[..., Any], first: int = 0) -> dict[str, Any]:
+    """Options in words, `fc=rows,most_bytes=1000000`, for what `make` takes behind its `first` arguments; each of the kind that it asks for."""
+    taken = dict(list(_taken(make).items())[first:])
     out: dict[str, Any] = {}
     for part in filter(None, given.split(",")):
-        key, found, value = part.partition("=")
+        key, found, value = (one.strip() for one in part.partition("="))
         if not found:
             raise SpecError(f"strategy {name!r}: options are written option=value, separated by commas; got {part!r}")
+        known(name, [key], list(taken))
         try:
-            out[key.strip()] = ast.literal_eval(value)
+            out[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            out[key.strip()] = {"true": True, "false": False}.get(value, value)
+            out[key] = {"true": True, "false": False}.get(value.lower(), value)
+        kinds = {kind for kind in get_args(taken[key]) or (taken[key],) if kind is not type(None)}
+        if kinds <= _KINDS.keys() and not any(_is(out[key], kind) for kind in kinds):
+            raise SpecError(f"strategy {name!r}: {key} must be {' or '.join(sorted(_KINDS[kind] for kind in kinds))}; got {value!r}")
     return out
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _taken(make: Callable[..., Any]) -> dict[str, Any]:
+    """Options by name, with their types as far as they are known; a class may hand some on to the one that it is made of."""
+    taken: dict[str, Any] = {}
+    for kind in getattr(make, "__mro__", (make,)):
+        parameters = inspect.signature(kind).parameters.values()
+        try:
+            types = get_type_hints(kind.__init__ if isinstance(kind, type) else getattr(kind, "func", kind))  # type: ignore[misc]
+        except NameError:  # imported for type checkers only
+            types = {}
+        taken |= {one.name: types.get(one.name, Any) for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in taken}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return taken

@@ -1,15 +1,16 @@
 """`auto`: watches a few steps, probes the link and the encoders, and takes what the model of each strategy says is fastest here.
 
-It says no where nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs. What may be lost is
-the user's to say (`loss`): "none" keeps synchronous SGD exact, "rounding" allows half precision on the wire, "some" allows every scheme of
-`schemes`, layer by layer: each goes as float32 or compressed, whichever ends the step sooner.
+Strategies between which the model cannot tell are tried, each for a few steps of the training itself, and the fastest stays. It says no where
+nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs. What may be lost is the user's to say
+(`loss`): "none" keeps synchronous SGD exact, "rounding" allows half precision on the wire, "some" allows every scheme of `schemes`, layer by
+layer: each goes as float32 or compressed, whichever ends the step sooner.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ MARGIN, _MIXED = 0.03, 0.1
 FLOAT32 = Float32()
 #: elements on which encoders are timed
 _LARGE, _SMALL = 1 << 22, 1 << 14
+#: what is expected to take up to so many times as long as the best is tried, this many at most
+_NEAR, _TRIED = 1.3, 3
+#: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds, within these numbers of steps. The
+#: fastest few in a row count: what disturbs a machine comes and goes, and what hides under the next step is seen over some only
+_LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 0.5, 6, 20, 3
 #: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps), and at most: more than caches hold
 _TOUCHED, _MOST_TOUCHED = 4, 1 << 26
 
@@ -43,35 +49,55 @@ class Choice:
 
     strategy: str
     expected_s: Mapping[str, float]
-    #: scheme of each parameter where compression was chosen
-    by_name: Mapping[str, Scheme]
+    #: by strategy, the scheme of each parameter
+    mixes: Mapping[str, Mapping[str, Scheme]]
     reason: str
     setting: Setting
     profile: Profile
+    #: of strategies that were tried
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def by_name(self) -> Mapping[str, Scheme]:
+        """The scheme of each parameter."""
+        return self.mixes.get(self.strategy) or {layer.name: FLOAT32 for layer in self.profile.layers}
 
 
 class Auto(Strategy):
-    """Plain averaging for `watch` steps, then what is fastest."""
+    """Plain averaging for `watch` steps, then what is fastest; where that is not clear (`trial`), after some steps of each that may be."""
 
     name = "auto"
     paper = "choice per layer as in Wang et al., Espresso, 2022; model in `estimate`"
 
-    def __init__(self, *, loss: str = "some", schemes: tuple[str, ...] | None = None, watch: int = 4, cores: int | None = None) -> None:
+    def __init__(
+        self, *, loss: str = "some", schemes: tuple[str, ...] | None = None, watch: int = 4, cores: int | None = None, trial: bool = True,
+    ) -> None:
         super().__init__()
         if loss not in LOSSES:
             raise SpecError(f"loss must be {', '.join(LOSSES)}; got {loss!r}")
         if watch < 2:
             raise SpecError(f"auto watches at least 2 steps, got {watch}")
         self.schemes = tuple(LOSSES[loss] if schemes is None else schemes)
-        self.watch, self.cores = watch, cores
+        self.watch, self.cores, self.trial = watch, cores, trial
         self.choice: Choice | None = None
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))  # after the passes: they are timed
+        #: strategies still to be tried
+        self._left_to_try: list[str] = []
+        self._scaler: Any = None
+        self._taken: tuple[str, Mapping[str, Scheme]] | None = None
+        #: when the steps of the one that is being tried ended
+        self._ends: list[float] = []
+        self._left = watch
+
+    @property
+    def settled(self) -> bool:
+        """Whether what it does now is what it will do."""
+        return not self._left and not self._left_to_try
 
     def _begin(self) -> None:
         self.inner.attach(self.model, self.optimizer, self.engine)
         self._hold_step()
         self._profiler = Profiler(self.model)
-        self._left = self.watch
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -82,16 +108,53 @@ class Auto(Strategy):
             if not self._left:
                 self._profiler.remove()
                 if self.world > 1:  # one rank alone sends nothing, whatever the strategy
-                    self._switch()
+                    self._decide()
+        elif self._left_to_try:
+            self._try_on()
         return result
 
-    def _switch(self) -> None:
+    def _decide(self) -> None:
+        self._scaler = getattr(self.inner, "scaler", None)  # which later ones may not have, or not be told of
         with torch.no_grad():
             self.choice = self._choose()
-        if self.choice.strategy in ("overlap", "priority"):
-            new: Strategy = Overlap() if self.choice.strategy == "overlap" else Priority()
+        self._left_to_try = near(self.choice) if self.trial else []
+        self._take(self._left_to_try[0] if self._left_to_try else self.choice.strategy)
+
+    def _try_on(self) -> None:
+        """After a step of a trial: the next one, or the fastest, where this was the last of it."""
+        assert self.choice is not None
+        self._ends.append(time.perf_counter())
+        name = self._left_to_try[0]
+        wanted = min(_MOST, max(_FEWEST, round(_TRIAL_S / self.choice.expected_s[name])))
+        if len(self._ends) <= _LEAD + wanted:
+            return
+        timed = self._ends[_LEAD:]
+        took = torch.tensor([min(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW], device=self.parameters[0][1].device)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        measured = {**self.choice.measured_s, name: float(took)}
+        self._left_to_try.pop(0)
+        self._ends.clear()
+        self.choice = replace(self.choice, measured_s=measured)
+        if self._left_to_try:
+            self._take(self._left_to_try[0])
+            return
+        best = min(measured, key=lambda one: measured[one])
+        others = ", ".join(f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best)
+        self.choice = replace(self.choice, strategy=best, reason=f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}")
+        if best != name:
+            self._take(best)
+
+    def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
+        """Goes on with another strategy, with these schemes, or those that were chosen for it."""
+        if by_name is None:
+            assert self.choice is not None
+            by_name = replace(self.choice, strategy=name).by_name
+        self._taken = name, by_name
+        if name in ("overlap", "priority"):
+            new: Strategy = Overlap() if name == "overlap" else Priority()
         else:
-            new = Averaging(by_name=self.choice.by_name, scaler=getattr(self.inner, "scaler", None))
+            new = Averaging(by_name=by_name, scaler=self._scaler)
+        self.inner.synchronize()
         self.inner.detach()
         self.inner = new
         new.attach(self.model, self.optimizer, self.engine)
@@ -102,7 +165,8 @@ class Auto(Strategy):
         device = self.parameters[0][1].device
         machine = probe(self.engine, device)
         profile = self._profiler.profile(self.optimizer)
-        setting = Setting(machine=machine, world=self.world, cores=self.cores or cores(device),
+        own, threads = cores(device)
+        setting = Setting(machine=machine, world=self.world, cores=self.cores or own, threads=min(threads, self.cores or own),
                           rates=rates(self.schemes, [p.numel() for _, p in self.parameters], self.world, device))
         return agree(choose(profile, setting, self.schemes))
 
@@ -118,10 +182,20 @@ class Auto(Strategy):
         super().detach()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        if self._taken is None or not self.settled:
+            return {}
+        name, by_name = self._taken
+        schemes = {parameter: str(scheme) for parameter, scheme in by_name.items()}
+        return {"world": self.world, "strategy": name, "schemes": schemes, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
+        """Goes on as before, with what compressors held back; where the number of ranks has changed, it looks again."""
+        if state.get("world") != self.world:
+            return
+        self._profiler.remove()
+        self._left, self._left_to_try = 0, []
+        self._take(state["strategy"], {name: parse(text) for name, text in state["schemes"].items()})
+        self.inner.load_state_dict(state["inner"])
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.inner.optimizer_state()
@@ -161,9 +235,9 @@ def _coded(scheme: Scheme, count: int, world: int, device: torch.device, others:
     gradient = torch.randn(count, device=device)
     out = torch.empty_like(gradient)
     least = [float("inf")] * 2
-    for _ in range(4):  # the first compiles and allocates
+    for _ in range(6):  # the first compiles and allocates; thresholds hold from one step to the next once sums change little
         others.fill_(0.0)
-        gradient.neg_()
+        gradient.mul_(0.5)
         rounds = compressor.exchange("probe", gradient, out)
         spent, request = [0.0], None
         arrived: list[list[torch.Tensor]] = []
@@ -208,8 +282,15 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
         best = "allreduce"
     else:
         reason = f"{best} is expected to take {expected[best] / plain:.0%} of the time of all-reduce"
-    return Choice(strategy=best, expected_s=expected, by_name=mixes.get(best) or {layer.name: FLOAT32 for layer in profile.layers},
-                  reason=reason, setting=setting, profile=profile)
+    return Choice(strategy=best, expected_s=expected, mixes=mixes, reason=reason, setting=setting, profile=profile)
+
+
+def near(choice: Choice) -> list[str]:
+    """Strategies that may be the fastest, if there are several, those that hold something back last: what they hold is lost when another comes."""
+    limit = _NEAR * choice.expected_s[choice.strategy]
+    found = sorted((seconds, name) for name, seconds in choice.expected_s.items() if seconds <= limit or name == choice.strategy)
+    chosen = [choice.strategy, *(name for _, name in found if name != choice.strategy)][:_TRIED]
+    return sorted(chosen, key=lambda name: (name == "dgc", choice.expected_s[name])) if len(chosen) > 1 else []
 
 
 def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
@@ -236,7 +317,7 @@ def explain(choice: Choice) -> dict[str, Any]:
     compressed = sum(not isinstance(s, Float32) for s in choice.by_name.values())
     return {"strategy": choice.strategy, "reason": choice.reason, "expected_s": dict(choice.expected_s), "compressed_parameters": compressed,
             "link_Bps": choice.setting.machine.link_Bps, "latency_s": choice.setting.machine.latency_s, "world": choice.setting.world,
-            "rank": dist.get_rank()}
+            "rank": dist.get_rank(), "measured_s": dict(choice.measured_s)}
 
 
-__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "rates"]
+__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates"]

@@ -25,8 +25,8 @@ from paceline.train.compress import Compressor, Round, make
 from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.strategies.base import Strategy, agree
 
-#: where a state keeps the momentum of uncompressed parameters
-_VELOCITY = "velocity"
+#: where a state keeps the momentum of uncompressed parameters, and the order in which parameters lie in buckets
+_VELOCITY, _ORDER = "velocity", "order"
 #: of float32 gradients put into one bucket, and of the first, which starts communication early
 BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
 
@@ -224,13 +224,18 @@ class Averaging(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         held = {str(compressor.scheme): compressor.state_dict() for compressor in self._distinct}
-        return {**held, _VELOCITY: {name: tensor.clone() for name, tensor in self._velocity.items()}}
+        order = {_ORDER: [name for bucket in self._buckets for name in bucket.names]} if self._agreed else {}
+        return {**held, **order, _VELOCITY: {name: tensor.clone() for name, tensor in self._velocity.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for compressor in self._distinct:
             if str(compressor.scheme) in state:
                 compressor.load_state_dict(state[str(compressor.scheme)])
         self._velocity = {name: tensor.clone() for name, tensor in state.get(_VELOCITY, {}).items()}
+        place = {name: i for i, (name, _) in enumerate(self.parameters)}
+        if sorted(state.get(_ORDER, ())) == sorted(place):  # the same buckets from the first step on: where a sum begins depends on its place in one
+            self._arrange([place[name] for name in state[_ORDER]])
+            self._agreed = True
 
     def reshard(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The state of this rank, from those of all ranks of a run of another size."""

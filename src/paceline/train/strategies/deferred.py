@@ -4,7 +4,7 @@
     priority    all-reduce of gradients, all ranks update everything; the layers that the next forward pass needs first go first
 
 Synchronous SGD, exactly: no parameter is used before it is the new one. The first step runs plainly: it shows in which order parameters
-are used and gradients become ready. Rank 0's orders hold for all.
+are used and gradients become ready. Rank 0's orders hold for all. A run that goes on from a checkpoint takes them from there, and has no such step.
 
 Cost of a step, with F and B the passes, C_rs and C_ag the time of reduce-scatter and all-gather on the wire, for layers that are small
 against the whole:
@@ -17,300 +17,22 @@ the all-reduce is that of Jayarajan et al., Priority-based Parameter Propagation
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job, Ticket
-from paceline.train.hooks import Gradients, Sequencer, Uses
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
+from paceline.errors import SpecError
+from paceline.train.comm import Collective, Job
+from paceline.train.layout import Named, groups_of
 from paceline.train.optim.layerwise import Layerwise
-from paceline.train.strategies.base import Strategy, agree, average
+from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.base import agree
+from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.factors import MODES, FactorPart, Shape
 from paceline.train.strategies.parts import Part, PiecePart
-from paceline.train.strategies.probe import Machine, probe
-from paceline.train.strategies.updates import settings
-
-#: by which torch knows optimizers that unscale gradients themselves
-_SCALES_ITSELF = "_step_supports_amp_scaling"
-
-
-class Deferred(Strategy):
-    """The common part: pieces, orders, waiting. `clip_norm` clips all gradients by their common norm before the update.
-
-    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for. What it
-    sends per second is measured once, unless `link_Bps` says it.
-    """
-
-    #: ranks share the update out
-    shares: ClassVar[bool]
-
-    def __init__(
-        self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None,
-        link_Bps: float | None = None,  # noqa: N803
-    ) -> None:
-        super().__init__()
-        if link_Bps is not None and not link_Bps > 0:
-            raise SpecError(f"link_Bps must be positive, got {link_Bps:g}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise SpecError(f"clip_norm must be positive, got {clip_norm:g}")
-        if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
-            raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
-        self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = least_bytes, most_bytes, clip_norm, link_Bps
-        self._machine: Machine | None = None
-        self.parts: list[Part] = []
-        self._pending: dict[int, list[Ticket]] = {}
-        self._scale: float | None = None
-        #: gradients are multiplied by this before the update: the reverse of a loss scale
-        self.unscale: float | None = None
-
-    # -- the first step --------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        groups = groups_of(self.optimizer)
-        for name, parameter in self.parameters:
-            group_of(name, parameter, groups)
-        self._seen: list[tuple[nn.Parameter, float]] = []
-        # torch's GradScaler hands such optimizers the scale, by which `_step` sees that it is in use
-        self._scales_itself = getattr(self.optimizer, _SCALES_ITSELF, False)
-        setattr(self.optimizer, _SCALES_ITSELF, True)
-        self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
-        self._uses.watch()
-        self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
-
-    def _ready(self, parameter: nn.Parameter) -> None:
-        if not self.parts:
-            self._seen.append((parameter, time.perf_counter()))
-            return
-        flat, slot = self._slots[id(parameter)]
-        assert parameter.grad is not None
-        parts = self._by_parameter[id(parameter)]
-        for part in parts:
-            self._drop(part)
-        self._put(flat, slot)
-        self._arrived.add(id(parameter))
-        for part in parts:
-            self._count(part)
-
-    def _put(self, flat: Flat, slot: Slot) -> None:
-        """A gradient into its place."""
-        assert slot.parameter.grad is not None
-        flat.gradient(slot).copy_(slot.parameter.grad)
-        slot.parameter.grad = None
-
-    def _put_nothing(self, flat: Flat, slot: Slot) -> None:
-        """In place of the gradient of a parameter that was not used."""
-        flat.gradient(slot).zero_()
-
-    def _drop(self, part: Part) -> None:
-        """A gradient of a backward pass that no step followed is overwritten, once it is through."""
-        if part.reduced is not None:
-            part.reduced.wait()
-            part.reduced = None
-
-    def _count(self, part: Part) -> None:
-        part.waiting -= 1
-        if not part.waiting:
-            for free in self._sequencer.ready(part):
-                self._send(free)
-
-    def _send(self, part: Part) -> None:
-        part.reduced = self.engine.submit(part.name, part.reduce(), bare=part.bare)
-
-    def _done(self) -> None:
-        if not self.parts:
-            gradients = [p.grad if p.grad is not None else p.new_zeros(p.shape) for _, p in self.parameters]
-            self.engine.submit("all gradients", average(gradients, self.world)).wait()
-            for (_, parameter), gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
-        else:
-            for flat, slot in self._slots.values():
-                if id(slot.parameter) not in self._arrived:  # not used in this pass
-                    for part in self._by_parameter[id(slot.parameter)]:
-                        self._drop(part)
-                    if slot.parameter.grad is None:
-                        self._put_nothing(flat, slot)
-                    else:  # but in one before it, within `no_sync`
-                        self._put(flat, slot)
-            for part in self._sequencer.flush():
-                self._send(part)
-            self._restart()
-        self._average_buffers()
-
-    def _restart(self) -> None:
-        self._arrived: set[int] = set()
-        for part in self.parts:
-            part.waiting = 1 if isinstance(part, FactorPart) else len(part.parameters)
-
-    # -- building --------------------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        """After the first step: orders agreed on, parameters moved into flat memory, optimizer state shared out."""
-        index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
-        known = {id(p) for p in self._uses.order}
-        unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
-        used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen]))
-        parts, rest = self._special([self.parameters[i] for i in used])
-        self._flats = flatten(rest, groups_of(self.optimizer), self.world)
-        least, most = self._sizes()
-        for flat in self._flats:
-            pieces = cut(flat, self.world, least, most)
-            parts += [PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces]
-        place = {id(self.parameters[i][1]): at for at, i in enumerate(used)}
-        self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))  # as the forward pass needs them
-        self._slots: dict[int, tuple[Flat, Slot]] = {id(slot.parameter): (flat, slot) for flat in self._flats for slot in flat.slots}
-        self._by_parameter: dict[int, list[Part]] = {}
-        for part in self.parts:
-            part.take(self.optimizer.state)
-            for parameter in part.parameters:
-                self._by_parameter.setdefault(id(parameter), []).append(part)
-        for _, parameter in self.parameters:
-            self.optimizer.state.pop(parameter, None)
-            parameter.grad = None
-        at = {id(self.parameters[i][1]): seconds for i, seconds in ready}
-        last = max(at.values())
-        # a part is ready with the last of its gradients
-        when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
-        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
-        self._restart()
-
-    def _here(self) -> Machine:
-        """The link and the device, measured once."""
-        if self._machine is None:
-            self._machine = probe(self.engine, self.parameters[0][1].device, self.link_Bps)
-        return self._machine
-
-    def _sizes(self) -> tuple[int, int]:
-        """Bytes of pieces, at least and at most."""
-        least, most = LEAST_BYTES, MOST_BYTES
-        if self.most_bytes is None and self.world > 1 and sum(flat.data.numel() * flat.data.element_size() for flat in self._flats) > MOST_BYTES:
-            least, most = piece_bytes(self._here().link_Bps, self.world)
-        most = self.most_bytes or most
-        return min(most, self.least_bytes or least), most
-
-    def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
-        """Parts of parameters that do not travel as pieces, and the parameters that do."""
-        return [], parameters
-
-    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
-        """The order in which gradients travel, given the order in which they become ready, and when (seconds, by the id of the part)."""
-        return ready
-
-    # -- every step ------------------------------------------------------------------------------------
-
-    def _step(self, closure: Any = None) -> Any:
-        if getattr(self.optimizer, "found_inf", None) is not None:
-            raise RunError(f"torch's GradScaler finds no gradients under {self.name!r}, which keeps them; use paceline.train.Scaler in its place")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if not self.parts:
-            self._plain_step()
-            with torch.no_grad():
-                self._build()
-            return loss
-        self.synchronize()
-        now = settings(self.optimizer)
-        self._scale = self.unscale
-        ready = [part for part in self.parts if part.reduced is not None]
-        norm = self._norm(ready)
-        if isinstance(self.optimizer, Layerwise):
-            norm = [self._layer_norms(ready, now, norm)]
-        for part in ready:
-            assert part.reduced is not None
-            ticket = self.engine.submit(part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm])
-            part.reduced = None
-            for parameter in part.parameters:
-                self._pending.setdefault(id(parameter), []).append(ticket)
-        return loss
-
-    def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
-        yield from part.update(now, self._scale)
-
-    def _norm(self, parts: list[Part]) -> list[Ticket]:
-        """Where gradients are clipped, a job that finds their common norm; updates wait for it."""
-        if self.clip_norm is None or not parts:
-            return []
-        limit = self.clip_norm
-
-        def job() -> Job:
-            square = torch.stack([part.square() for part in parts]).sum().view(1)
-            if self.world > 1:
-                yield Collective("sum", [square])
-            before = 1.0 if self.unscale is None else self.unscale
-            self._scale = before * min(1.0, limit / (before * float(square.sqrt()) + 1e-6))
-
-        return [self.engine.submit("norm of all gradients", job(), after=[part.reduced for part in parts if part.reduced is not None])]
-
-    def _layer_norms(self, parts: list[Part], now: list[dict[str, Any]], after: list[Ticket]) -> Ticket:
-        """For layer-wise optimizers, a job that finds both norms of every parameter; updates wait for it."""
-        pieces = [part for part in parts if isinstance(part, PiecePart)]  # such optimizers have no others: `_choose` sees to it
-
-        def job() -> Job:
-            squares = [part.measure(now, self._scale) for part in pieces]
-            place = {id(p): i for i, (_, p) in enumerate(self.parameters)}
-            total = squares[0].new_zeros(len(place), 2)
-            for part, found in zip(pieces, squares, strict=True):
-                total.index_add_(0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found)
-            if self.shares and self.world > 1:
-                yield Collective("sum", [total])
-            for part in pieces:
-                part.norms = total[[place[id(p)] for p in part.parameters]].sqrt()
-
-        reduced = [part.reduced for part in parts if part.reduced is not None]
-        return self.engine.submit("norms of layers", job(), after=[*reduced, *after])
-
-    def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
-        for parameter in parameters:
-            for ticket in self._pending.pop(id(parameter), ()):
-                ticket.wait()
-
-    def synchronize(self) -> None:
-        self._needed([p for _, p in self.parameters])
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self._gradients.paused():
-            yield
-
-    def detach(self) -> None:
-        try:
-            if self.parts and not self.engine.failed:
-                self.optimizer.load_state_dict(self.optimizer_state())  # all of it on all ranks, as it was before
-        finally:
-            for part in self.parts:
-                part.release()
-            self._gradients.remove()
-            self._uses.remove()
-            setattr(self.optimizer, _SCALES_ITSELF, self._scales_itself)
-            super().detach()
-
-    # -- the optimizer's state -------------------------------------------------------------------------
-
-    def optimizer_state(self) -> dict[str, Any]:
-        self.synchronize()
-        full: dict[Any, dict[str, Any]] = {p: dict(s) for p, s in self.optimizer.state.items()}
-        for part in self.parts:
-            part.spread(self.engine, full)
-        kept, self.optimizer.state = self.optimizer.state, full  # type: ignore[assignment]
-        try:
-            return self.optimizer.state_dict()
-        finally:
-            self.optimizer.state = kept
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        self.synchronize()
-        self.optimizer.load_state_dict(state)
-        for part in self.parts:
-            part.take(self.optimizer.state)
-        if self.parts:
-            self.optimizer.state.clear()
 
 
 class Overlap(Deferred):
@@ -350,9 +72,13 @@ class Overlap(Deferred):
             handle.remove()
         super().detach()
 
-    def _special(self, parameters: list[Named]) -> tuple[list[Part], list[Named]]:
-        for handle in self._handles:
-            handle.remove()
+    def _asked(self) -> dict[str, Any]:
+        return {**super()._asked(), "fc": self.fc, "layerwise": isinstance(self.optimizer, Layerwise)}
+
+    def _fits(self, known: Arrangement) -> bool:
+        return super()._fits(known) and set(known.factors) <= set(self._names.values())
+
+    def _factors(self) -> dict[str, tuple[str, int]]:
         users: dict[int, int] = {}
         for wanted in self._uses.by_module.values():
             for key in wanted:
@@ -360,23 +86,47 @@ class Overlap(Deferred):
         # one call per backward pass, and nobody else reads the weight
         fit = [layer for layer, rows in self._rows.items() if len(rows) == 1 and users.get(id(layer.weight)) == 1]
         if self.world > 1 and self.fc != "gradient" and self._names:
-            most = self.engine.submit("rows of layers", self._most_rows(fit)).wait()
-            self._rows.update({layer: [rows] for layer, rows in most.items() if layer in fit})
-        chosen = agree(self._choose(fit))
+            most = self._most_rows([self._rows[layer][0] if layer in fit else 0 for layer in self._names])
+            self._rows.update({layer: [rows] for layer, rows in zip(self._names, most, strict=True) if layer in fit})
+        return agree(self._choose(fit))
+
+    def _special(self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]) -> tuple[list[Part], list[Named]]:
+        for handle in self._handles:
+            handle.remove()
         groups = groups_of(self.optimizer)
         parts: list[Part] = [
-            FactorPart(name, layer, chosen[name][0], chosen[name][1], self.optimizer, groups, self.rank, self.world, self._factors_ready,
+            FactorPart(name, layer, *factors[name], self.optimizer, groups, self.rank, self.world, self._factors_ready,
                        lambda: not self._gradients.enabled)
-            for layer, name in self._names.items() if name in chosen
+            for layer, name in self._names.items() if name in factors
         ]
         taken = {id(p) for part in parts for p in part.parameters}
         return parts, [(name, p) for name, p in parameters if id(p) not in taken]
 
-    def _most_rows(self, fit: list[nn.Linear]) -> Job:
-        """A job: rows of each layer on the rank that has most of them; batches need not be shared out evenly."""
-        rows = torch.tensor([self._rows[layer][0] if layer in fit else 0 for layer in self._names], device=self.parameters[0][1].device)
-        yield Collective("max", [rows])
-        return dict(zip(self._names, rows.tolist(), strict=True))
+    def _most_rows(self, mine: list[int]) -> list[int]:
+        """Rows of each layer on the rank that has most of them; batches need not be shared out evenly."""
+        rows = torch.tensor(mine, device=self.parameters[0][1].device)
+
+        def job() -> Job:
+            yield Collective("max", [rows])
+
+        self.engine.submit("rows of layers", job()).wait()
+        return rows.tolist()
+
+    def _rebuild(self, known: Arrangement) -> None:
+        super()._rebuild(known)
+        if known.factors:
+            self._handles = [self.model.register_forward_hook(self._more_rows)]
+
+    def _more_rows(self, *_: Any) -> None:
+        """After the first forward pass of a run that goes on: its batch may have grown meanwhile."""
+        if not torch.is_grad_enabled() or self._arrangement is None:
+            return
+        for handle in self._handles:
+            handle.remove()
+        parts = [part for part in self.parts if isinstance(part, FactorPart)]
+        for part, rows in zip(parts, self._most_rows([part.seen for part in parts]), strict=True):
+            part.rows = max(part.rows, rows)
+        self._arrangement = replace(self._arrangement, factors={part.name: (part.mode, part.rows) for part in parts})
 
     def _choose(self, layers: list[nn.Linear]) -> dict[str, tuple[str, int]]:
         """By name, what a layer exchanges (where not its gradient) and its rows per step."""

@@ -20,6 +20,7 @@ from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES
 from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.probe import Machine
+from paceline.train.transport import small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,9 @@ class Setting:
     machine: Machine
     world: int
     rates: Rates = Rates()
-    #: cores of one rank
+    #: cores of one rank, and how many of them an encoder takes
     cores: int = 1
+    threads: int = 1
 
     @property
     def turn_s(self) -> float:
@@ -53,11 +55,12 @@ class Setting:
         """Seconds that a message keeps the link besides its bytes: several are in flight, so that their latencies overlap."""
         return self.machine.latency_s / IN_FLIGHT
 
-    def reply_s(self, *ops: str) -> float:
-        """Seconds after their last byte until messages of these kinds that are sent together have come."""
+    def reply_s(self, op: str, size: float) -> float:
+        """Seconds after its last byte until a message of this kind and size has come. Reductions go round the ring unless they are small."""
+        if op == "gather" or small(size, self.world):
+            return self.machine.latency_s
         measured = self.machine.reduce_latency_s
-        reduction = 2 * (self.world - 1) * self.machine.latency_s if measured is None else measured
-        return max(self.machine.latency_s if op == "gather" else reduction for op in ops)
+        return 2 * (self.world - 1) * self.machine.latency_s if measured is None else measured
 
     def wire_s(self, scheme: Scheme, layer: Layer) -> float:
         """Of a layer's messages, on a link that carries nothing else."""
@@ -94,19 +97,24 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
         asked = [cost.exchanges(one, layer.shape) for one, layer in chosen]
         stages = max(map(len, asked))
         # of the same stage, all are sent at once; what goes as it is with the first
-        replies = tuple(at.reply_s(*(sent[stage].op for sent in asked if stage < len(sent))) for stage in range(stages))
+        replies = tuple(_reply_s([sent[stage] for sent in asked if stage < len(sent)], at) for stage in range(stages))
         wire = sum(at.wire_s(one, layer) for one, layer in chosen)
         # what is agreed on first is small, and the encoder waits for it
         agreed = (encode / 2, 0.0) * (stages - 1)
         turns += stages * at.turn_s
         waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode), replies))
     backward = profile.backward_s + turns
-    end = max(backward, _flow(waiting, at))
-    if at.cores < 2:
-        end = max(end, backward + sum(sum(bucket.phases[::2]) for bucket in waiting))
+    # all cores together have the passes and the encoders to do
+    shared = (backward + at.threads * sum(sum(bucket.phases[::2]) for bucket in waiting)) / at.cores
+    end = max(backward, shared, _flow(waiting, at))
     taken = profile.momentum and any(isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers)
     # without momentum, the update is one addition: two operands read, one written
     return profile.forward_s + end + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
+
+
+def _reply_s(sent: Sequence[cost.Exchange], at: Setting) -> float:
+    """Of messages that are sent together, each kind as one."""
+    return max(at.reply_s(op, sum(one.bytes for one in sent if one.op == op)) for op in {one.op for one in sent})
 
 
 def ddp_s(profile: Profile, at: Setting) -> float:
@@ -114,8 +122,10 @@ def ddp_s(profile: Profile, at: Setting) -> float:
     ordered = order_of(profile.layers)
     pace = 1 + at.copy_s(profile.bytes) / profile.backward_s
     sent = 2 * (at.world - 1) / at.world / (at.machine.whole_Bps or at.machine.reduce_Bps)
-    waiting = [_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * sum(ordered[i].bytes for i in members)), (at.reply_s("sum"),))
-               for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES)]
+    waiting = []
+    for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES):
+        size = sum(ordered[i].bytes for i in members)
+        waiting.append(_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * size), (at.reply_s("sum", size),)))
     return profile.forward_s + max(pace * profile.backward_s, _flow(waiting, at)) + at.copy_s(profile.bytes) + profile.update_s
 
 

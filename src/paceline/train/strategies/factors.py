@@ -71,6 +71,8 @@ class FactorPart(Part):
         super().__init__(name, held, rank, world)
         self.waiting = 1
         self.layer, self.mode, self.rows = layer, mode, rows
+        #: rows of the last pass here
+        self.seen = 0
         self._ready, self._paused = ready, paused
         self._inputs: list[Tensor] = []
         self._errors: list[Tensor] = []
@@ -93,6 +95,7 @@ class FactorPart(Part):
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
+        self.seen = x.numel() // layer.in_features
         out: Tensor = _Linear.apply(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self)  # type: ignore[no-untyped-call]
         return out
 

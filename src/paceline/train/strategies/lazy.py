@@ -14,15 +14,16 @@ Lee et al., lazy parameter update, Journal of Parallel and Distributed Computing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from paceline.errors import SpecError
 from paceline.train.comm import Collective, Job
-from paceline.train.layout import Flat, Slot
-from paceline.train.strategies.deferred import Deferred
+from paceline.train.layout import Flat, Named, Slot
+from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.parts import Part, PiecePart
 
 
@@ -39,14 +40,16 @@ class Lazy(Deferred):
         if not 0 <= share <= 1 or not 1 <= interval <= most:
             raise SpecError(f"share is from 0 to 1 and 1 <= interval <= most; got share={share:g}, interval={interval}, most={most}")
         self.share, self.interval, self.most, self.adapt = share, interval, most, adapt
-        self._lazy: list[Part] = []
+        self._lazy: list[PiecePart] = []
         self._count_added = 0
+        #: what the last lazy piece had added up before its latest gradient
+        self._before: torch.Tensor | None = None
 
-    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
-        total = sum(part.piece.bytes for part in self.parts if isinstance(part, PiecePart))
-        held = 0.0
-        for part in self.parts:  # as the forward pass needs them
-            assert isinstance(part, PiecePart)
+    def _place(self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None) -> tuple[int, int]:
+        found = super()._place(order, factors, sizes)
+        pieces = [part for part in self.parts if isinstance(part, PiecePart)]
+        total, held = sum(part.piece.bytes for part in pieces), 0.0
+        for part in pieces:  # as the forward pass needs them
             held += part.piece.bytes
             if held > self.share * total:
                 break
@@ -56,8 +59,8 @@ class Lazy(Deferred):
         # a parameter cut in two must not be lazy in part
         self._lazy = [part for part in self._lazy if all(id(other) in lazy for p in part.parameters for other in self._by_parameter[id(p)])]
         self._lazy_parameters = slots & {id(p) for part in self._lazy for p in part.parameters}
-        self._latest = [torch.zeros_like(part.piece.grad) for part in self._lazy if isinstance(part, PiecePart)]
-        return ready
+        self._before = torch.zeros_like(self._lazy[-1].piece.grad) if self._lazy else None
+        return found
 
     def _put(self, flat: Flat, slot: Slot) -> None:
         if id(slot.parameter) in self._lazy_parameters and self._count_added:
@@ -71,29 +74,35 @@ class Lazy(Deferred):
         if id(slot.parameter) not in self._lazy_parameters or not self._count_added:  # else what was added up stays
             super()._put_nothing(flat, slot)
 
+    @property
+    def _due(self) -> bool:
+        """Whether what was added up is sent in this step."""
+        return self._count_added + 1 >= self.interval
+
     def _send(self, part: Part) -> None:
-        if self._count_added + 1 >= self.interval or all(part is not lazy for lazy in self._lazy):
+        if all(part is not lazy for lazy in self._lazy):
+            super()._send(part)
+        elif self._due:
+            if self.adapt and part is self._lazy[-1]:
+                self._local = self._lazy[-1].piece.grad.clone()  # the sum over ranks takes its place
             super()._send(part)
 
     def _done(self) -> None:
-        if self.parts and self._lazy and self._count_added + 1 >= self.interval and self.adapt:
-            before = [part.piece.grad.clone() for part in self._lazy[-1:] if isinstance(part, PiecePart)]
-            super()._done()
-            self._adapt(before[0])
-        else:
-            super()._done()
-        if self.parts:
-            self._count_added = 0 if self._count_added + 1 >= self.interval else self._count_added + 1
-            if self._count_added and self._latest:
-                part = self._lazy[-1]
-                assert isinstance(part, PiecePart)
-                self._latest[-1].copy_(part.piece.grad)
+        sent = self._due  # the interval may change on the way
+        super()._done()
+        if not self.parts:
+            return
+        if sent and self._lazy and self.adapt:
+            self._adapt(self._local)
+        self._count_added = 0 if sent else self._count_added + 1
+        if self._count_added and self._before is not None:
+            self._before.copy_(self._lazy[-1].piece.grad)
 
     def _adapt(self, local: torch.Tensor) -> None:
         """Judges the last lazy piece, whose sum is on its way: `local` is what this rank added up."""
         part, count = self._lazy[-1], self._count_added + 1
-        assert isinstance(part, PiecePart) and part.reduced is not None
-        latest = local - self._latest[-1] if count > 1 else local
+        assert part.reduced is not None and self._before is not None
+        latest = local - self._before if count > 1 else local
         part.reduced.wait()
         mean = part.gradient
         numbers = torch.stack([(latest - mean).square().sum(), latest.square().sum(), mean.square().sum()])
@@ -109,8 +118,21 @@ class Lazy(Deferred):
         elif not direction and not magnitude:
             self.interval = max(1, self.interval - 1)
 
+    def _asked(self) -> dict[str, Any]:
+        return {**super()._asked(), "share": self.share}
+
     def state_dict(self) -> dict[str, Any]:
-        return {"interval": self.interval}
+        """Also what this rank has added up since it was last sent."""
+        state = {**super().state_dict(), "interval": self.interval}
+        if self._count_added:
+            state |= {"count": self._count_added, "added": [part.piece.grad.clone() for part in self._lazy]}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.interval = state["interval"]
+        super().load_state_dict(state)
+        self.interval, self._count_added = state["interval"], 0
+        if self._before is not None and self._arrangement == Arrangement.of(state) and "count" in state:
+            self._count_added = state["count"]
+            for part, added in zip(self._lazy, state["added"], strict=True):
+                part.piece.grad.copy_(added)
+            self._before.copy_(state["added"][-1])

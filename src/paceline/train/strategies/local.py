@@ -11,6 +11,7 @@ Optimizer state stays local. `drop_momentum` clears it after averaging.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -63,10 +64,16 @@ class LocalSGD(Strategy):
         """Replicas differ between two averages; nothing is on its way."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
+        """Also this rank's own replica, which is another than the others' between two averages, and its own state of the optimizer."""
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        return {"steps": self.steps, "model": own, "optimizer": copy.deepcopy(self.optimizer.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of a run on another number of ranks, the first one's: all replicas begin as that one."""
         self.steps = state["steps"]
+        if "model" in state:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
 
 
 class PostLocalSGD(LocalSGD):
@@ -131,10 +138,10 @@ class DiLoCo(LocalSGD):
             tensor.div_(self.world)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "start": [t.clone() for t in self._start], "outer": self._outer.state_dict()}
+        return {**super().state_dict(), "start": [t.clone() for t in self._start], "outer": self._outer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
+        super().load_state_dict(state)
         for own, saved in zip(self._start, state["start"], strict=True):
             own.copy_(saved)
         self._outer.load_state_dict(state["outer"])

@@ -13,6 +13,9 @@ from paceline.train.comm import Collective, Engine, Job
 from paceline.train.compress import native
 from paceline.train.strategies.base import agree
 
+#: of a reduction that goes round a ring with any number of ranks, by which its latency is found
+_RING_BYTES = 128 * 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -20,7 +23,7 @@ class Machine:
 
     Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way), of float32 and
     of half precision (None: as of float32), and in reductions of a whole bucket by one call, as DDP has them (None: not measured, as of pieces
-    several of which are in flight); float32 operations per second of a matrix product. A reduction, however small, goes round the ring twice, one
+    several of which are in flight); float32 operations per second of a matrix product. A reduction that is not small goes round the ring twice, one
     rank after another: seconds of its own (None: not measured, as of so many exchanges).
     """
 
@@ -44,11 +47,12 @@ def probe(engine: Engine, device: torch.device, link_Bps: float | None = None, *
     if engine.world == 1 or link_Bps is not None:
         rate = math.inf if link_Bps is None else link_Bps
         return agree(Machine(latency_s=0.0, link_Bps=rate, flops=_flops(device), reduce_Bps=rate))
-    latency, reduction = (min([_timed(engine, op, 256, device) for _ in range(6)][1:]) for op in ("exchange", "sum"))
+    latency, reduction = (min([_timed(engine, op, size, device) for _ in range(6)][1:]) for op, size in (("exchange", 256), ("sum", _RING_BYTES)))
     share = (engine.world - 1) / engine.world
     rates = {op: 2 * share * _rate(engine, op, latency, device) for op in ("sum", "half", *(("whole",) if whole else ()))}
-    return agree(Machine(latency_s=latency, reduce_latency_s=reduction, link_Bps=share * _rate(engine, "exchange", latency, device),
-                         flops=_flops(device), reduce_Bps=rates["sum"], half_Bps=rates["half"], whole_Bps=rates.get("whole")))
+    return agree(Machine(latency_s=latency, reduce_latency_s=max(latency, reduction - 2 * share * _RING_BYTES / rates["sum"]),
+                         link_Bps=share * _rate(engine, "exchange", latency, device), flops=_flops(device), reduce_Bps=rates["sum"],
+                         half_Bps=rates["half"], whole_Bps=rates.get("whole")))
 
 
 def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> float:
@@ -99,6 +103,6 @@ def _flops(device: torch.device) -> float:
     return 2.0 * n**3 / best
 
 
-def cores(device: torch.device) -> int:
-    """Cores that a rank has to itself, as far as is known; on a GPU, passes and communication do not share any."""
-    return 2 if device.type == "cuda" else native.cores()
+def cores(device: torch.device) -> tuple[int, int]:
+    """Cores that a rank has to itself, as far as is known, and how many of them an encoder takes; on a GPU, passes and communication share none."""
+    return (2, 1) if device.type == "cuda" else (native.cores(), native.threads())

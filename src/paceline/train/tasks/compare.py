@@ -85,24 +85,35 @@ def compare(
 ) -> Compared:
     """Trains each strategy with each seed (`seed` and those after it), all in the same processes, or in `jobs` groups of them at a time.
 
+    Names and settings are looked at first: after a mistake nothing was started or written.
+
     Started by `paceline schedule`, it is a job: one rank on each device that it was given, checkpoints where the scheduler says, progress told.
     """
+    from paceline.train.parallel import check
     from paceline.train.tasks import get
+    from paceline.train.tasks.course import course
+    from paceline.train.tasks.loop import optimizer_for, shared
     from paceline.train.tasks.noise import allowed
     from paceline.train.tasks.show import bars
 
     place = Place.given()
     world = place.world if place is not None else world
     chosen = get(task)
-    if min(world, seeds, jobs) < 1:
-        raise SpecError(f"world, seeds and jobs count from 1; got {world}, {seeds} and {jobs}")
+    if min(world, seeds, jobs, every) < 1:
+        raise SpecError(f"world, seeds, jobs and every count from 1; got {world}, {seeds}, {jobs} and {every}")
+    if steps is not None and steps < 1:
+        raise SpecError(f"a run has at least one step, got {steps}")
     names = [name.replace(";", ",") for name in strategies]
+    for name in names:
+        check(name, world)
     _check_servers(names, servers, staleness)
+    shared(course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth), world)
+    optimizer_for(optimizer, chosen.model(), chosen, lr, weight_decay)
     for name in names if noise else ():
         allowed(name)
     if len(names) * seeds > 1 and (checkpoint is not None or place is not None):
         raise SpecError("checkpoints are of one run: name one strategy and one seed")
-    if place is not None and names[0] in ASYNCHRONOUS:
+    if place is not None and names[0].partition(":")[0] in ASYNCHRONOUS:
         raise SpecError(f"a scheduled job takes strategies that wait for all ranks; got {names[0]!r}")
     if board and record is None:
         raise SpecError("--board writes into the record's folder; name one with --record FOLDER")
@@ -162,8 +173,9 @@ def _check_servers(names: Sequence[str], servers: int | None, staleness: int | N
 def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:
     """What of these a strategy takes."""
     given = {name: value for name, value in (("servers", servers), ("staleness", staleness)) if value is not None}
-    if strategy not in ASYNCHRONOUS:
+    name = strategy.partition(":")[0]
+    if name not in ASYNCHRONOUS:
         return {}
     from paceline.train.asynchronous.wrap import options_of
 
-    return options_of(strategy, given)
+    return options_of(name, given)

@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline.train as pt
-from paceline.errors import PacelineError, SpecError
+from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.train.comm import Event
 from paceline.train.job import Job, join
 from paceline.train.optim import LARS
 from paceline.train.record import Record
 from paceline.train.tasks import Task, get
-from paceline.train.tasks.course import batches, course
+from paceline.train.tasks.course import Step, batches, course
 from paceline.train.tasks.expect import predict
 from paceline.train.tasks.noise import Meter
 from paceline.train.tasks.show import Shown
@@ -41,38 +41,47 @@ _ONE_BY_ONE = ("ps-async", "ps-bounded")
 
 def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None, weight_decay: float | None = None) -> torch.optim.Optimizer:
     """sgd or lars, with the task's settings where none are given."""
+    if lr is not None and not lr > 0:
+        raise SpecError(f"the learning rate must be positive, got {lr:g}")
     decay = task.weight_decay if weight_decay is None else weight_decay
+    if not decay >= 0:
+        raise SpecError(f"weight decay must be 0 or more, got {decay:g}")
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=lr or task.lr, momentum=task.momentum, weight_decay=decay)
     if name == "lars":
         return LARS(model.parameters(), lr=lr or 10 * task.lr, momentum=task.momentum, weight_decay=decay, eta=0.02)
-    raise SpecError(f"optimizer must be sgd or lars; got {name!r}")
+    raise UnknownName("optimizer", name, ("sgd", "lars"), "optimizers: sgd, lars")
+
+
+def shared(planned: Sequence[Step], world: int) -> Sequence[Step]:
+    """The same steps, if every rank gets a sample of the first, the smallest."""
+    if planned and world > planned[0].batch:
+        raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
+    return planned
 
 
 def train(
     task: str, strategy: str = "ddp", *, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
     optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None, growth: float | None = None, noise: bool = False,
-    record: str | None = None, board: bool = False, checkpoint: str | None = None, every: int = 50, timeout_s: float = 120.0,
-    options: dict[str, Any] | None = None, evaluations: int = 0, stop_at_target: bool = False,
+    record: str | None = None, board: bool = False, checkpoint: str | None = None, every: int = 50, keep: int = 2,
+    timeout_s: float = 120.0, options: dict[str, Any] | None = None, evaluations: int = 0, stop_at_target: bool = False,
 ) -> dict[str, Any]:
     """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached, as seen in one of `evaluations` looks.
 
     Seconds are those of training: looks are not counted.
     """
     chosen, rank, world = get(task), dist.get_rank(), dist.get_world_size()
-    planned = course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth)
-    if planned and world > planned[0].batch:
-        raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
+    planned = shared(course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth), world)
     torch.manual_seed(seed)
     model = chosen.model()
-    if lr is None and optimizer == "sgd" and strategy in _ONE_BY_ONE:
+    if lr is None and optimizer == "sgd" and strategy.partition(":")[0] in _ONE_BY_ONE:
         lr = chosen.lr / world  # the linear scaling rule: as many updates as ranks make up one of the whole batch
     own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
     peak = [group["lr"] for group in own.param_groups]
     meter = Meter(model, strategy) if noise else None
     more = {} if strategy == "ddp" else {"timeout_s": timeout_s, **(options or {})}
     net, opt = pt.parallelize(model, own, plan=strategy, **more)
-    job = Job(net, opt, folder=checkpoint, every=every, timeout_s=timeout_s)
+    job = Job(net, opt, folder=checkpoint, every=every, keep=keep, timeout_s=timeout_s)
     losses, reached, looked, began = [], None, 0.0, time.perf_counter()
     look_every = max(1, len(planned) // evaluations) if evaluations else 0
     with Record(record, rank=rank, board=board) as log:
@@ -143,6 +152,7 @@ def main() -> None:
     parser.add_argument("--record")
     parser.add_argument("--checkpoint")
     parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--keep", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=120.0)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.use_deterministic_algorithms(True)
