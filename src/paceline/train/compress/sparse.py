@@ -4,8 +4,7 @@ Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2
 Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, ICLR 2018.
 
 The number of elements is fixed by the tensor's size, so that bytes are known beforehand and ranks need not agree on sizes. The largest
-are found by a threshold, that of the step before or one from a sample, aimed low, and an exact choice among what passes it: the same
-elements as sorting all would give.
+are found by a threshold from a sample, aimed low, and an exact choice among what passes it: the same elements as sorting all would give.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from .base import Arrived, Compressor, flat, writing
 
 #: elements up to which sorting all is as fast as sampling
 SMALL = 1 << 14
-#: more than so many times the number aimed at pass a threshold that is out of date
-_ROOM = 8
 _VALUES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -34,27 +31,27 @@ class _Largest(Compressor):
 
     scheme: spec.TopK | spec.DGC
 
-    def __init__(self, scheme: spec.Scheme, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True) -> None:
-        super().__init__(scheme, rank=rank, world=world, seed=seed, fused=fused)
-        #: by key, what a little more than k passed last time: what is chosen does not depend on it, only how soon
-        self._limits: dict[str, Tensor] = {}
-
-    def _largest(self, key: str, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float) -> Tensor:
+    def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float) -> Tensor:
         """Adds the gradient to `total`; places of the k largest sums, ascending."""
         n = x.numel()
         k = cost.kept(n, self.scheme.ratio_at(self.step))
         momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
         nesterov = isinstance(self.scheme, spec.DGC) and self.scheme.nesterov
-        limit = self._limits.pop(key, None)
-        room = min(n, _ROOM * _aimed(k))
-        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, limit, room, self.fused)
-        if n <= SMALL or x.is_meta:
-            return _exact(total, None, k)[0]
-        if found is None or found.numel() < k:
-            threshold, room = _sampled(total, k, share)
-            found = None if threshold is None else kernels.above(total, threshold, room, self.fused)
-        index, self._limits[key] = _exact(total, found if found is not None and found.numel() >= k else None, k)
-        return index
+        stride = max(1, int(1 / share)) | 1  # odd: rows of matrices have even lengths, as a rule
+        sampled = -(-n // stride)
+        hits = k * sampled / n
+        # three standard deviations more than k would need, so that k are found nearly always
+        wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)
+        if n <= SMALL or wanted >= sampled or x.is_meta:
+            kernels.accumulate(x, gain, velocity, momentum, nesterov, total, fused=self.fused)
+            return _exact(total, None, k)
+        sample = total[::stride].clone()
+        part = None if velocity is None else velocity[::stride].clone()
+        reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
+        threshold = sample.abs_().topk(wanted, sorted=False).values.min()
+        room = min(n, 3 * wanted * stride)
+        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, room, self.fused)
+        return _exact(total, found if found is not None and found.numel() >= k else None, k)
 
     def _payload(self, key: str, total: Tensor, index: Tensor) -> list[Tensor]:
         values = total[index].to(_VALUES[self.scheme.values])
@@ -70,35 +67,16 @@ class _Largest(Compressor):
                 kernels.scatter_add(index, values.to(torch.float32), self.loss_scale / len(gathered), target, self.fused)
 
 
-def _aimed(k: int) -> int:
-    """How many are to pass a threshold where k are needed: magnitudes change from step to step."""
-    return 2 * k + 16
-
-
-def _sampled(total: Tensor, k: int, share: float) -> tuple[Tensor | None, int]:
-    """A threshold from a sample that nearly always k or more pass, and how many are looked at; None: sorting all is as fast."""
-    n = total.numel()
-    stride = max(1, int(1 / share)) | 1  # odd: rows of matrices have even lengths, as a rule
-    sample = total[::stride].abs()
-    hits = k * sample.numel() / n
-    wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)  # three standard deviations more than k would need
-    if wanted >= sample.numel():
-        return None, n
-    return sample.topk(wanted, sorted=False).values.min(), min(n, 3 * wanted * stride)
-
-
-def _exact(total: Tensor, found: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """Places of the k largest of all, or of those found, ascending, the first of equals; and the magnitude that a few more have."""
+def _exact(total: Tensor, found: Tensor | None, k: int) -> Tensor:
+    """Places of the k largest of all, or of those found, ascending."""
     values = (total if found is None else total[found]).abs()
-    largest = values.topk(min(values.numel(), _aimed(k)))
+    largest = values.topk(k, sorted=False)
     if values.is_meta:
-        return largest.indices[:k], largest.values[-1]
-    least = largest.values[k - 1]
-    chosen = (~(values < least)).nonzero().reshape(-1)
-    if chosen.numel() != k:  # ties, or NaN, which is above all
-        order = values[chosen].nan_to_num(nan=math.inf).sort(descending=True, stable=True).indices
-        chosen = chosen[order[:k]].sort().values
-    return chosen if found is None else found[chosen], largest.values[-1]
+        return largest.indices
+    chosen = (~(values < largest.values.min())).nonzero().reshape(-1)
+    if chosen.numel() != k:  # ties, or NaN
+        chosen = largest.indices.sort().values
+    return chosen if found is None else found[chosen]
 
 
 class TopK(_Largest):
@@ -111,7 +89,7 @@ class TopK(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x) if self.scheme.feedback else torch.zeros_like(x)
         gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
-        return self._payload(key, total, self._largest(key, x, gain, None, total, 0.01))
+        return self._payload(key, total, self._largest(x, gain, None, total, 0.01))
 
 
 class DGC(_Largest):
@@ -129,7 +107,7 @@ class DGC(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x)
         velocity = self._tensor(key, "velocity", x) if self.scheme.momentum else None
-        index = self._largest(key, x, self._gain(x), velocity, total, self.scheme.sample)
+        index = self._largest(x, self._gain(x), velocity, total, self.scheme.sample)
         if velocity is not None and self.scheme.masking:
             velocity[index] = 0.0
         return self._payload(key, total, index)
