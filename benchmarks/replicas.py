@@ -1,7 +1,8 @@
 """Replicas after 100 steps, over and over: part replicas of benchmarks/training.py.
 
 Every strategy with 1, 3 and 20 buckets, in worlds of 2, 3 and 4 ranks, many times in a row in the same processes, whose communication engines are
-made and closed for each run. A hang ends the engine's wait with an error, and the table says so.
+made and closed for each run. A hang ends the engine's wait with an error, and the table says so. Strategies can be shared out to several such
+groups of processes (`--shares`) where there are cores for them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TOTAL_BYTES = LAYERS * WIDTH * WIDTH * 4
 BUCKETS, STEPS = (1, 3, 20), 100
 AVERAGING = ("allreduce", "terngrad", "dgc:ratio=0.01", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16", "bf16")
 DEFERRED: dict[str, dict[str, Any]] = {"overlap": {"fc": "gradient"}, "priority": {}, "lazy": {}}
-#: these send whole models now and then, and have no buckets
-RARELY: dict[str, dict[str, Any]] = {"local": {"period": 4}, "post-local": {"period": 4, "after": 20}, "diloco": {"period": 4}}
+#: these send whole models now and then, or choose by themselves, and have no buckets to be told of
+OTHERS: dict[str, dict[str, Any]] = {"local": {"period": 4}, "post-local": {"period": 4, "after": 20}, "diloco": {"period": 4}, "auto": {}}
 
 
 def cases() -> list[tuple[str, int, dict[str, Any]]]:
@@ -32,17 +33,18 @@ def cases() -> list[tuple[str, int, dict[str, Any]]]:
         size = -(-TOTAL_BYTES // buckets)
         found += [(name, buckets, {"bucket_bytes": size, "first_bytes": size}) for name in AVERAGING]
         found += [(name, buckets, {"least_bytes": size, "most_bytes": size, **more}) for name, more in DEFERRED.items()]
-    return found + [(name, 1, options) for name, options in RARELY.items()]
+    return found + [(name, 1, options) for name, options in OTHERS.items()]
 
 
-def follow(times: int, budget_s: float) -> dict[str, Any]:
-    """On each rank: all cases `times` times, or as often as the budget allows; how many rounds were whole, and which cases did not stay one model."""
+def follow(times: int, budget_s: float, share: int = 0, shares: int = 1) -> dict[str, Any]:
+    """On each rank: its share of the cases `times` times, or as often as the budget allows; how many rounds were whole, and which did not stay one
+    model."""
     import torch
     import torch.distributed as dist
 
     began, rounds, apart = time.perf_counter(), 0, []
     for number in range(times):
-        for name, buckets, options in cases():
+        for name, buckets, options in cases()[share::shares]:
             if not _same(name, options, number):
                 apart.append(f"{name} with {buckets}")
         rounds += 1
@@ -84,12 +86,18 @@ def replicas(options: Namespace) -> str:
     times = 1 if options.quick else options.times
     worlds = [int(size) for size in options.worlds.split(",")]
 
-    def world(size: int) -> dict[str, Any]:
+    def group(size: int, share: int) -> dict[str, Any]:
         here = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))}
-        found: dict[str, Any] = run("replicas:follow", world=size, arguments={"times": times, "budget_s": options.budget_s}, environment=here,
-                                    timeout_s=options.budget_s + 600)[0]
-        print(size, found, flush=True)
+        arguments = {"times": times, "budget_s": options.budget_s, "share": share, "shares": options.shares}
+        found: dict[str, Any] = run("replicas:follow", world=size, arguments=arguments, environment=here, timeout_s=options.budget_s + 600)[0]
+        print(size, share, found, flush=True)
         return found
+
+    def world(size: int) -> dict[str, Any]:
+        with ThreadPoolExecutor(options.shares) as pool:
+            every = list(pool.map(lambda share: group(size, share), range(options.shares)))
+        return {"rounds": min(one["rounds"] for one in every), "apart": [case for one in every for case in one["apart"]],
+                "seconds": max(one["seconds"] for one in every)}
 
     with ThreadPoolExecutor(len(worlds)) as pool:
         found = list(pool.map(world, worlds))

@@ -39,7 +39,7 @@ class Place:
 
 
 #: one after another on all cores
-ALONE = (Place(model="cnn", links=(*LINKS[:3], BEST), names=NAMES, rounds=9), Place(model="vgg-like", links=LINKS[:3], names=NAMES, rounds=9))
+ALONE = (Place(model="cnn", links=(*LINKS[:3], BEST), names=NAMES, rounds=7), Place(model="vgg-like", links=LINKS[:3], names=NAMES, rounds=7))
 #: two rows of them at once, each on half of the cores where that leaves two for every host
 BESIDE = (
     (Place(model="cnn", links=LINKS[3:]), Place(model="vgg-like", hosts=3), Place(model="cnn", hosts=4)),
@@ -54,9 +54,21 @@ def steps(options: Namespace) -> str:
     if options.rows:
         return "\n\n".join(render(read([file])) for file in options.rows)
     with tempfile.TemporaryDirectory() as folder:
-        output = options.raw or Path(folder, "steps.jsonl")
-        measure(output, time.monotonic() + options.limit, beside=not options.quick)
+        output, until = options.raw or Path(folder, "steps.jsonl"), time.monotonic() + options.limit
+        if options.place:
+            row([_named(text) for text in options.place], output, until)
+        else:
+            measure(output, until, beside=not options.quick)
         return render(read([output]))
+
+
+def _named(text: str) -> Place:
+    """A place in words: cnn:4:100Mbit/s, vgg-like:2:1Gbit/s,unshaped,best."""
+    from paceline.units import parse
+
+    model, hosts, links = text.split(":")
+    rates = tuple({"unshaped": None, BEST: BEST}[link] if link in ("unshaped", BEST) else parse(link, "bandwidth") for link in links.split(","))
+    return Place(model=model, hosts=int(hosts), links=rates, names=NAMES if hosts == "2" else WANTED)
 
 
 def measure(output: Path, until: float, *, alone: bool = True, beside: bool = True) -> None:

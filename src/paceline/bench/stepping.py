@@ -41,8 +41,8 @@ LOOKING = ("overlap", "priority", "auto")
 _WATCHED = {"auto": 3}
 #: steps timed at a time, at most; seconds of one from which on none goes before those timed: where parameters arrive under the next, and elsewhere
 _MOST, _LONG_S, _LEAD_S = 40, 4.0, 1.0
-#: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; none that takes so many seconds
-_FULL, _NEAR, _ONCE_S = 2, 1.3, 0.8
+#: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; once, what takes so many seconds
+_FULL, _NEAR, _ONCE_S = 3, 1.3, 4.0
 #: seconds of steps before those timed: memory that is used for the first time is slow
 _WARM_S = 0.3
 
@@ -70,7 +70,7 @@ class Trial:
 
     def __init__(self, model: str, strategy: str, batch: int | None) -> None:
         torch.manual_seed(0)
-        self.name = strategy
+        self.name, self.kind = strategy, strategy.partition(":")[0]
         self.net, shape, usual = network(model)
         self.optimizer: Any = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         rows = batch or usual
@@ -94,15 +94,15 @@ class Trial:
     @property
     def note(self) -> str:
         """What `auto` chose."""
-        return str(getattr(pt.of(self.net), "choice").strategy) if self.name == "auto" else ""  # noqa: B009
+        return str(getattr(pt.of(self.net), "choice").strategy) if self.kind == "auto" else ""  # noqa: B009
 
     def prepare(self, narrow: Callable[[], None], widen: Callable[[], None], warm: int) -> None:
         """First steps on the bare link, `warm` of them as they will be; the narrow one is there where the strategy looks."""
-        for _ in range(_WATCHED.get(self.name, 0)):
+        for _ in range(_WATCHED.get(self.kind, 0)):
             self.step()
-        if self.name in LOOKING:
+        if self.kind in LOOKING:
             self.step(narrow)
-            if self.name == "auto":  # may try some, the first step of which looks, too
+            if self.kind == "auto":  # may try some, the first step of which looks, too
                 auto = pt.of(self.net)
                 self.step()
                 while not getattr(auto, "settled"):  # noqa: B009
@@ -226,26 +226,26 @@ def worker(
             for name in _taking_part(turn, strategies, expected):
                 long = expected[name]
                 steps = max(1, min(_MOST, round(seconds / long)))
-                took = trials[name].timed(steps, lead=int(long < (_LONG_S if name in LOOKING else _LEAD_S)))
+                took = trials[name].timed(steps, lead=int(long < (_LONG_S if trials[name].kind in LOOKING else _LEAD_S)))
                 _write(output, {"kind": "step", **common, "link_Bps": rate, "strategy": name, "turn": turn, "steps": steps, **took,
                                 "note": trials[name].note})
         wire.set(None)
-        for name in LOOKING:
-            _close(trials.pop(name, None))
+        for name in [name for name, trial in trials.items() if trial.kind in LOOKING]:
+            _close(trials.pop(name))
     for trial in trials.values():
         _close(trial)
 
 
 def _taking_part(turn: int, strategies: Sequence[str], expected: Mapping[str, float]) -> list[str]:
-    """Who is timed in a round, in order: long steps are the wire's, once is enough; the last rounds are between those that may be the fastest."""
+    """Who is timed in a round, in order: once is enough for the longest steps; the last rounds are between those that may be the fastest."""
     near = _NEAR * min((expected[name] for name in strategies if name != "none"), default=0.0)
     chosen = [name for name in strategies
               if not turn or (expected[name] <= _ONCE_S and (turn < _FULL or name == "none" or expected[name] <= near))]
     return chosen if turn % 2 == 0 else chosen[::-1]
 
 
-def _close(trial: Trial | None) -> None:
-    if trial is not None and trial.name not in ("none", "ddp"):
+def _close(trial: Trial) -> None:
+    if trial.name not in ("none", "ddp"):
         pt.close(trial.net)
 
 

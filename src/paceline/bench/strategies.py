@@ -182,17 +182,24 @@ class Shaper:
 
 
 def read(files: Iterable[Path]) -> Comparison:
-    """Rows of measured lines, predicted from the facts beside them as this version of the model sees it."""
+    """Rows of measured lines, predicted from the facts beside them as this version of the model sees it; of a place measured again, the last rows."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}  # two clusters may have written at once
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    places: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in files:
         for text in file.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
             run = line["model"], line["batch"], line["hosts"]
             if line["kind"] == "facts":
                 known[run] = line
-            else:
-                found.setdefault((*run, line["link_Bps"], line["strategy"]), []).append({**line, "facts": known[run]})
+                continue
+            held = places.setdefault((*run, line["link_Bps"]), [])
+            if held and held[0]["facts"] is not known[run]:
+                held.clear()
+            held.append({**line, "facts": known[run]})
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for place, lines in places.items():
+        for line in lines:
+            found.setdefault((*place, line["strategy"]), []).append(line)
     alone = {(*place[:4], line["turn"]): line["step_s"] for place, lines in found.items() if place[4] == "none" for line in lines}
     rows = []
     for (model, batch, hosts, link, strategy), lines in found.items():
@@ -219,13 +226,14 @@ def paced(facts: Mapping[str, Any], step_s: float) -> dict[str, Any]:
 
 def predict(facts: Mapping[str, Any], strategies: Sequence[str], hosts: int, link: float | None) -> dict[str, float]:
     """Seconds per step by the model that `auto` decides with."""
+    from paceline.bench.emulate.cluster import burst_bytes
     from paceline.train.profile import Profile
     from paceline.train.strategies.estimate import Rates, Setting, step_s
     from paceline.train.strategies.probe import Machine
 
     bare = Machine(**facts["machine"])
-    setting = Setting(machine=bare if link is None else bare.behind(link * PAYLOAD), world=hosts, rates=Rates(**facts["rates"]), cores=facts["cores"],
-                      threads=facts.get("threads", 1))
+    machine = bare if link is None else bare.behind(link * PAYLOAD, burst_bytes(link) * PAYLOAD)
+    setting = Setting(machine=machine, world=hosts, rates=Rates(**facts["rates"]), cores=facts["cores"], threads=facts.get("threads", 1))
     profile = Profile.from_dict(facts["profile"])
     return {name: step_s(name, profile, setting) for name in strategies}
 

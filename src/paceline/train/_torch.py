@@ -14,6 +14,16 @@ def after_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def within_node() -> bool:
+    """Whether this thread runs part of a backward pass: at the end of one, whether it is itself a part of another (reentrant checkpointing)."""
+    return torch._C._current_autograd_node() is not None
+
+
 def default_store() -> Any:
     """The store by which the ranks of the default group found each other."""
     return dist.distributed_c10d._get_default_store()

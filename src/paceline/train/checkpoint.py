@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import PacelineError, RunError, SpecError
+from paceline.train.hooks import unwrapped
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
 from paceline.units import show
@@ -63,7 +64,7 @@ class Checkpoints:
         """Saves the state after `step`; all ranks call it. Waits for the one before, if that is still being written."""
         self.wait()
         strategy = _strategy(optimizer)
-        whole = {"step": step, "model": _plain(model).state_dict(), "extra": extra or {}, "world": self.world,
+        whole = {"step": step, "model": unwrapped(model).state_dict(), "extra": extra or {}, "world": self.world,
                  "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict()}
         own = {"strategy": strategy.state_dict() if strategy else {}, "name": strategy.name if strategy else "", "random": torch.get_rng_state()}
         copies = {f"rank{self.rank}.pt": _copy(own), **({"model.pt": _copy(whole)} if self.rank == 0 else {})}
@@ -166,7 +167,7 @@ class Checkpoints:
         whole = torch.load(place / "model.pt", map_location="cpu", weights_only=False)
         strategy = _strategy(optimizer)
         try:
-            _plain(model).load_state_dict(whole["model"])
+            unwrapped(model).load_state_dict(whole["model"])
             (strategy.load_optimizer_state if strategy else optimizer.load_state_dict)(whole["optimizer"])
         except PacelineError:
             raise
@@ -203,11 +204,6 @@ class Checkpoints:
 def _strategy(optimizer: Optimizer) -> Strategy | None:
     held = getattr(optimizer, "_paceline", None)
     return held.by if held is not None else None
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """The user's module: DDP wraps it."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def _copy(value: Any) -> Any:

@@ -5,6 +5,9 @@ the jobs of a channel (their first collective, their second...) has a process gr
 order in which the jobs were submitted, whatever the timing. So all ranks issue the same collectives in the same order on each group as
 long as they submit the same jobs in the same order, which strategies take from a list that all ranks share, never from a clock.
 
+NCCL needs more: collectives of several groups on one device must be issued in the same order by all ranks, or they wait for each other for ever.
+There, one group serves all lanes and jobs run one after another as they were submitted; nothing waits for the device in between.
+
 Two threads serve it: one issues collectives and sees them end, several in flight per group; one runs what lies between them (encoders,
 sums, updates), so that no arithmetic delays the next message. Nothing is ever issued from a callback of a collective: on gloo these run
 on several threads, and ranks would disagree on the order.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import hashlib
 import itertools
 import sys
@@ -67,8 +71,8 @@ class Event:
 class Ticket:
     """What becomes of a job."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, future: torch.futures.Future[Any] | None = None) -> None:
+        self.name, self.future = name, future
         self.result: Any = None
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -97,6 +101,8 @@ class _Running:
     job: Job
     channel: str
     after: Sequence[Ticket]
+    #: how many were submitted before it
+    number: int
     stage: int = 0
     value: Any = None
     request: Request = ()
@@ -134,11 +140,19 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _finish() -> None:
     """A loop may end with parameters on their way, and its script right behind it: torch does not survive threads that are at work then."""
     failed = hasattr(sys, "last_value")  # what others should have sent may never come then
-    for engine in list(_engines) if not failed else ():
-        engine.end()
+    for engine in list(_engines):
+        if not failed:
+            engine.end()
+        if engine.failed:
+            leaving.extend(engine.waiting())
     deadline = time.monotonic() + (_HASTE_S if failed else CLOSE_S)
     for thread in leaving:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def in_turn() -> bool:
+    """Whether the backend wants all collectives of a process in one order."""
+    return bool(dist.get_backend() == "nccl")
 
 
 class Engine:
@@ -159,11 +173,21 @@ class Engine:
         self._stream = torch.cuda.Stream(device) if cuda else None
         limit = timedelta(seconds=timeout_s * 2)  # ours comes first, and knows the parameter's name
         self._lanes: dict[tuple[str, int], _Queue] = {}
+        self._in_turn = self.world > 1 and in_turn()
+        common: _Queue | None = None
         for channel, stages in (channels or CHANNELS).items():
-            ways = Ways(limit)
+            ways = Ways(limit) if common is None else common.lane.ways
             for stage in range(stages):
-                lane = Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake)
-                self._lanes[channel, stage] = _Queue(lane)
+                if common is None:
+                    queue = _Queue(Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake))
+                    common = queue if self._in_turn else None
+                else:
+                    queue = _Queue(common.lane, common.digest)
+                self._lanes[channel, stage] = queue
+        #: where jobs run in turn: the one that does; and collectives that the device may still have to carry out
+        self._turn: _Running | None = None
+        self._unseen: deque[_Running] = deque()
+        self._numbers = itertools.count()
         self._submitted: dict[str, deque[_Running]] = {channel: deque() for channel, _ in self._lanes}
         self._work: deque[_Running] = deque()
         #: jobs of each channel before their first collective, at work or waiting for it
@@ -182,13 +206,16 @@ class Engine:
 
     # -- for strategies ----------------------------------------------------------------------------
 
-    def submit(self, name: str, job: Job, *, channel: str = "gradients", after: Sequence[Ticket] = (), bare: bool = False) -> Ticket:
+    def submit(
+        self, name: str, job: Job, *, channel: str = "gradients", after: Sequence[Ticket] = (), bare: bool = False,
+        future: torch.futures.Future[Any] | None = None,
+    ) -> Ticket:
         """Appends a job to a channel; it starts when those `after` which it comes have ended, and holds up those behind it until then.
 
-        `bare`: no arithmetic precedes its first collective, which is issued without a detour.
+        `bare`: no arithmetic precedes its first collective, which is issued without a detour. `future` is told what comes of it, too.
         """
-        ticket = Ticket(name)
-        running = _Running(ticket, job, channel, after, bare=bare)
+        ticket = Ticket(name, future)
+        running = _Running(ticket, job, channel, after, next(self._numbers), bare=bare)
         if self._stream is not None:
             running.ready = torch.cuda.Event()
             running.ready.record()
@@ -228,6 +255,10 @@ class Engine:
                 thread.join(timeout=self.timeout_s)
         return threads
 
+    def waiting(self) -> list[threading.Thread]:
+        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted."""
+        return [thread for lane in dict.fromkeys(queue.lane for queue in self._lanes.values()) if (thread := lane._thread) is not None]
+
     def close(self) -> None:
         """Ends the threads once all jobs are done, or at once after an error, and gives process groups back. All ranks close together.
 
@@ -239,11 +270,11 @@ class Engine:
         well = self._error is None and not any(thread.is_alive() for thread in threads)
         if self._stream is not None and well:
             self._stream.synchronize()
-        lanes = [queue.lane for queue in self._lanes.values()]
+        lanes = list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
         if well and self.world > 1 and not self.failed:  # or what others still receive would be cut off
             well = lanes[0].meet(min(self.timeout_s, CLOSE_S))
-        if not well:  # they wait within the backend, up to its limit, where the end of the process must not find them: it would be aborted
-            leaving.extend(thread for lane in lanes if (thread := lane._thread) is not None)
+        if not well:
+            leaving.extend(self.waiting())
         give_back([group for lane in lanes for group in lane.release(well)], well=well)
 
     def __enter__(self) -> Engine:
@@ -294,18 +325,28 @@ class Engine:
             for lane, running in starting:
                 self._issue(lane, running)
 
-    def _admit(self) -> int:
-        """Jobs whose turn has come in their channel go to the arithmetic thread, for what precedes their first collective."""
-        count = 0
+    def _next(self) -> Iterator[_Running]:
+        """Jobs whose turn has come."""
+        if self._in_turn:
+            first = min((queue for queue in self._submitted.values() if queue), key=lambda queue: queue[0].number, default=None)
+            if first is not None and self._turn not in self._live:
+                self._turn = first.popleft()
+                yield self._turn
+            return
         for queue in self._submitted.values():
             while queue and all(ticket.done for ticket in queue[0].after):
-                running = queue.popleft()
-                if running.bare and not self._starting[running.channel]:
-                    self._settle(running, *self._run(running))
-                else:  # also where one before it is not that far yet: their order is that of all ranks
-                    self._starting[running.channel] += 1
-                    self._work.append(running)
-                count += 1
+                yield queue.popleft()
+
+    def _admit(self) -> int:
+        """Jobs whose turn has come go to the arithmetic thread, for what precedes their first collective."""
+        count = 0
+        for running in self._next():
+            if running.bare and not self._starting[running.channel]:
+                self._settle(running, *self._run(running))
+            else:  # also where one before it is not that far yet: their order is that of all ranks
+                self._starting[running.channel] += 1
+                self._work.append(running)
+            count += 1
         return count
 
     def _ended(self) -> int:
@@ -323,6 +364,8 @@ class Engine:
                 if self.events is not None:
                     now = time.perf_counter()
                     self.events += [Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now) for c in running.requests]
+                if self._in_turn:
+                    self._unseen.append(copy.copy(running))
                 results = [outcome(c, works) for c, works in zip(running.requests, running.works, strict=True)]
                 running.value = results[0] if isinstance(running.request, Collective) else results
                 running.works = []
@@ -383,6 +426,8 @@ class Engine:
         if self._stream is not None and error is None:
             ticket._ready = torch.cuda.Event()
             ticket._ready.record(self._stream)
+        if ticket.future is not None:
+            ticket.future.set_exception(error) if isinstance(error, Exception) else ticket.future.set_result(result)
         ticket._done.set()
 
     # -- collectives -------------------------------------------------------------------------------
@@ -406,10 +451,12 @@ class Engine:
             self._to_send.notify()
 
     def _check_time(self) -> None:
-        now = time.perf_counter()
-        for lane in self._lanes.values():
-            if lane.flying and lane.flying[0].works and now - lane.flying[0].issued_s > self.timeout_s:
-                raise self._failure(lane.flying[0], f"has waited {self.timeout_s:g} s for the other ranks{self._who()}")
+        while self._unseen and all(handle.complete for handle in self._unseen[0].handles):
+            self._unseen.popleft()
+        oldest = [*(lane.flying[0] for lane in self._lanes.values() if lane.flying and lane.flying[0].works), *itertools.islice(self._unseen, 1)]
+        for running in oldest:
+            if time.perf_counter() - running.issued_s > self.timeout_s:
+                raise self._failure(running, f"has waited {self.timeout_s:g} s for the other ranks{self._who()}")
 
     def _failure(self, running: _Running, what: str) -> RunError:
         names = {"sum": "all-reduce", "max": "all-reduce (max)", "gather": "all-gather", "exchange": "all-to-all"}

@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.train._torch import after_backward
+from paceline.errors import RunError
+from paceline.train._torch import after_backward, in_backward, within_node
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -62,8 +64,16 @@ class Gradients:
             self._ready(parameter)  # type: ignore[arg-type]
 
     def _end(self) -> None:
+        if within_node():
+            raise RunError("the backward pass ended within another one, before all gradients were ready; checkpoint activations with "
+                           "use_reentrant=False (recompute= of a plan does)")
         self._running = False
         self._done()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a backward pass has begun that was never completed: something in it raised an error."""
+        return self._running and not in_backward()
 
     def remove(self) -> None:
         """Takes the hooks away."""
@@ -81,10 +91,11 @@ class Gradients:
 
 
 class Uses:
-    """Which module first uses which parameter, as a forward pass shows it; then, `needed(parameters)` before that module runs.
+    """Which module first uses which parameter, as the passes show it that are watched; then, `needed(parameters)` before that module runs.
 
     A module's own parameters are awaited before it runs, and so are those that it was seen to use of others (tied weights, attention
-    that reads its projection's weight).
+    that reads its projection's weight). Where a module's parts run but not the module itself (a method other than `forward` calls them), nothing
+    tells when its own parameters are used: `outside` are those.
     """
 
     def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], needed: Callable[[Iterable[nn.Parameter]], None]) -> None:
@@ -96,14 +107,26 @@ class Uses:
         }
         #: parameters in the order of their first use, as far as seen
         self.order: list[nn.Parameter] = []
+        self._ran: set[nn.Module] = set()
         self._mode: _Watch | None = None
         self._model = model
         self._handles = [h for module in model.modules() for h in (
             module.register_forward_pre_hook(self._enter), module.register_forward_hook(self._leave, always_call=True))]
 
     def watch(self) -> None:
-        """Look at the next forward pass closely."""
+        """Look at forward passes closely, until `seen`."""
         self._mode = _Watch(self._used)
+
+    def seen(self) -> None:
+        """Enough has been looked at."""
+        self._mode = None
+
+    def outside(self) -> list[str]:
+        """Names of parameters whose use could not be seen."""
+        bypassed = [module for module, own in self.by_module.items() if own and module not in self._ran
+                    and any(part in self._ran for part in module.modules())]
+        found = {id(p) for module in bypassed for p in module.parameters(recurse=False)}
+        return [name for name, p in self._model.named_parameters() if id(p) in found & self._known.keys()]
 
     def reads(self) -> dict[str, tuple[str, ...]]:
         """By names: modules that were seen to use parameters which are not their own, and these."""
@@ -114,27 +137,28 @@ class Uses:
 
     def know(self, reads: Mapping[str, Sequence[str]]) -> None:
         """What `reads` once said, in place of a pass that is looked at."""
-        self._mode = None
+        self.seen()
         parameters, modules = dict(self._model.named_parameters()), dict(self._model.named_modules())
         for name, read in reads.items():
             self.by_module[modules[name]].update({id(parameters[one]): parameters[one] for one in read})
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if self._mode is not None:
+        wanted = self.by_module.get(module)
+        if wanted is None:  # of a copy of the model, which has a copy of the hook
+            return
+        if self._mode is not None and torch.is_grad_enabled():
             if not self._stack:
-                self.order.clear()
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append(module)
-        wanted = self.by_module[module]
+            self._ran.add(module)
         if wanted:
             self._needed(wanted.values())
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        if self._mode is not None and self._stack:
+        if self._stack and self._stack[-1] is module:
             self._stack.pop()
-            if not self._stack:
+            if not self._stack and self._mode is not None:
                 self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self._mode = None
 
     def _used(self, tensor: Tensor) -> None:
         parameter = self._known.get(id(tensor))
@@ -167,6 +191,11 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module: DDP wraps it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters that get gradients, by name, each once, in the order in which the model lists them."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]

@@ -17,6 +17,7 @@ from paceline.spec.plan import Plan
 from paceline.train import asynchronous, strategies
 from paceline.train.comm import TIMEOUT_S, Engine
 from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.hooked import within_ddp
 
 if TYPE_CHECKING:
     from paceline.train.pipeline import Pipeline
@@ -46,6 +47,8 @@ def parallelize(
     if isinstance(plan, str):
         name = plan.partition(":")[0]
         if name == "ddp":
+            if isinstance(model, _DDP):
+                raise SpecError("the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; name another strategy, or none")
             return strategies.called(name, _DDP, model, **{**_words(plan), **options}), optimizer
         if name in asynchronous.NAMES:
             return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **{**_words(plan), **options})
@@ -54,6 +57,8 @@ def parallelize(
         raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
     if options and not isinstance(plan, str):
         raise SpecError(f"options go to the strategy where it is made; got {', '.join(options)} beside a {strategy.name} strategy")
+    if isinstance(model, _DDP):
+        strategy = within_ddp(strategy)
     if model in _attached:
         raise RunError(f"this model is kept the same by {_attached[model].name!r} already; call paceline.train.close(model) first")
     device = next(model.parameters()).device

@@ -86,7 +86,7 @@ class Scaler:
 
     def _deferred(self, strategy: Deferred) -> bool:
         parts = [part for part in strategy.parts if part.reduced is not None]
-        strategy.unscale = 1 / self.value
+        strategy.scaled_by(self)
         bad = torch.zeros(1)
 
         def job() -> Job:

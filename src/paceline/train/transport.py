@@ -72,6 +72,11 @@ class Handle:
         except RuntimeError:
             return bool(self.work.is_completed())
 
+    @property
+    def complete(self) -> bool:
+        """Whether the device has carried it out, too."""
+        return bool(self.work.is_completed())
+
     def check(self) -> None:
         """Raises what went wrong in a collective that has ended. Not its handle's `wait`, which would wait for our own callback."""
         try:
@@ -115,6 +120,8 @@ class _Direct(Handle):
     @property
     def done(self) -> bool:
         return self._ended
+
+    complete = done
 
     def check(self) -> None:
         if self._error is not None:

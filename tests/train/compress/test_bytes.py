@@ -1,5 +1,8 @@
 """Encoders produce the bytes that the cost model counts, for every shape and every model of the catalog."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -68,6 +71,15 @@ def test_bytes_of_every_catalog_model(catalog, text):
         chosen = cost.assign(scheme, parameters)
         total = sum(produced[shape] if chosen[key] is scheme else 4 * torch.Size(shape).numel() for key, shape in parameters)
         assert total == cost.model_bytes(scheme, parameters), name
+
+
+def test_the_document_has_the_bytes_of_models(catalog):
+    lines = (Path(__file__).parents[3] / "docs" / "compression.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.fullmatch(r"\| [a-z0-9, ]+( \| [\d,.]+){3} \|", line)]
+    assert len(rows) == 9
+    for names, *shown in rows:
+        for name in names.split(", "):
+            assert shown == [f"{cost.model_bytes(parse(name), catalog[model]) / 1e6:,.2f}" for model in ("resnet50", "vgg16", "llama3-8b")], name
 
 
 def test_compressors_of_a_model():

@@ -157,6 +157,47 @@ def test_accumulate(n, seed, momentum, nesterov):
     assert torch.equal(kernels.above(held[0][0], threshold, n), found[0])
 
 
+@given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans(), stride=st.integers(1, 50))
+def test_magnitudes_are_those_that_accumulate_makes(n, seed, momentum, nesterov, stride):
+    x, gain, total, velocity = gradient(n, seed), torch.tensor(0.25), gradient(n, seed + 1), None if momentum is None else gradient(n, seed + 2)
+    found = [kernels.magnitudes(x, gain, velocity, momentum or 0.0, nesterov, total, stride, fused) for fused in (True, False)]
+    kernels.accumulate(x, gain, velocity, momentum or 0.0, nesterov, total)
+    assert torch.equal(*found)
+    assert torch.equal(found[0], total.abs()[::stride])
+
+
+@given(n=SIZES, seed=SEEDS, share=st.floats(0.001, 1), ties=st.booleans())
+def test_largest(n, seed, share, ties):
+    total, places = gradient(n, seed), torch.arange(0, n, 3)
+    total = (4 * total).round() if ties else total
+    k = cost.kept(places.numel(), share)
+    fused, plain = (kernels.largest(total, places, k, way) for way in (True, False))
+    assert bool((fused[1:] > fused[:-1]).all())
+    assert torch.equal(total[fused].abs().sort().values, total[plain].abs().sort().values)
+    if not ties and total[plain].abs().min() > 0:
+        assert torch.equal(fused, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("masked", [True, False])
+def test_withdraw(dtype, masked):
+    index = torch.arange(3, 1000, 7)
+    held = [(gradient(1000), gradient(1000, 1) if masked else None) for _ in range(2)]
+    for total, _ in held:
+        total[10] = float("inf")
+    sent = [kernels.withdraw(total, velocity, index, dtype, fused) for fused, (total, velocity) in zip((True, False), held, strict=True)]
+    assert torch.equal(*sent) and sent[0].dtype == dtype and torch.equal(sent[0][:1], gradient(1000)[3:4].to(dtype))
+    torch.testing.assert_close(held[0][0], held[1][0], rtol=0, atol=0, equal_nan=True)
+    assert held[0][0][10].isnan()
+    assert not masked or (torch.equal(held[0][1], held[1][1]) and not held[0][1][index].any() and held[0][1].any())
+
+
+def test_what_is_not_finite_is_largest():
+    total = torch.tensor([1.0, float("-inf"), 3.0, float("nan"), -5.0])
+    for way in (True, False):
+        assert [kernels.largest(total, torch.arange(5), k, way).tolist() for k in (1, 2, 3, 5)] == [[3], [1, 3], [1, 3, 4], [0, 1, 2, 3, 4]]
+
+
 def test_accumulate_finds_what_is_not_finite():
     total = torch.zeros(2000)
     x = torch.zeros(2000)

@@ -74,6 +74,8 @@ API void ternary_encode(const float *restrict x, int64_t n, int64_t lo, int64_t 
     }
 }
 
+/* whose trits plus one a byte can hold the sum of */
+#define RANKS 127
 /* divides a byte by 3 */
 #define THIRD(v) ((uint16_t)((uint16_t)((v) * 171u) >> 9))
 
@@ -97,10 +99,18 @@ API void ternary_decode(const uint8_t *const *restrict in, int64_t world, const 
     float sums[5][BLOCK];
     for (int64_t start = lo; start < hi; start += BLOCK) {
         int64_t count = MIN(BLOCK, hi - start);
+        if (shared && world <= RANKS) {
+            memset(trits, 0, sizeof trits);
+            for (int64_t r = 0; r < world; r++) trits_add(in[r] + start, count, trits);
+            for (int j = 0; j < 5; j++) {
+                int64_t at = j * m + start, room = MIN(count, n - at);
+                for (int64_t i = 0; i < room; i++) out[at + i] = factors[0] * (float)((int32_t)trits[j][i] - (int32_t)world);
+            }
+            continue;
+        }
         memset(sums, 0, sizeof sums);
         for (int64_t first = 0; first < world;) {
-            /* a byte holds the sums of 127 ranks */
-            int64_t ranks = shared ? MIN(127, world - first) : 1;
+            int64_t ranks = shared ? MIN(RANKS, world - first) : 1;
             memset(trits, 0, sizeof trits);
             for (int64_t r = first; r < first + ranks; r++) trits_add(in[r] + start, count, trits);
             float f = shared ? 1.0f : factors[first];
@@ -274,29 +284,83 @@ API int64_t accumulate(const float *restrict x, float gain, float *restrict velo
     return count;
 }
 
+/* magnitudes of every `stride`-th total as `accumulate` would make it; nothing is changed */
+API void magnitudes(const float *restrict x, float gain, const float *restrict velocity, float momentum, int nesterov,
+                    const float *restrict total, int64_t n, int64_t stride, float *restrict out) {
+    int64_t ahead = 32 * stride; /* no two are in one line of the cache: each is a wait unless it was asked for before */
+    for (int64_t i = 0; i < n; i += stride) {
+        if (i + ahead < n) {
+            __builtin_prefetch(x + i + ahead);
+            __builtin_prefetch(total + i + ahead);
+            if (velocity) __builtin_prefetch(velocity + i + ahead);
+        }
+        float v = gain * x[i];
+        if (velocity) v = nesterov ? momentum * (velocity[i] + v) + v : momentum * velocity[i] + v;
+        *out++ = fabsf(total[i] + v);
+    }
+}
+
+/* of `count` places, the k whose totals are largest in magnitude, in their order; of equal ones the first. NaN is larger than all. `keys` is room */
+API void largest(const float *restrict total, const int64_t *restrict places, int64_t count, int64_t k, uint32_t *restrict keys,
+                 int64_t *restrict out) {
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(keys + i, total + places[i], 4);
+        keys[i] &= 0x7fffffffu;
+    }
+    uint32_t kth = 0, known = 0;
+    int64_t left = k;
+    for (int shift = 21; shift >= 0; shift = shift ? MAX(0, shift - 11) : -1) {
+        uint32_t digits = shift ? 2047u : 1023u, digit = digits;
+        int32_t having[2048] = {0};
+        for (int64_t i = 0; i < count; i++)
+            if ((keys[i] & known) == kth) having[keys[i] >> shift & digits]++;
+        for (; having[digit] < left; digit--) left -= having[digit];
+        kth |= digit << shift;
+        known |= digits << shift;
+    }
+    for (int64_t i = 0; i < count; i++)
+        if (keys[i] > kth || (keys[i] == kth && left-- > 0)) *out++ = places[i];
+}
+
+/* takes the totals at k places away; velocities there, if given, become zero */
+API void withdraw(float *restrict total, float *restrict velocity, const int64_t *restrict index, int64_t k, float *restrict values) {
+    for (int64_t j = 0; j < k; j++) {
+        values[j] = total[index[j]];
+        total[index[j]] -= values[j]; /* what is not finite leaves NaN behind */
+        if (velocity) velocity[index[j]] = 0;
+    }
+}
+
 API void indices_encode(const int64_t *restrict index, int64_t k, int low, int64_t low_bytes, uint8_t *restrict lows, int64_t high_bytes,
                         uint8_t *restrict highs) {
     memset(lows, 0, low_bytes);
     memset(highs, 0, high_bytes);
     for (int64_t j = 0; j < k; j++) {
-        int64_t bit = j * low, unary = (index[j] >> low) + j;
-        for (int b = 0; b < low; b++, bit++) lows[bit >> 3] |= (uint8_t)(((index[j] >> b) & 1) << (bit & 7));
+        int64_t unary = (index[j] >> low) + j;
+        uint64_t bits = (uint64_t)(index[j] & (((int64_t)1 << low) - 1)) << (j * low & 7);
+        for (uint8_t *at = lows + (j * low >> 3); bits; bits >>= 8) *at++ |= (uint8_t)bits;
         highs[unary >> 3] |= (uint8_t)(1 << (unary & 7));
     }
+}
+
+/* eight bytes, or as many as there are, the first lowest */
+static inline uint64_t eight(const uint8_t *from, int64_t room) {
+    uint64_t word = 0;
+    if (room >= 8) memcpy(&word, from, 8);
+    else for (int64_t i = 0; i < room; i++) word |= (uint64_t)from[i] << (8 * i);
+    return word;
 }
 
 /* returns how many of the k were found */
 API int64_t indices_decode(const uint8_t *restrict lows, const uint8_t *restrict highs, int64_t high_bytes, int64_t k, int low,
                         int64_t *restrict index) {
-    int64_t j = 0;
-    for (int64_t byte = 0; byte < high_bytes && j < k; byte++)
-        for (int bit = 0; bit < 8 && j < k; bit++)
-            if (highs[byte] >> bit & 1) {
-                int64_t value = 0, at = j * low;
-                for (int b = 0; b < low; b++, at++) value |= (int64_t)(lows[at >> 3] >> (at & 7) & 1) << b;
-                index[j] = ((byte * 8 + bit - j) << low) | value;
-                j++;
-            }
+    int64_t j = 0, low_bytes = (k * low + 7) / 8;
+    for (int64_t byte = 0; byte < high_bytes && j < k; byte += 8)
+        for (uint64_t word = eight(highs + byte, high_bytes - byte); word && j < k; word &= word - 1, j++) {
+            int64_t at = j * low >> 3;
+            uint64_t rest = eight(lows + at, low_bytes - at) >> (j * low & 7) & (((uint64_t)1 << low) - 1);
+            index[j] = ((byte * 8 + __builtin_ctzll(word) - j) << low) | (int64_t)rest;
+        }
     return j;
 }
 

@@ -203,6 +203,42 @@ def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float
     return _scan(x, gain.item(), velocity, momentum, nesterov, total, threshold, room)
 
 
+def magnitudes(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor, stride: int,
+               fused: bool = True) -> Tensor:
+    """Of every `stride`-th element of what `accumulate` would make of `total`; nothing is changed."""
+    if backend(x, fused) != "c":
+        sample, part = total[::stride].clone(), None if velocity is None else velocity[::stride].clone()
+        reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
+        return sample.abs_()
+    out = torch.empty(-(-x.numel() // stride), dtype=torch.float32)
+    _c("magnitudes", address(x), c_float(gain.item()), address(velocity), c_float(momentum), c_int(nesterov), address(total), c_int64(x.numel()),
+       c_int64(stride), address(out))
+    return out
+
+
+def largest(total: Tensor, places: Tensor, k: int, fused: bool = True) -> Tensor:
+    """Of ascending places, the k whose totals are largest in magnitude, ascending; NaN is larger than all."""
+    if backend(total, fused) != "c":
+        return places[reference.largest(total[places], k)]
+    out = torch.empty(k, dtype=torch.int64)
+    room = torch.empty(places.numel(), dtype=torch.int32)
+    _c("largest", address(total), address(places), c_int64(places.numel()), c_int64(k), address(room), address(out))
+    return out
+
+
+def withdraw(total: Tensor, velocity: Tensor | None, index: Tensor, dtype: torch.dtype, fused: bool = True) -> Tensor:
+    """Totals at different places as they will be sent, which are taken away from them; velocities there become zero."""
+    if backend(total, fused) == "c" and dtype == torch.float32:
+        values = torch.empty(index.numel(), dtype=dtype)
+        _c("withdraw", address(total), address(velocity), address(index), c_int64(index.numel()), address(values))
+        return values
+    values = total[index].to(dtype)
+    total[index] -= values.to(torch.float32)
+    if velocity is not None:
+        velocity[index] = 0.0
+    return values
+
+
 def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Tensor | None:
     """Places not below the threshold in magnitude (NaN included), ascending; None: more than `room`."""
     if backend(total, fused) == "c":

@@ -181,6 +181,16 @@ def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float
         total.add_(velocity)
 
 
+def largest(total: Tensor, k: int) -> Tensor:
+    """Places of the k largest in magnitude, ascending; NaN is larger than all."""
+    values = total.abs()
+    found = values.topk(k, sorted=False)
+    if values.is_meta:
+        return found.indices
+    chosen = (~(values < found.values.min())).nonzero().reshape(-1)
+    return chosen if chosen.numel() == k else found.indices.sort().values  # ties, or NaN
+
+
 def bits_pack(bits: Tensor) -> Tensor:
     """Zeros and ones, eight to a byte, the first in the lowest bit."""
     padded = F.pad(bits.to(torch.int32), (0, -bits.numel() % 8)).reshape(-1, 8)

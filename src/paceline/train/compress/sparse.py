@@ -23,6 +23,8 @@ from .base import Arrived, Compressor, flat, writing
 
 #: elements up to which sorting all is as fast as sampling
 SMALL = 1 << 14
+#: elements of a sample above the threshold that are enough to find it: more cost more than an exact choice among those that pass one too low
+_HITS = 32
 _VALUES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -37,25 +39,24 @@ class _Largest(Compressor):
         k = cost.kept(n, self.scheme.ratio_at(self.step))
         momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
         nesterov = isinstance(self.scheme, spec.DGC) and self.scheme.nesterov
-        stride = max(1, int(1 / share)) | 1  # odd: rows of matrices have even lengths, as a rule
+        stride = max(1, int(1 / share), k // _HITS) | 1  # odd: rows of matrices have even lengths, as a rule
         sampled = -(-n // stride)
         hits = k * sampled / n
         # three standard deviations more than k would need, so that k are found nearly always
         wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)
         if n <= SMALL or wanted >= sampled or x.is_meta:
             kernels.accumulate(x, gain, velocity, momentum, nesterov, total, fused=self.fused)
-            return _exact(total, None, k)
-        sample = total[::stride].clone()
-        part = None if velocity is None else velocity[::stride].clone()
-        reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
-        threshold = sample.abs_().topk(wanted, sorted=False).values.min()
+            return reference.largest(total, k)
+        sample = kernels.magnitudes(x, gain, velocity, momentum, nesterov, total, stride, self.fused)
+        threshold = sample.topk(wanted, sorted=False).values.min()
         room = min(n, 3 * wanted * stride)
         found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, room, self.fused)
-        return _exact(total, found if found is not None and found.numel() >= k else None, k)
+        if found is None or found.numel() < k:
+            return reference.largest(total, k)
+        return kernels.largest(total, found, k, self.fused)
 
-    def _payload(self, key: str, total: Tensor, index: Tensor) -> list[Tensor]:
-        values = total[index].to(_VALUES[self.scheme.values])
-        total[index] -= values.to(torch.float32)
+    def _payload(self, total: Tensor, masked: Tensor | None, index: Tensor) -> list[Tensor]:
+        values = kernels.withdraw(total, masked, index, _VALUES[self.scheme.values], self.fused)
         return [values, *kernels.indices_encode(index, total.numel(), self.fused)]
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
@@ -65,18 +66,6 @@ class _Largest(Compressor):
             for values, lows, highs in gathered:
                 index = kernels.indices_decode(lows, highs, n, values.numel(), self.fused)
                 kernels.scatter_add(index, values.to(torch.float32), self.loss_scale / len(gathered), target, self.fused)
-
-
-def _exact(total: Tensor, found: Tensor | None, k: int) -> Tensor:
-    """Places of the k largest of all, or of those found, ascending."""
-    values = (total if found is None else total[found]).abs()
-    largest = values.topk(k, sorted=False)
-    if values.is_meta:
-        return largest.indices
-    chosen = (~(values < largest.values.min())).nonzero().reshape(-1)
-    if chosen.numel() != k:  # ties, or NaN
-        chosen = largest.indices.sort().values
-    return chosen if found is None else found[chosen]
 
 
 class TopK(_Largest):
@@ -89,7 +78,7 @@ class TopK(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x) if self.scheme.feedback else torch.zeros_like(x)
         gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
-        return self._payload(key, total, self._largest(x, gain, None, total, 0.01))
+        return self._payload(total, None, self._largest(x, gain, None, total, 0.01))
 
 
 class DGC(_Largest):
@@ -108,9 +97,7 @@ class DGC(_Largest):
         total = self._tensor(key, "residual", x)
         velocity = self._tensor(key, "velocity", x) if self.scheme.momentum else None
         index = self._largest(x, self._gain(x), velocity, total, self.scheme.sample)
-        if velocity is not None and self.scheme.masking:
-            velocity[index] = 0.0
-        return self._payload(key, total, index)
+        return self._payload(total, velocity if self.scheme.masking else None, index)
 
     def _gain(self, x: Tensor) -> Tensor:
         """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the limit."""

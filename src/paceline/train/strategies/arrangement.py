@@ -31,6 +31,8 @@ class Arrangement:
     piece_bytes: tuple[int, int]
     #: parts in the order in which their gradients travel
     order: tuple[str, ...]
+    #: parameters that are used where nothing tells of it
+    outside: tuple[str, ...] = ()
 
     def kept(self) -> dict[str, Any]:
         """For a checkpoint."""

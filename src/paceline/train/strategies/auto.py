@@ -8,6 +8,7 @@ layer: each goes as float32 or compressed, whichever ends the step sooner.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,8 @@ _LARGE, _SMALL = 1 << 22, 1 << 14
 #: what is expected to take up to so many times as long as the best is tried, this many at most
 _NEAR, _TRIED = 1.3, 3
 #: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds, within these numbers of steps. The
-#: fastest few in a row count: what disturbs a machine comes and goes, and what hides under the next step is seen over some only
-_LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 0.5, 6, 20, 3
+#: median of a few in a row counts: what hides under the next step is seen over some only
+_LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 1.0, 6, 30, 3
 #: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps), and at most: more than caches hold
 _TOUCHED, _MOST_TOUCHED = 4, 1 << 26
 
@@ -81,8 +82,10 @@ class Auto(Strategy):
         self.watch, self.cores, self.trial = watch, cores, trial
         self.choice: Choice | None = None
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))  # after the passes: they are timed
-        #: strategies still to be tried
+        #: strategies still to be tried, the last as often as the first; seconds of a step in each trial; what those that were tried remember
         self._left_to_try: list[str] = []
+        self._tried: dict[str, list[float]] = {}
+        self._remembered: dict[str, dict[str, Any]] = {}
         self._scaler: Any = None
         self._taken: tuple[str, Mapping[str, Scheme]] | None = None
         #: when the steps of the one that is being tried ended
@@ -95,7 +98,7 @@ class Auto(Strategy):
         return not self._left and not self._left_to_try
 
     def _begin(self) -> None:
-        self.inner.attach(self.model, self.optimizer, self.engine)
+        self.inner.attach(self.model, self.optimizer, self.engine, alike=True)
         self._hold_step()
         self._profiler = Profiler(self.model)
 
@@ -117,8 +120,10 @@ class Auto(Strategy):
         self._scaler = getattr(self.inner, "scaler", None)  # which later ones may not have, or not be told of
         with torch.no_grad():
             self.choice = self._choose()
-        self._left_to_try = near(self.choice) if self.trial else []
-        self._take(self._left_to_try[0] if self._left_to_try else self.choice.strategy)
+        candidates = near(self.choice) if self.trial else []
+        # there and back: a machine whose pace drifts is as slow for one as for the others
+        self._left_to_try = [*candidates, *reversed(candidates)]
+        self._take(candidates[0] if candidates else self.choice.strategy)
 
     def _try_on(self) -> None:
         """After a step of a trial: the next one, or the fastest, where this was the last of it."""
@@ -129,35 +134,42 @@ class Auto(Strategy):
         if len(self._ends) <= _LEAD + wanted:
             return
         timed = self._ends[_LEAD:]
-        took = torch.tensor([min(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW], device=self.parameters[0][1].device)
+        took = torch.tensor([statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW], device=self.parameters[0][1].device)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
-        measured = {**self.choice.measured_s, name: float(took)}
+        self._tried.setdefault(name, []).append(float(took))
         self._left_to_try.pop(0)
         self._ends.clear()
-        self.choice = replace(self.choice, measured_s=measured)
         if self._left_to_try:
-            self._take(self._left_to_try[0])
+            if self._left_to_try[0] != name:
+                self._take(self._left_to_try[0])
             return
+        measured = {one: statistics.fmean(seconds) for one, seconds in self._tried.items()}
         best = min(measured, key=lambda one: measured[one])
         others = ", ".join(f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best)
-        self.choice = replace(self.choice, strategy=best, reason=f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}")
+        reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
+        self.choice = replace(self.choice, strategy=best, measured_s=measured, reason=reason)
         if best != name:
             self._take(best)
+        self._remembered.clear()
 
     def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
-        """Goes on with another strategy, with these schemes, or those that were chosen for it."""
+        """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what it remembers if it was tried before."""
         if by_name is None:
             assert self.choice is not None
             by_name = replace(self.choice, strategy=name).by_name
-        self._taken = name, by_name
         if name in ("overlap", "priority"):
             new: Strategy = Overlap() if name == "overlap" else Priority()
         else:
             new = Averaging(by_name=by_name, scaler=self._scaler)
         self.inner.synchronize()
+        if self._left_to_try and self._taken is not None:
+            self._remembered[self._taken[0]] = self.inner.state_dict()
+        self._taken = name, by_name
         self.inner.detach()
         self.inner = new
-        new.attach(self.model, self.optimizer, self.engine)
+        new.attach(self.model, self.optimizer, self.engine, alike=True)
+        if name in self._remembered:
+            new.load_state_dict(self._remembered.pop(name))
         self._hold_step()
 
     def _choose(self) -> Choice:
@@ -286,7 +298,7 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
 
 
 def near(choice: Choice) -> list[str]:
-    """Strategies that may be the fastest, if there are several, those that hold something back last: what they hold is lost when another comes."""
+    """Strategies that may be the fastest, if there are several, those that hold something back last, so that it waits for as few steps as may be."""
     limit = _NEAR * choice.expected_s[choice.strategy]
     found = sorted((seconds, name) for name, seconds in choice.expected_s.items() if seconds <= limit or name == choice.strategy)
     chosen = [choice.strategy, *(name for _, name in found if name != choice.strategy)][:_TRIED]

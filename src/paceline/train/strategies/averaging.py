@@ -73,6 +73,10 @@ class Averaging(Strategy):
         self._index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         self._tickets: list[Ticket] = []
         self._in_step, self._agreed = False, False
+        self._listen()
+
+    def _listen(self) -> None:
+        """Has gradients come here as they become ready."""
         self._arrange(range(len(self.parameters) - 1, -1, -1))
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
 
@@ -152,14 +156,21 @@ class Averaging(Strategy):
 
     def _job(self, bucket: Bucket) -> Job:
         """The mean over ranks of every gradient of a bucket, in place."""
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        views = yield from self._mean(bucket.parameters, gradients, bucket.plain)
+        for parameter, view in views:
+            parameter.grad = view
+
+    def _mean(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], plain: Tensor | None) -> Job:
+        """The mean over ranks of gradients, in place where they are compressed; of the others, which lie in `plain` then, as views of it."""
         rounds: list[Generator[Round, Any, None]] = []
         views: list[tuple[nn.Parameter, Tensor]] = []
         at = 0
-        for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
-            gradient = parameter.grad
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             assert gradient is not None
-            if self._plain(name) and bucket.plain is not None:
-                view = bucket.plain[at : at + gradient.numel()].view(gradient.shape)
+            name = self._names[id(parameter)]
+            if self._plain(name) and plain is not None:
+                view = plain[at : at + gradient.numel()].view(gradient.shape)
                 if view.data_ptr() != gradient.data_ptr():
                     view.copy_(gradient)
                 views.append((parameter, view))
@@ -169,14 +180,14 @@ class Averaging(Strategy):
                     self._taken.decay(parameter, gradient, self._scale())
                 rounds.append(self.compressors[name].exchange(name, gradient, gradient))
         if self.world > 1 or rounds:
-            yield from _together(rounds, bucket.plain)
-        if bucket.plain is not None:
-            bucket.plain.div_(self.world)
+            yield from _together(rounds, plain)
+        if plain is not None:
+            plain.div_(self.world)
         for parameter, view in views:
             if self._taken is not None and bool(torch.isfinite(view).all()):  # otherwise the step will be skipped
                 self._taken.decay(parameter, view, self._scale())
                 self._taken.accelerate(self._velocity, self._names[id(parameter)], view, self._scale())
-            parameter.grad = view
+        return views
 
     def _scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0

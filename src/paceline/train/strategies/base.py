@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.errors import RunError
+from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Engine, Job, Ticket
-from paceline.train.hooks import trained
+from paceline.train.hooks import Gradients, trained
 
 T = TypeVar("T")
 
@@ -41,19 +41,23 @@ class Strategy(ABC):
     paper: ClassVar[str]
     #: whether the result is that of one process with the whole batch, up to the order of sums
     exact: ClassVar[bool] = True
+    #: where it hears of gradients, if it does
+    _gradients: Gradients
 
     def __init__(self) -> None:
         self._attached = False
 
-    def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine) -> None:
-        """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0."""
+    def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine, *, alike: bool = False) -> None:
+        """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent round unless they are `alike` already."""
         if self._attached:
             raise RunError(f"this {self.name} strategy already serves a model; make another one")
         self._attached = True
         self.model, self.optimizer, self.engine = model, optimizer, engine
         self.rank, self.world = engine.rank, engine.world
         self.parameters = trained(model)
-        share_from_first(model)
+        self._refuse_strangers()
+        if not alike:
+            share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
         self._hooks = [model.register_forward_pre_hook(self._before_forward), model.register_state_dict_pre_hook(self._before_state_dict)]
@@ -63,6 +67,23 @@ class Strategy(ABC):
         except Exception:
             Strategy.detach(self)
             raise
+
+    def _refuse_strangers(self) -> None:
+        """Raises where the optimizer trains a parameter that this strategy does not keep the same on all ranks."""
+        known = {id(p) for _, p in self.parameters}
+        strangers = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and id(p) not in known]
+        if not strangers:
+            return
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        if own := [names[id(p)] for p in strangers if id(p) in names]:
+            raise RunError(f"{own[0]!r} needs a gradient now, but did not when the model was parallelized; call paceline.train.close(model) and "
+                           "parallelize again")
+        raise SpecError(f"the optimizer trains a parameter of shape {tuple(strangers[0].shape)} that is not the model's and would differ between "
+                        "ranks; put it into the module that is parallelized, or into an optimizer of its own")
+
+    def __deepcopy__(self, memo: Any) -> Strategy:
+        """Hooks of a model go with its copies; these are not trained by the strategy."""
+        return self
 
     def _hold_step(self) -> None:
         """`optimizer.step()` comes to this strategy from now on; the object stays, so that schedulers and scalers keep working."""
@@ -121,6 +142,10 @@ class Strategy(ABC):
             self._buffers_ticket = self.engine.submit("buffers", average(self._buffers, self.world))
 
     def _before_forward(self, *_: Any) -> None:
+        gradients = getattr(self, "_gradients", None)
+        if gradients is not None and gradients.broken and torch.is_grad_enabled():
+            raise RunError(f"rank {self.rank} of {self.world}: the last backward pass did not come to its end, so that ranks may have sent different "
+                           "gradients; call paceline.train.close(model), load a checkpoint and parallelize again")
         if self._buffers_ticket is not None:
             self._buffers_ticket.wait()
             self._buffers_ticket = None
@@ -132,7 +157,10 @@ class Strategy(ABC):
 
 def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     held = optimizer._paceline
-    return held.plain(*args, **kwargs) if held.by is None else held.by._step(*args, **kwargs)
+    if held.by is None:
+        return held.plain(*args, **kwargs)
+    held.by._refuse_strangers()
+    return held.by._step(*args, **kwargs)
 
 
 def average(tensors: list[Tensor], world: int) -> Job:

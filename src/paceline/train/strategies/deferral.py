@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job, Ticket
@@ -22,15 +23,24 @@ from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.updates import settings
 
+#: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of parameters can be updated apart
+_APART = (optim.ASGD, optim.SGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop,
+          optim.Rprop, Layerwise)
 #: by which torch knows optimizers that unscale gradients themselves
 _SCALES_ITSELF = "_step_supports_amp_scaling"
+
+
+def apart(optimizer: optim.Optimizer) -> bool:
+    """Whether pieces of parameters can be updated apart, as far as is known."""
+    return isinstance(optimizer, _APART)
 
 
 class Deferred(Strategy):
     """`clip_norm` clips all gradients by their common norm before the update.
 
     Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for. What it
-    sends per second is measured once, unless `link_Bps` says it.
+    sends per second is measured once, unless `link_Bps` says it. Optimizers must treat every element by itself, as most of torch's do; of one
+    that is not known to, `elementwise=True` says so.
     """
 
     #: ranks share the update out
@@ -38,7 +48,7 @@ class Deferred(Strategy):
 
     def __init__(
         self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None,
-        link_Bps: float | None = None,  # noqa: N803
+        link_Bps: float | None = None, elementwise: bool = False,  # noqa: N803
     ) -> None:
         super().__init__()
         if link_Bps is not None and not link_Bps > 0:
@@ -48,17 +58,25 @@ class Deferred(Strategy):
         if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
             raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
         self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = least_bytes, most_bytes, clip_norm, link_Bps
+        self.elementwise = elementwise
         self._machine: Machine | None = None
         self.parts: list[Part] = []
         self._arrangement: Arrangement | None = None
         self._pending: dict[int, list[Ticket]] = {}
         self._scale: float | None = None
+        #: whether the user has thrown away the gradients of passes before the one that comes
+        self._zeroed = True
+        #: parameters that are used where nothing tells of it
+        self._outside: list[nn.Parameter] = []
         #: gradients are multiplied by this before the update: the reverse of a loss scale
         self.unscale: float | None = None
 
     # -- the first step --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        if not (self.elementwise or apart(self.optimizer)):
+            raise SpecError(f"{self.name!r} updates pieces of parameters apart, and {type(self.optimizer).__name__} is not known to treat every "
+                            "element by itself; use allreduce, or say elementwise=True if it does")
         groups = groups_of(self.optimizer)
         for name, parameter in self.parameters:
             group_of(name, parameter, groups)
@@ -69,11 +87,18 @@ class Deferred(Strategy):
         self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
         self._uses.watch()
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
+        self._zeroing = [_Told(self.optimizer, "zero_grad", self._zero), _Told(self.model, "zero_grad", self._zero)]
+
+    def _zero(self) -> None:
+        self._zeroed = True
 
     def _ready(self, parameter: nn.Parameter) -> None:
         if not self.parts:
             self._seen.append((parameter, time.perf_counter()))
             return
+        if id(parameter) not in self._slots:
+            raise RunError(f"{self._by_parameter[id(parameter)][0].name!r} has a gradient that does not come from its layer (a term of the loss on "
+                           "its weight, or another use of it); use fc='gradient'")
         flat, slot = self._slots[id(parameter)]
         assert parameter.grad is not None
         parts = self._by_parameter[id(parameter)]
@@ -95,10 +120,14 @@ class Deferred(Strategy):
         flat.gradient(slot).zero_()
 
     def _drop(self, part: Part) -> None:
-        """A gradient of a backward pass that no step followed is overwritten, once it is through."""
+        """Before a gradient is overwritten: what uses it must be through. That of a pass which no step followed is added to the new one, as long as
+        the user has not thrown it away."""
         if part.reduced is not None:
             part.reduced.wait()
             part.reduced = None
+            if not self._zeroed:
+                part.hold()
+        self._needed(part.parameters)  # a pass that did not use them has not waited for their update
 
     def _count(self, part: Part) -> None:
         part.waiting -= 1
@@ -107,7 +136,7 @@ class Deferred(Strategy):
                 self._send(free)
 
     def _send(self, part: Part) -> None:
-        part.reduced = self.engine.submit(part.name, part.reduce(), bare=part.bare)
+        part.reduced = self.engine.submit(part.name, part.mean(), bare=part.bare)
 
     def _done(self) -> None:
         if not self.parts:
@@ -125,8 +154,10 @@ class Deferred(Strategy):
                     else:  # but in one before it, within `no_sync`
                         self._put(flat, slot)
             for part in self._sequencer.flush():
+                self._drop(part)
                 self._send(part)
             self._restart()
+            self._zeroed = False
         self._average_buffers()
 
     def _restart(self) -> None:
@@ -138,10 +169,12 @@ class Deferred(Strategy):
 
     def _build(self) -> None:
         """After the first step: orders agreed on, everything put in its place."""
+        self._uses.seen()
         index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         known = {id(p) for p in self._uses.order}
         unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
-        used, ready = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen]))
+        used, ready, outside = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen],
+                                      tuple(self._uses.outside())))
         order = [self.parameters[i] for i in used]
         factors = self._factors()
         sizes = self._place(order, factors)
@@ -151,8 +184,15 @@ class Deferred(Strategy):
         when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
         self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
         self._arrangement = Arrangement(world=self.world, asked=self._asked(), used=tuple(name for name, _ in order), reads=self._uses.reads(),
-                                        factors=factors, piece_bytes=sizes, order=tuple(part.name for part in self._sequencer.order))
+                                        factors=factors, piece_bytes=sizes, order=tuple(part.name for part in self._sequencer.order),
+                                        outside=outside)
+        self._await(outside)
         self._restart()
+
+    def _await(self, names: Sequence[str]) -> None:
+        """Has these parameters be there when a step returns."""
+        parameters = dict(self.parameters)
+        self._outside = [parameters[name] for name in names]
 
     def _rebuild(self, known: Arrangement) -> None:
         """The same without a first step, as it was found before."""
@@ -162,6 +202,7 @@ class Deferred(Strategy):
         turn = {name: i for i, name in enumerate(known.order)}
         self._sequencer = Sequencer(sorted(self.parts, key=lambda part: turn.get(part.name, len(turn))))
         self._arrangement = known
+        self._await(known.outside)
         self._restart()
 
     def _place(self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -222,6 +263,10 @@ class Deferred(Strategy):
 
     # -- every step ------------------------------------------------------------------------------------
 
+    def scaled_by(self, scaler: Any) -> None:
+        """Says that losses were multiplied by the scale of a `paceline.train.Scaler`."""
+        self.unscale = 1 / scaler.get_scale()
+
     def _step(self, closure: Any = None) -> Any:
         if getattr(self.optimizer, "found_inf", None) is not None:
             raise RunError(f"torch's GradScaler finds no gradients under {self.name!r}, which keeps them; use paceline.train.Scaler in its place")
@@ -230,6 +275,8 @@ class Deferred(Strategy):
             with torch.enable_grad():
                 loss = closure()
         if not self.parts:
+            if self.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.clip_norm)
             self._plain_step()
             with torch.no_grad():
                 self._build()
@@ -247,6 +294,7 @@ class Deferred(Strategy):
             part.reduced = None
             for parameter in part.parameters:
                 self._pending.setdefault(id(parameter), []).append(ticket)
+        self._needed(self._outside)
         return loss
 
     def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
@@ -305,6 +353,8 @@ class Deferred(Strategy):
         finally:
             for part in self.parts:
                 part.release()
+            for told in self._zeroing:
+                told.remove()
             self._gradients.remove()
             self._uses.remove()
             setattr(self.optimizer, _SCALES_ITSELF, self._scales_itself)
@@ -340,3 +390,21 @@ class Deferred(Strategy):
             part.take(self.optimizer.state)
         if self.parts:
             self.optimizer.state.clear()
+
+
+class _Told:
+    """Tells of calls of a method of one object, not of its copies, which does what it did."""
+
+    def __init__(self, owner: Any, name: str, tell: Callable[[], None]) -> None:
+        self._owner, self._name = owner, name
+
+        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if this is owner:
+                tell()
+            return getattr(type(this), name)(this, *args, **kwargs)
+
+        setattr(owner, name, MethodType(call, owner))
+
+    def remove(self) -> None:
+        """Takes it back."""
+        self._owner.__dict__.pop(self._name, None)

@@ -7,6 +7,7 @@ One link per rank, which carries one message after another; one thread that comp
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,14 +66,23 @@ class Setting:
     def wire_s(self, scheme: Scheme, layer: Layer) -> float:
         """Of a layer's messages, on a link that carries nothing else."""
         machine = self.machine
-        rate = machine.reduce_Bps if scheme.collective == "all_reduce" else machine.link_Bps
-        if isinstance(scheme, (Float16, BFloat16)) and machine.half_Bps is not None:
-            rate = machine.half_Bps
+        rate = {"exchange": machine.link_Bps, "sum": machine.reduce_Bps, "half": machine.half_Bps or machine.reduce_Bps}[_carried(scheme)]
         return cost.sent_bytes(scheme, layer.shape, self.world) / rate
+
+    def carry_s(self, op: str, size: float, messages: float = 1) -> float:
+        """Processor time of a rank that sends so many bytes in so many messages, besides what delays the passes anyway."""
+        return max(0.0, self.machine.message_s - self.turn_s) * messages + size * self.machine.byte_s.get(op, 0.0)
 
     def copy_s(self, size: float) -> float:
         """Of a copy, or one pass over two operands, of so many bytes of float32."""
         return size / 4 * self.rates.copy_s
+
+
+def _carried(scheme: Scheme) -> str:
+    """What is done with a layer's messages on their way, as `Machine` has it."""
+    if isinstance(scheme, (Float16, BFloat16)):
+        return "half"
+    return "sum" if scheme.collective == "all_reduce" else "exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
     """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and complete before the update."""
     ordered = order_of(profile.layers)
     waiting: list[_Bucket] = []
-    turns = 0.0
+    turns = carried = 0.0
     for members in buckets([layer.bytes for layer in ordered], bucket_bytes, first_bytes):
         chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
         encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
@@ -102,10 +112,12 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
         # what is agreed on first is small, and the encoder waits for it
         agreed = (encode / 2, 0.0) * (stages - 1)
         turns += stages * at.turn_s
+        carried += at.carry_s("exchange", 0.0, stages)
+        carried += sum(at.carry_s(_carried(one), cost.sent_bytes(one, layer.shape, at.world), 0) for one, layer in chosen)
         waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode), replies))
     backward = profile.backward_s + turns
-    # all cores together have the passes and the encoders to do
-    shared = (backward + at.threads * sum(sum(bucket.phases[::2]) for bucket in waiting)) / at.cores
+    # all cores together have the passes, the encoders and the messages to do
+    shared = (backward + carried + at.threads * sum(sum(bucket.phases[::2]) for bucket in waiting)) / at.cores
     end = max(backward, shared, _flow(waiting, at))
     taken = profile.momentum and any(isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers)
     # without momentum, the update is one addition: two operands read, one written
@@ -129,19 +141,35 @@ def ddp_s(profile: Profile, at: Setting) -> float:
     return profile.forward_s + max(pace * profile.backward_s, _flow(waiting, at)) + at.copy_s(profile.bytes) + profile.update_s
 
 
+class _Link:
+    """Carries one message after another; after a pause, a burst goes through at once."""
+
+    def __init__(self, at: Setting) -> None:
+        self._burst_s, self._gap_s = at.machine.burst_bytes / at.machine.link_Bps, at.gap_s
+        self._busy_s = -math.inf
+
+    def send(self, when: float, seconds: float) -> float:
+        """When a message is through that is sent at that moment, and takes so long without a burst."""
+        self._busy_s = max(self._busy_s, when - self._burst_s) + seconds + self._gap_s
+        return max(self._busy_s, when)
+
+
 def _flow(waiting: Sequence[_Bucket], at: Setting) -> float:
     """When all are through, with one thread for work and one link, each serving who comes first."""
-    free = [0.0, 0.0]
+    worker, link = 0.0, _Link(at)
     events = [(bucket.ready_s, number, 0) for number, bucket in enumerate(waiting)]
     end = 0.0
     while events:
         when, number, phase = heapq.heappop(events)
-        phases, link = waiting[number].phases, phase % 2
+        phases = waiting[number].phases
         if phase == len(phases):
             end = max(end, when)
             continue
-        free[link] = max(when, free[link]) + phases[phase] + (at.gap_s if link else 0.0)
-        heapq.heappush(events, (free[link] + (waiting[number].replies[phase // 2] if link else 0.0), number, phase + 1))
+        if phase % 2:
+            then = link.send(when, phases[phase]) + waiting[number].replies[phase // 2]
+        else:
+            then = worker = max(when, worker) + phases[phase]
+        heapq.heappush(events, (then, number, phase + 1))
     return end
 
 
@@ -153,7 +181,8 @@ def _work(scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A part of the overlapped strategies: seconds of both exchanges on the link, of sum and update, and when it is ready and needed."""
+    """A part of the overlapped strategies: seconds of both exchanges on the link, of sum and update, and of processor time for them all; when it is
+    ready and needed."""
 
     ready_s: float
     need_s: float
@@ -161,6 +190,7 @@ class _Sent:
     sum_s: float
     update_s: float
     back_s: float
+    carry_s: float = 0.0
 
 
 def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bool = True) -> float:
@@ -175,6 +205,7 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         in_order = _urgent_first(in_order, at)
     here = dict.fromkeys(map(id, parts), 0.0)  # when each part's parameters are here
     begin = begun = 0.0
+    link = _Link(at)
     for _ in range(3):
         begun, begin = begin, max(begin, 0.0)
         now, done = begin, 0.0
@@ -182,22 +213,20 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
             now = max(now + part.need_s - done, here[id(part)])
             done = part.need_s
         middle = now + profile.forward_s - done + turns
-        link, worker = 0.0, 0.0
+        worker = 0.0
         summed: dict[int, float] = {}
         for part in in_order:
-            link = max(link, middle + pace * part.ready_s) + part.out_s + at.gap_s
-            worker = max(worker, link + at.machine.latency_s) + part.sum_s
+            worker = max(worker, link.send(middle + pace * part.ready_s, part.out_s) + at.machine.latency_s) + part.sum_s
             summed[id(part)] = worker
         end = worker = middle + backward
         for part in by_need:  # updates go in this order; those whose sums are still to come hold up the rest
             worker = max(worker, summed[id(part)]) + part.update_s
             if part.back_s:
-                link = max(link, worker) + part.back_s + at.gap_s
-                here[id(part)] = link + at.machine.latency_s
+                here[id(part)] = link.send(worker, part.back_s) + at.machine.latency_s
             else:
                 here[id(part)] = worker
         begin = end
-    work = sum(part.sum_s + part.update_s for part in parts)
+    work = sum(part.sum_s + part.update_s + part.carry_s for part in parts)
     return max(begin - begun, profile.forward_s + turns + backward + work if at.cores < 2 else 0.0)
 
 
@@ -230,8 +259,9 @@ def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[
             product = max(2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes))
             whole = max(product * at.world * share, at.copy_s(layer.bytes) * share)
             spent -= product
-            out.append(_Sent(layer.ready_s, layer.need_s, (shape.sent_bytes(mode, at.world) - back) / link, whole, update * layer.bytes * share,
-                             back / link))
+            sent = shape.sent_bytes(mode, at.world)
+            out.append(_Sent(layer.ready_s, layer.need_s, (sent - back) / link, whole, update * layer.bytes * share, back / link,
+                             at.carry_s("exchange", sent, 1 + (back > 0))))
             continue
         spent += at.copy_s(layer.bytes)
         small.append(layer)
@@ -252,7 +282,8 @@ def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -
     share = 1 / at.world if shares else 1.0
     one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers),
                 way / at.machine.link_Bps if shares else 2 * way / at.machine.reduce_Bps,
-                at.copy_s(size) if shares else at.copy_s(size) / 2, update * size * share, way / at.machine.link_Bps if shares else 0.0)
+                at.copy_s(size) if shares else at.copy_s(size) / 2, update * size * share, way / at.machine.link_Bps if shares else 0.0,
+                at.carry_s("exchange" if shares else "sum", 2 * way, 2 if shares else 1))
     return [replace(one) for _ in range(count)]
 
 
@@ -272,7 +303,7 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
     if name == "allreduce":
         return averaging_s(profile, at, lambda _: FLOAT32)
     if name in ("overlap", "priority"):
-        return overlap_s(profile, at, shares=name == "overlap")
+        return overlap_s(profile, at, shares=name == "overlap", factors="fc=gradient" not in strategy)
     if name in SCHEMES:
         chosen = cost.assign(parse(strategy), [(layer.name, layer.shape) for layer in profile.layers])
         return averaging_s(profile, at, lambda layer: chosen[layer.name])

@@ -84,14 +84,17 @@ class FactorPart(Part):
         self.values = [p.data[self._own] for p in held]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
-        layer.forward = MethodType(lambda module, x: self.forward(x), layer)  # type: ignore[method-assign]
+        layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
 
     # -- in the model ----------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer; where gradients are wanted, without one of its own for the weight."""
-        layer = self.layer
-        if not torch.is_grad_enabled() or not layer.training:
+    @property
+    def results(self) -> list[Tensor]:
+        return self.gradients
+
+    def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """The layer; where gradients are wanted, without one of its own for the weight. In a copy of the model, a plain layer."""
+        if not torch.is_grad_enabled() or layer is not self.layer:
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
@@ -104,6 +107,8 @@ class FactorPart(Part):
         self._inputs.append(x.reshape(-1, x.shape[-1]))
         self._errors.append(errors.reshape(-1, errors.shape[-1]))
         if not self._paused():
+            if self.waiting < 1:
+                raise RunError(f"{self.name} ran more than once in a pass, but only once in the first; use fc='gradient'")
             self._ready(self)
 
     def release(self) -> None:

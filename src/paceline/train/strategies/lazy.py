@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import SpecError
+from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job
 from paceline.train.layout import Flat, Named, Slot
 from paceline.train.strategies.arrangement import Arrangement
@@ -42,8 +42,22 @@ class Lazy(Deferred):
         self.share, self.interval, self.most, self.adapt = share, interval, most, adapt
         self._lazy: list[PiecePart] = []
         self._count_added = 0
+        #: whether there was a pass since the last step
+        self._passed = False
         #: what the last lazy piece had added up before its latest gradient
         self._before: torch.Tensor | None = None
+
+    def scaled_by(self, scaler: Any) -> None:
+        raise SpecError("lazy adds gradients up over several steps, whose loss scales differ; train in bf16 or float32, or use another strategy")
+
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
+        if self._passed and not self._zeroed:
+            raise RunError("lazy counts backward passes as steps; run all but the last of a step within paceline.train.of(model).no_sync()")
+        super()._ready(parameter)
+
+    def _step(self, closure: Any = None) -> Any:
+        self._passed = False
+        return super()._step(closure)
 
     def _place(self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None) -> tuple[int, int]:
         found = super()._place(order, factors, sizes)
@@ -90,6 +104,7 @@ class Lazy(Deferred):
     def _done(self) -> None:
         sent = self._due  # the interval may change on the way
         super()._done()
+        self._passed = True
         if not self.parts:
             return
         if sent and self._lazy and self.adapt:

@@ -34,10 +34,28 @@ class Part(ABC):
         self.waiting = len(parameters)
         #: of the gradient on its way; None: there is none that an update could use
         self.reduced: Ticket | None = None
+        #: of passes before this one that belong to the same step
+        self._held: list[Tensor] = []
+
+    @property
+    @abstractmethod
+    def results(self) -> list[Tensor]:
+        """Where the reduced gradient is, as far as this rank updates it."""
+
+    def mean(self) -> Job:
+        """A job: the mean over ranks of the gradient, as far as this rank updates it, added to what is held of passes before."""
+        yield from self.reduce()
+        for result, held in zip(self.results, self._held, strict=False):
+            result.add_(held)
+        self._held = []
+
+    def hold(self) -> None:
+        """Keeps the reduced gradient for the next one to be added to it."""
+        self._held = [result.clone() for result in self.results]
 
     @abstractmethod
     def reduce(self) -> Job:
-        """A job: the mean over ranks of the gradient, as far as this rank updates it."""
+        """A job: the mean over ranks of the gradient of one pass."""
 
     @abstractmethod
     def update(self, now: Settings, scale: float | None) -> Job:
@@ -74,6 +92,10 @@ class PiecePart(Part):
         self.twin = clone(optimizer, piece.flat.group, self.values)
         #: of layer-wise optimizers, both norms of each parameter, once they are known
         self.norms: Tensor | None = None
+
+    @property
+    def results(self) -> list[Tensor]:
+        return [self.gradient]
 
     def _stretches(self) -> list[slice]:
         """Of each parameter, the elements of it that this rank updates."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ class Machine:
     Seconds before the first byte; bytes per second that a rank sends, in exchanges and in reductions (which add on the way), of float32 and
     of half precision (None: as of float32), and in reductions of a whole bucket by one call, as DDP has them (None: not measured, as of pieces
     several of which are in flight); float32 operations per second of a matrix product. A reduction that is not small goes round the ring twice, one
-    rank after another: seconds of its own (None: not measured, as of so many exchanges).
+    rank after another: seconds of its own (None: not measured, as of so many exchanges). After a pause a link may let a burst of bytes through at
+    once. Whatever carries them, messages take processor time of a rank: seconds of each, and of a byte sent, by what is done with it.
     """
 
     latency_s: float
@@ -34,12 +36,15 @@ class Machine:
     half_Bps: float | None = None
     whole_Bps: float | None = None
     reduce_latency_s: float | None = None
+    burst_bytes: float = 0.0
+    message_s: float = 0.0
+    byte_s: Mapping[str, float] = field(default_factory=dict)
 
-    def behind(self, link_Bps: float) -> Machine:  # noqa: N803
-        """The same machine on a link of that rate, where it is slower than what was measured."""
+    def behind(self, link_Bps: float, burst_bytes: float = 0.0) -> Machine:  # noqa: N803
+        """The same machine on a link of that rate and burst, where it is slower than what was measured."""
         half, whole = (self.reduce_Bps if rate is None else rate for rate in (self.half_Bps, self.whole_Bps))
         return replace(self, link_Bps=min(self.link_Bps, link_Bps), reduce_Bps=min(self.reduce_Bps, link_Bps), half_Bps=min(half, link_Bps),
-                       whole_Bps=min(whole, link_Bps))
+                       whole_Bps=min(whole, link_Bps), burst_bytes=burst_bytes)
 
 
 def probe(engine: Engine, device: torch.device, link_Bps: float | None = None, *, whole: bool = False) -> Machine:  # noqa: N803
@@ -47,29 +52,44 @@ def probe(engine: Engine, device: torch.device, link_Bps: float | None = None, *
     if engine.world == 1 or link_Bps is not None:
         rate = math.inf if link_Bps is None else link_Bps
         return agree(Machine(latency_s=0.0, link_Bps=rate, flops=_flops(device), reduce_Bps=rate))
-    latency, reduction = (min([_timed(engine, op, size, device) for _ in range(6)][1:]) for op, size in (("exchange", 256), ("sum", _RING_BYTES)))
-    share = (engine.world - 1) / engine.world
-    rates = {op: 2 * share * _rate(engine, op, latency, device) for op in ("sum", "half", *(("whole",) if whole else ()))}
-    return agree(Machine(latency_s=latency, reduce_latency_s=max(latency, reduction - 2 * share * _RING_BYTES / rates["sum"]),
-                         link_Bps=share * _rate(engine, "exchange", latency, device), flops=_flops(device), reduce_Bps=rates["sum"],
-                         half_Bps=rates["half"], whole_Bps=rates.get("whole")))
+    pause, reduction = (_least([_timed(engine, op, size, device) for _ in range(6)][1:]) for op, size in (("exchange", 256), ("sum", _RING_BYTES)))
+    latency, share = pause.wall_s, (engine.world - 1) / engine.world
+    #: bytes that a rank sends for one of a tensor
+    sent = {"exchange": share, "sum": 2 * share, "half": 2 * share, **({"whole": 2 * share} if whole else {})}
+    each = {op: _per_byte(engine, op, latency, device) for op in sent}
+    rates = {op: sent[op] / each[op].wall_s for op in sent}
+    return agree(Machine(latency_s=latency, reduce_latency_s=max(latency, reduction.wall_s - 2 * share * _RING_BYTES / rates["sum"]),
+                         link_Bps=rates["exchange"], flops=_flops(device), reduce_Bps=rates["sum"], half_Bps=rates["half"],
+                         whole_Bps=rates.get("whole"), message_s=pause.processor_s, byte_s={op: each[op].processor_s / sent[op] for op in sent}))
 
 
-def _rate(engine: Engine, op: str, latency: float, device: torch.device) -> float:
-    """Bytes of a tensor per second: what four times as much takes longer, so that neither latency nor what a link lets through at once counts."""
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """Seconds that something took, and seconds of processor time of this rank, all threads together."""
+
+    wall_s: float
+    processor_s: float
+
+
+def _least(found: Sequence[_Took]) -> _Took:
+    return _Took(min(one.wall_s for one in found), min(one.processor_s for one in found))
+
+
+def _per_byte(engine: Engine, op: str, latency: float, device: torch.device) -> _Took:
+    """Of one byte of a tensor: what four times as much takes longer, so that neither latency nor what a link lets through at once counts."""
     size = 64 * 1024
     while True:
-        seconds = _timed(engine, op, size, device)
+        seconds = _timed(engine, op, size, device).wall_s
         if agree(seconds > max(20 * latency, 0.02) or size >= 4 << 20):
             break
         size *= 4
     turns = range(agree(3 if seconds < 0.1 else 1))
-    longer, seconds = (min(_timed(engine, op, count, device) for _ in turns) for count in (4 * size, size))
-    return 3 * size / max(longer - seconds, 1e-9)
+    longer, shorter = (_least([_timed(engine, op, count, device) for _ in turns]) for count in (4 * size, size))
+    return _Took(max(longer.wall_s - shorter.wall_s, 1e-9) / (3 * size), max(longer.processor_s - shorter.processor_s, 0.0) / (3 * size))
 
 
-def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
-    """Seconds for `size` bytes to and from everyone, in messages of up to a megabyte, as strategies send them, in memory that is in use."""
+def _timed(engine: Engine, op: str, size: int, device: torch.device) -> _Took:
+    """What `size` bytes take to and from everyone, in messages of up to a megabyte, as strategies send them, in memory that is in use."""
     world = engine.world
     parts = 1 if op == "whole" else max(1, size >> 20)
     dtype = torch.float16 if op == "half" else torch.float32
@@ -80,14 +100,14 @@ def _timed(engine: Engine, op: str, size: int, device: torch.device) -> float:
         yield [Collective("sum", [sent]) if op in ("sum", "half") else Collective("exchange", [sent], [out], own=False)
                for sent, out in zip(tensors, outs, strict=True)]
 
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     if op == "whole":
         dist.all_reduce(tensors[0])
     else:
         engine.submit("probe", job()).wait()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return _Took(time.perf_counter() - start, time.process_time() - worked)
 
 
 def _flops(device: torch.device) -> float:
