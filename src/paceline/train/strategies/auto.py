@@ -39,7 +39,9 @@ _LARGE, _SMALL = 1 << 22, 1 << 14
 _NEAR, _TRIED = 1.3, 3
 #: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds, within these numbers of steps. The
 #: median of a few in a row counts: what hides under the next step is seen over some only
-_LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 1.0, 6, 30, 3
+_LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 0.5, 6, 30, 3
+#: times that all are tried there and back, at most; doubt about their seconds, as a share, from which on none of it matters
+_PASSES, _SURE = 4, 0.02
 #: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps), and at most: more than caches hold
 _TOUCHED, _MOST_TOUCHED = 4, 1 << 26
 
@@ -82,7 +84,7 @@ class Auto(Strategy):
         self.watch, self.cores, self.trial = watch, cores, trial
         self.choice: Choice | None = None
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))  # after the passes: they are timed
-        #: strategies still to be tried, the last as often as the first; seconds of a step in each trial; what those that were tried remember
+        #: strategies still to be tried in this pass; seconds of a step in each trial; what those that were tried remember
         self._left_to_try: list[str] = []
         self._tried: dict[str, list[float]] = {}
         self._remembered: dict[str, dict[str, Any]] = {}
@@ -121,12 +123,11 @@ class Auto(Strategy):
         with torch.no_grad():
             self.choice = self._choose()
         candidates = near(self.choice) if self.trial else []
-        # there and back: a machine whose pace drifts is as slow for one as for the others
-        self._left_to_try = [*candidates, *reversed(candidates)]
+        self._left_to_try = _there_and_back(candidates)
         self._take(candidates[0] if candidates else self.choice.strategy)
 
     def _try_on(self) -> None:
-        """After a step of a trial: the next one, or the fastest, where this was the last of it."""
+        """After a step of a trial: the next one, or the fastest, where this was the last of it and no other may be."""
         assert self.choice is not None
         self._ends.append(time.perf_counter())
         name = self._left_to_try[0]
@@ -139,12 +140,14 @@ class Auto(Strategy):
         self._tried.setdefault(name, []).append(float(took))
         self._left_to_try.pop(0)
         self._ends.clear()
+        if not self._left_to_try:
+            self._left_to_try = _there_and_back(undecided(self._tried))
         if self._left_to_try:
             if self._left_to_try[0] != name:
                 self._take(self._left_to_try[0])
             return
         measured = {one: statistics.fmean(seconds) for one, seconds in self._tried.items()}
-        best = min(measured, key=lambda one: measured[one])
+        best = min(_rivals(self._tried), key=lambda one: measured[one])
         others = ", ".join(f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best)
         reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
         self.choice = replace(self.choice, strategy=best, measured_s=measured, reason=reason)
@@ -305,6 +308,27 @@ def near(choice: Choice) -> list[str]:
     return sorted(chosen, key=lambda name: (name == "dgc", choice.expected_s[name])) if len(chosen) > 1 else []
 
 
+def _there_and_back(names: Sequence[str]) -> list[str]:
+    """A machine whose pace drifts is as slow for one as for the others."""
+    return [*names, *reversed(names)]
+
+
+def _rivals(tried: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Those that were still in the running in the last pass."""
+    most = max(map(len, tried.values()))
+    return {name: seconds for name, seconds in tried.items() if len(seconds) == most}
+
+
+def undecided(tried: Mapping[str, Sequence[float]]) -> list[str]:
+    """Which strategies may still be the fastest, as far as trials of the same one differ; none where it does not matter, or was tried often."""
+    last = _rivals(tried)
+    measured = {name: statistics.fmean(seconds) for name, seconds in last.items()}
+    doubt = max((max(seconds) - min(seconds)) / measured[name] / len(seconds) ** 0.5 for name, seconds in last.items())
+    left = [name for name, seconds in measured.items() if seconds <= min(measured.values()) * (1 + doubt)]
+    often = len(last[left[0]]) >= 2 * _PASSES
+    return [] if len(left) < 2 or doubt < _SURE or often else left
+
+
 def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
     """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that ends the step sooner."""
     chosen = dict(allowed)
@@ -332,4 +356,4 @@ def explain(choice: Choice) -> dict[str, Any]:
             "rank": dist.get_rank(), "measured_s": dict(choice.measured_s)}
 
 
-__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates"]
+__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates", "undecided"]
