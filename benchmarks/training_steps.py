@@ -110,7 +110,7 @@ def render(found: Comparison) -> str:
     """A table for each model and number of hosts, and what comes out of them."""
     places = dict.fromkeys((row.model, row.batch, row.hosts) for row in sorted(found.rows, key=lambda row: (row.model, row.batch, row.hosts)))
     parts = [_table([row for row in found.rows if (row.model, row.batch, row.hosts) == place]) for place in places]
-    return "\n\n".join([*parts, *_behind(found), _summary(found), f"{found.machine}, shared out to the hosts."])
+    return "\n\n".join([f"**{found.machine}, shared out to the hosts**", *parts, *_behind(found), _summary(found)])
 
 
 def _table(rows: list[Row]) -> str:

@@ -84,18 +84,30 @@ def test_the_best_link_is_where_overlap_gains_most():
     assert 2 < 20.97e6 / link / FACTS["profile"]["forward_s"] < 8
 
 
-def test_the_model_follows_the_rows_that_ship():
-    found = read([Path(paceline.__file__).parent / "bench" / "data" / "emulated_steps.jsonl"])
+def shipped(name):
+    return read([Path(paceline.__file__).parent / "bench" / "data" / name])
+
+
+def behind(found):
+    """How far `auto` is behind the fastest, place by place."""
+    return [statistics.median(found.fastest(row)[1]) for row in found.rows if row.strategy == "auto"]
+
+
+@pytest.mark.parametrize("name", ["emulated_steps.jsonl", "emulated_steps_2cores.jsonl"])
+def test_the_model_follows_the_rows_that_ship(name):
+    found = shipped(name)
     assert found.error() < 0.08 and found.ranked() > 0.95
     by = {(row.model, row.strategy): row for row in found.rows if row.hosts == 2 and row.link_Bps == 12.5e6}
     for model in ("cnn", "vgg-like"):
         for name, gain in (("terngrad", 8), ("dgc", 15)):
             assert min(found.paired(by[model, "ddp"], by[model, name])) > gain
-        assert statistics.median(found.paired(by[model, "dgc"], by[model, "none"])) < 1.25
-    behind = [statistics.median(found.fastest(row)[1]) for row in found.rows if row.strategy == "auto"]
-    assert len(behind) == 25 and sum(ratio <= 1.05 for ratio in behind) >= 22 and max(behind) < 1.11
-    slower = [row.step_s / found.base_s(row) for row in found.rows if row.strategy == "overlap" and row.step_s > 1.05 * found.base_s(row)]
-    assert not slower
+    assert not [row for row in found.rows if row.strategy == "overlap" and row.step_s > 1.05 * found.base_s(row)]
+
+
+def test_auto_is_as_fast_as_the_fastest_in_the_rows_that_ship():
+    two, many = behind(shipped("emulated_steps_2cores.jsonl")), behind(shipped("emulated_steps.jsonl"))
+    assert len(two) == 9 and max(two) < 1.02
+    assert len(many) == 25 and sum(ratio <= 1.05 for ratio in many) == 22 and max(many) < 1.11  # docs/training.md says where
 
 
 def test_hosts_share_the_cores_out():
