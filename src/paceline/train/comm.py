@@ -35,6 +35,7 @@ import torch.distributed as dist
 
 from paceline.errors import RunError
 from paceline.train._torch import default_store
+from paceline.train.heap import keep
 from paceline.train.transport import Collective as Collective  # jobs are written with it
 from paceline.train.transport import Handle, Lane, Ways, give_back, leaving, outcome, said
 from paceline.units import show
@@ -164,6 +165,7 @@ class Engine:
     ) -> None:
         if not dist.is_initialized():
             raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group first")
+        keep()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.timeout_s, self.chunk_bytes, self.in_flight = timeout_s, chunk_bytes, in_flight
         self.events: list[Event] | None = None

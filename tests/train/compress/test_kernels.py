@@ -157,45 +157,65 @@ def test_accumulate(n, seed, momentum, nesterov):
     assert torch.equal(kernels.above(held[0][0], threshold, n), found[0])
 
 
-@given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans(), stride=st.integers(1, 50))
-def test_magnitudes_are_those_that_accumulate_makes(n, seed, momentum, nesterov, stride):
+@given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans(), stride=st.integers(1, 50), share=st.floats(0, 1))
+def test_thresholds_are_of_what_accumulate_makes(n, seed, momentum, nesterov, stride, share):
     x, gain, total, velocity = gradient(n, seed), torch.tensor(0.25), gradient(n, seed + 1), None if momentum is None else gradient(n, seed + 2)
-    found = [kernels.magnitudes(x, gain, velocity, momentum or 0.0, nesterov, total, stride, fused) for fused in (True, False)]
+    wanted = 1 + int(share * ((n - 1) // stride))
+    found = [kernels.threshold(x, gain, velocity, momentum or 0.0, nesterov, total, stride, wanted, fused) for fused in (True, False)]
     kernels.accumulate(x, gain, velocity, momentum or 0.0, nesterov, total)
     assert torch.equal(*found)
-    assert torch.equal(found[0], total.abs()[::stride])
+    assert found[0] == total.abs()[::stride].sort(descending=True).values[wanted - 1]
 
 
-@given(n=SIZES, seed=SEEDS, share=st.floats(0.001, 1), ties=st.booleans())
-def test_largest(n, seed, share, ties):
-    total, places = gradient(n, seed), torch.arange(0, n, 3)
-    total = (4 * total).round() if ties else total
-    k = cost.kept(places.numel(), share)
-    fused, plain = (kernels.largest(total, places, k, way) for way in (True, False))
-    assert bool((fused[1:] > fused[:-1]).all())
-    assert torch.equal(total[fused].abs().sort().values, total[plain].abs().sort().values)
-    if not ties and total[plain].abs().min() > 0:
-        assert torch.equal(fused, plain)
+def places_of(payload, n):
+    values, lows, highs = payload
+    return reference.indices_decode(lows, highs, n, values.numel())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@given(n=st.integers(1, 100_000), share=st.floats(0.0001, 1), seed=SEEDS, ties=st.booleans(), step=st.sampled_from([0, 1, 3]), masked=st.booleans())
+def test_sparse(n, share, seed, ties, step, masked):
+    places = torch.arange(0, n, step) if step else None
+    before = (4 * gradient(n, seed)).round() if ties else gradient(n, seed)
+    k = cost.kept(n if places is None else places.numel(), share)
+    held = [(before.clone(), torch.ones(n) if masked else None) for _ in range(2)]
+    fused, plain = (kernels.sparse_encode(total, velocity, places, k, torch.float32, way)
+                    for way, (total, velocity) in zip((True, False), held, strict=True))
+    index = places_of(fused, n)
+    assert bool((index[1:] > index[:-1]).all()) and (fused[1].numel(), fused[2].numel()) == cost.index_bytes(n, k)
+    assert torch.equal(fused[0], before[index]) and torch.equal(fused[0].abs().sort().values, plain[0].abs().sort().values)
+    if not ties and fused[0].abs().min() > 0:
+        assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
+    for (total, velocity), payload in zip(held, (fused, plain), strict=True):
+        taken = places_of(payload, n)
+        assert torch.equal(total.index_add(0, taken, payload[0]), before) and not total[taken].any()
+        assert velocity is None or (velocity.sum() == n - k and not velocity[taken].any())
+    outs = [torch.ones(n), torch.ones(n)]
+    for way, out in zip((True, False), outs, strict=True):
+        kernels.sparse_decode([fused, plain], 0.5, out, way)
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("masked", [True, False])
-def test_withdraw(dtype, masked):
-    index = torch.arange(3, 1000, 7)
-    held = [(gradient(1000), gradient(1000, 1) if masked else None) for _ in range(2)]
-    for total, _ in held:
-        total[10] = float("inf")
-    sent = [kernels.withdraw(total, velocity, index, dtype, fused) for fused, (total, velocity) in zip((True, False), held, strict=True)]
-    assert torch.equal(*sent) and sent[0].dtype == dtype and torch.equal(sent[0][:1], gradient(1000)[3:4].to(dtype))
-    torch.testing.assert_close(held[0][0], held[1][0], rtol=0, atol=0, equal_nan=True)
-    assert held[0][0][10].isnan()
-    assert not masked or (torch.equal(held[0][1], held[1][1]) and not held[0][1][index].any() and held[0][1].any())
+def test_sparse_in_half_precision_keeps_what_was_rounded_away(masked):
+    total, velocity = gradient(1000), torch.ones(1000) if masked else None
+    before = total.clone()
+    payload = kernels.sparse_encode(total, velocity, None, 50, torch.float16)
+    index = places_of(payload, 1000)
+    assert payload[0].dtype == torch.float16 and torch.equal(payload[0], before[index].to(torch.float16))
+    assert torch.equal(total[index], before[index] - payload[0].to(torch.float32)) and total[index].any()
+    assert velocity is None or velocity.sum() == 950
+    out = torch.zeros(1000)
+    kernels.sparse_decode([payload], 1.0, out)
+    assert torch.equal(out[index], payload[0].to(torch.float32)) and int((out != 0).sum()) == 50
 
 
 def test_what_is_not_finite_is_largest():
-    total = torch.tensor([1.0, float("-inf"), 3.0, float("nan"), -5.0])
+    values = torch.tensor([1.0, float("-inf"), 3.0, float("nan"), -5.0])
     for way in (True, False):
-        assert [kernels.largest(total, torch.arange(5), k, way).tolist() for k in (1, 2, 3, 5)] == [[3], [1, 3], [1, 3, 4], [0, 1, 2, 3, 4]]
+        for k, expected in ((1, [3]), (2, [1, 3]), (3, [1, 3, 4]), (5, [0, 1, 2, 3, 4])):
+            total = values.clone()
+            assert places_of(kernels.sparse_encode(total, None, torch.arange(5), k, torch.float32, way), 5).tolist() == expected
+            assert total[[i for i in expected if i in (1, 3)]].isnan().all()  # and stays where it was, so that the step is seen to be a bad one
 
 
 def test_accumulate_finds_what_is_not_finite():
@@ -205,23 +225,16 @@ def test_accumulate_finds_what_is_not_finite():
     assert kernels.accumulate(x, torch.tensor(1.0), None, 0.0, False, total, torch.tensor(1.0), 5).tolist() == [7, 1999]
 
 
-@given(n=st.integers(1, 100_000), share=st.floats(0.0001, 1), seed=st.integers(0, 1000))
-def test_indices(n, share, seed):
-    k = cost.kept(n, share)
-    index = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:k].sort().values
-    fused, plain = kernels.indices_encode(index, n), kernels.indices_encode(index, n, False)
-    assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
-    assert (fused[0].numel(), fused[1].numel()) == cost.index_bytes(n, k)
-    for way in (True, False):
-        assert torch.equal(kernels.indices_decode(*fused, n, k, way), index)
-
-
 def test_damaged_indices_are_refused():
-    lows, highs = kernels.indices_encode(torch.arange(0, 1000, 10), 1000)
-    with pytest.raises(DataError, match="damaged"):
-        kernels.indices_decode(lows, torch.zeros_like(highs), 1000, 100)
+    values, lows, highs = kernels.sparse_encode(gradient(1000), None, None, 100, torch.float32)
+    out = torch.zeros(1000)
+    too_few, beyond = torch.zeros_like(highs), torch.zeros_like(highs)
+    beyond[-13:] = 255
+    for damaged in (too_few, beyond):
+        with pytest.raises(DataError, match="damaged from rank 1"):
+            kernels.sparse_decode([[values, lows, highs], [values, lows, damaged]], 1.0, out)
     with pytest.raises(DataError, match="same compressor"):
-        kernels.indices_decode(lows, highs[:-1], 1000, 100)
+        kernels.sparse_decode([[values, lows, highs[:-1]]], 1.0, out)
 
 
 @given(n=st.integers(1, 10**6), share=st.floats(0.001, 1), seed=SEEDS)

@@ -284,10 +284,33 @@ API int64_t accumulate(const float *restrict x, float gain, float *restrict velo
     return count;
 }
 
-/* magnitudes of every `stride`-th total as `accumulate` would make it; nothing is changed */
-API void magnitudes(const float *restrict x, float gain, const float *restrict velocity, float momentum, int nesterov,
-                    const float *restrict total, int64_t n, int64_t stride, float *restrict out) {
-    int64_t ahead = 32 * stride; /* no two are in one line of the cache: each is a wait unless it was asked for before */
+/* orders by magnitude, NaN above all */
+static inline uint32_t key(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits & 0x7fffffffu;
+}
+
+/* the k-th largest of `count` keys; `equal`: how many of those that are equal to it are among the k */
+static uint32_t kth_largest(const uint32_t *restrict keys, int64_t count, int64_t k, int64_t *restrict equal) {
+    uint32_t kth = 0, known = 0;
+    for (int shift = 21; shift >= 0; shift = shift ? MAX(0, shift - 11) : -1) {
+        uint32_t digits = shift ? 2047u : 1023u, digit = digits;
+        int32_t having[2048] = {0};
+        for (int64_t i = 0; i < count; i++)
+            if ((keys[i] & known) == kth) having[keys[i] >> shift & digits]++;
+        for (; having[digit] < k; digit--) k -= having[digit];
+        kth |= digit << shift;
+        known |= digits << shift;
+    }
+    *equal = k;
+    return kth;
+}
+
+/* the `wanted`-th largest magnitude of every `stride`-th total as `accumulate` would make it; nothing is changed. `keys` is room */
+API float threshold(const float *restrict x, float gain, const float *restrict velocity, float momentum, int nesterov,
+                    const float *restrict total, int64_t n, int64_t stride, int64_t wanted, uint32_t *restrict keys) {
+    int64_t count = 0, equal, ahead = 32 * stride; /* no two are in one line of the cache: each is a wait unless it was asked for before */
     for (int64_t i = 0; i < n; i += stride) {
         if (i + ahead < n) {
             __builtin_prefetch(x + i + ahead);
@@ -296,50 +319,34 @@ API void magnitudes(const float *restrict x, float gain, const float *restrict v
         }
         float v = gain * x[i];
         if (velocity) v = nesterov ? momentum * (velocity[i] + v) + v : momentum * velocity[i] + v;
-        *out++ = fabsf(total[i] + v);
+        keys[count++] = key(total[i] + v);
     }
+    uint32_t bits = kth_largest(keys, count, wanted, &equal);
+    float found;
+    memcpy(&found, &bits, 4);
+    return found;
 }
 
-/* of `count` places, the k whose totals are largest in magnitude, in their order; of equal ones the first. NaN is larger than all. `keys` is room */
-API void largest(const float *restrict total, const int64_t *restrict places, int64_t count, int64_t k, uint32_t *restrict keys,
-                 int64_t *restrict out) {
-    for (int64_t i = 0; i < count; i++) {
-        memcpy(keys + i, total + places[i], 4);
-        keys[i] &= 0x7fffffffu;
-    }
-    uint32_t kth = 0, known = 0;
-    int64_t left = k;
-    for (int shift = 21; shift >= 0; shift = shift ? MAX(0, shift - 11) : -1) {
-        uint32_t digits = shift ? 2047u : 1023u, digit = digits;
-        int32_t having[2048] = {0};
-        for (int64_t i = 0; i < count; i++)
-            if ((keys[i] & known) == kth) having[keys[i] >> shift & digits]++;
-        for (; having[digit] < left; digit--) left -= having[digit];
-        kth |= digit << shift;
-        known |= digits << shift;
-    }
-    for (int64_t i = 0; i < count; i++)
-        if (keys[i] > kth || (keys[i] == kth && left-- > 0)) *out++ = places[i];
-}
-
-/* takes the totals at k places away; velocities there, if given, become zero */
-API void withdraw(float *restrict total, float *restrict velocity, const int64_t *restrict index, int64_t k, float *restrict values) {
-    for (int64_t j = 0; j < k; j++) {
-        values[j] = total[index[j]];
-        total[index[j]] -= values[j]; /* what is not finite leaves NaN behind */
-        if (velocity) velocity[index[j]] = 0;
-    }
-}
-
-API void indices_encode(const int64_t *restrict index, int64_t k, int low, int64_t low_bytes, uint8_t *restrict lows, int64_t high_bytes,
-                        uint8_t *restrict highs) {
+/* Of `count` places, ascending (or of the first `count` elements, where none are given), takes away the k totals that are largest in magnitude,
+ * of equal ones the first; velocities there, if given, become zero. Places go in Elias-Fano code. `keys` is room */
+API void sparse_encode(float *restrict total, float *restrict velocity, const int64_t *restrict places, int64_t count, int64_t k, int low,
+                       uint32_t *restrict keys, float *restrict values, int64_t low_bytes, uint8_t *restrict lows, int64_t high_bytes,
+                       uint8_t *restrict highs) {
+    int64_t equal;
+    for (int64_t i = 0; i < count; i++) keys[i] = key(total[places ? places[i] : i]);
+    uint32_t kth = kth_largest(keys, count, k, &equal);
     memset(lows, 0, low_bytes);
     memset(highs, 0, high_bytes);
-    for (int64_t j = 0; j < k; j++) {
-        int64_t unary = (index[j] >> low) + j;
-        uint64_t bits = (uint64_t)(index[j] & (((int64_t)1 << low) - 1)) << (j * low & 7);
-        for (uint8_t *at = lows + (j * low >> 3); bits; bits >>= 8) *at++ |= (uint8_t)bits;
+    for (int64_t i = 0, j = 0; j < k; i++) {
+        if (keys[i] < kth || (keys[i] == kth && equal-- <= 0)) continue;
+        int64_t at = places ? places[i] : i, unary = (at >> low) + j;
+        values[j] = total[at];
+        total[at] -= values[j]; /* what is not finite leaves NaN behind */
+        if (velocity) velocity[at] = 0;
+        uint64_t bits = (uint64_t)(at & (((int64_t)1 << low) - 1)) << (j * low & 7);
+        for (uint8_t *byte = lows + (j * low >> 3); bits; bits >>= 8) *byte++ |= (uint8_t)bits;
         highs[unary >> 3] |= (uint8_t)(1 << (unary & 7));
+        j++;
     }
 }
 
@@ -351,19 +358,21 @@ static inline uint64_t eight(const uint8_t *from, int64_t room) {
     return word;
 }
 
-/* returns how many of the k were found */
-API int64_t indices_decode(const uint8_t *restrict lows, const uint8_t *restrict highs, int64_t high_bytes, int64_t k, int low,
-                        int64_t *restrict index) {
-    int64_t j = 0, low_bytes = (k * low + 7) / 8;
-    for (int64_t byte = 0; byte < high_bytes && j < k; byte += 8)
-        for (uint64_t word = eight(highs + byte, high_bytes - byte); word && j < k; word &= word - 1, j++) {
-            int64_t at = j * low >> 3;
-            uint64_t rest = eight(lows + at, low_bytes - at) >> (j * low & 7) & (((uint64_t)1 << low) - 1);
-            index[j] = ((byte * 8 + __builtin_ctzll(word) - j) << low) | (int64_t)rest;
-        }
-    return j;
-}
-
-API void scatter_add(const int64_t *restrict index, const float *restrict values, int64_t k, float factor, float *restrict out) {
-    for (int64_t j = 0; j < k; j++) out[index[j]] += factor * values[j];
+/* adds `factor` times the k values of each rank at the places sent with them; returns how many ranks' places are whole and below n, and stops
+ * at the first whose are not */
+API int64_t sparse_decode(const float *const *restrict values, const uint8_t *const *restrict lows, const uint8_t *const *restrict highs,
+                          int64_t world, int64_t low_bytes, int64_t high_bytes, int64_t k, int low, float factor, int64_t n, float *restrict out) {
+    for (int64_t r = 0; r < world; r++) {
+        int64_t j = 0;
+        for (int64_t byte = 0; byte < high_bytes && j < k; byte += 8)
+            for (uint64_t word = eight(highs[r] + byte, high_bytes - byte); word && j < k; word &= word - 1, j++) {
+                int64_t from = j * low >> 3;
+                uint64_t rest = eight(lows[r] + from, low_bytes - from) >> (j * low & 7) & (((uint64_t)1 << low) - 1);
+                int64_t at = ((byte * 8 + __builtin_ctzll(word) - j) << low) | (int64_t)rest;
+                if (at >= n) return r;
+                out[at] += factor * values[r][j];
+            }
+        if (j < k) return r;
+    }
+    return world;
 }

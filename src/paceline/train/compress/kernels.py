@@ -203,40 +203,16 @@ def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float
     return _scan(x, gain.item(), velocity, momentum, nesterov, total, threshold, room)
 
 
-def magnitudes(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor, stride: int,
-               fused: bool = True) -> Tensor:
-    """Of every `stride`-th element of what `accumulate` would make of `total`; nothing is changed."""
+def threshold(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor, stride: int, wanted: int,
+              fused: bool = True) -> Tensor:
+    """The `wanted`-th largest magnitude of every `stride`-th element of what `accumulate` would make of `total`; nothing is changed."""
     if backend(x, fused) != "c":
         sample, part = total[::stride].clone(), None if velocity is None else velocity[::stride].clone()
         reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
-        return sample.abs_()
-    out = torch.empty(-(-x.numel() // stride), dtype=torch.float32)
-    _c("magnitudes", address(x), c_float(gain.item()), address(velocity), c_float(momentum), c_int(nesterov), address(total), c_int64(x.numel()),
-       c_int64(stride), address(out))
-    return out
-
-
-def largest(total: Tensor, places: Tensor, k: int, fused: bool = True) -> Tensor:
-    """Of ascending places, the k whose totals are largest in magnitude, ascending; NaN is larger than all."""
-    if backend(total, fused) != "c":
-        return places[reference.largest(total[places], k)]
-    out = torch.empty(k, dtype=torch.int64)
-    room = torch.empty(places.numel(), dtype=torch.int32)
-    _c("largest", address(total), address(places), c_int64(places.numel()), c_int64(k), address(room), address(out))
-    return out
-
-
-def withdraw(total: Tensor, velocity: Tensor | None, index: Tensor, dtype: torch.dtype, fused: bool = True) -> Tensor:
-    """Totals at different places as they will be sent, which are taken away from them; velocities there become zero."""
-    if backend(total, fused) == "c" and dtype == torch.float32:
-        values = torch.empty(index.numel(), dtype=dtype)
-        _c("withdraw", address(total), address(velocity), address(index), c_int64(index.numel()), address(values))
-        return values
-    values = total[index].to(dtype)
-    total[index] -= values.to(torch.float32)
-    if velocity is not None:
-        velocity[index] = 0.0
-    return values
+        return sample.abs_().topk(wanted, sorted=False).values.min()
+    room = torch.empty(-(-x.numel() // stride), dtype=torch.int32)
+    return torch.tensor(_c("threshold", address(x), c_float(gain.item()), address(velocity), c_float(momentum), c_int(nesterov), address(total),
+                           c_int64(x.numel()), c_int64(stride), c_int64(wanted), address(room)))
 
 
 def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Tensor | None:
@@ -262,31 +238,44 @@ def _scan(x: Tensor | None, gain: float, velocity: Tensor | None, momentum: floa
     native.share(total.numel(), total.numel(), part)
     if threshold is None or sum(count for _, _, count in parts) > room:
         return None
-    return torch.cat([found[:count].to(torch.int64).add_(lo) for lo, found, count in sorted(parts, key=lambda p: p[0])])
+    places = [found[:count].to(torch.int64).add_(lo) for lo, found, count in sorted(parts, key=lambda p: p[0])]
+    return torch.cat(places) if len(places) > 1 else places[0]
 
 
-def indices_encode(index: Tensor, n: int, fused: bool = True) -> tuple[Tensor, Tensor]:
-    """Ascending int64 places below n in Elias-Fano code: low bits, and unary high bits."""
-    if backend(index, fused) != "c":
-        return reference.indices_encode(index, n)
-    k = index.numel()
+def sparse_encode(total: Tensor, masked: Tensor | None, places: Tensor | None, k: int, dtype: torch.dtype, fused: bool = True) -> list[Tensor]:
+    """Takes the k totals that are largest in magnitude away: their values as they are sent, and their places in Elias-Fano code, low bits and
+    unary high bits. They are looked for at some places, ascending, or everywhere; NaN is larger than all. `masked` becomes zero there."""
+    n = total.numel()
+    if backend(total, fused) != "c" or dtype != torch.float32:
+        index = reference.largest(total, k) if places is None else places[reference.largest(total[places], k)]
+        values = total[index].to(dtype)
+        total[index] -= values.to(torch.float32)
+        if masked is not None:
+            masked[index] = 0.0
+        return [values, *reference.indices_encode(index, n)]
+    count = n if places is None else places.numel()
     sizes = cost.index_bytes(n, k)
+    room, values = torch.empty(count, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
     lows, highs = (torch.empty(size, dtype=torch.uint8) for size in sizes)
-    _c("indices_encode", address(index), c_int64(k), c_int(cost.low_bits(n, k)), c_int64(sizes[0]), address(lows), c_int64(sizes[1]), address(highs))
-    return lows, highs
+    _c("sparse_encode", address(total), address(masked), address(places), c_int64(count), c_int64(k), c_int(cost.low_bits(n, k)), address(room),
+       address(values), c_int64(sizes[0]), address(lows), c_int64(sizes[1]), address(highs))
+    return [values, lows, highs]
 
 
-def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int, fused: bool = True) -> Tensor:
-    """Int64 places that `indices_encode` encoded."""
-    if backend(highs, fused) != "c":
-        return reference.indices_decode(lows, highs, n, k)
+def sparse_decode(gathered: Sequence[Sequence[Tensor]], factor: float, out: Tensor, fused: bool = True) -> None:
+    """Adds `factor` times what `sparse_encode` made on each rank to `out`."""
+    n, k = out.numel(), gathered[0][0].numel()
+    if backend(out, fused) != "c":
+        for sent, low, high in gathered:
+            out.index_add_(0, reference.indices_decode(low, high, n, k), sent.to(torch.float32), alpha=factor)
+        return
     sizes = cost.index_bytes(n, k)
-    lows, highs = _checked([lows], sizes[0])[0], _checked([highs], sizes[1])[0]
-    index = torch.empty(k, dtype=torch.int64)
-    found = _c("indices_decode", address(lows), address(highs), c_int64(sizes[1]), c_int64(k), c_int(cost.low_bits(n, k)), address(index))
-    if found != k or int(index[-1]) >= n:
-        raise DataError(f"indices of {k} of {n} elements arrived damaged: {found} found, the last one {int(index[found - 1])}")
-    return index
+    values, lows, highs = (_checked([rank[i] for rank in gathered], size) for i, size in enumerate((k, *sizes)))
+    values = [sent.to(torch.float32) for sent in values]
+    whole = _c("sparse_decode", addresses(values), addresses(lows), addresses(highs), c_int64(len(values)), c_int64(sizes[0]), c_int64(sizes[1]),
+               c_int64(k), c_int(cost.low_bits(n, k)), c_float(factor), c_int64(n), address(out))
+    if whole < len(values):
+        raise DataError(f"indices of {k} of {n} elements arrived damaged from rank {whole}")
 
 
 def clear(out: Tensor, fused: bool = True) -> None:
@@ -298,14 +287,6 @@ def clear(out: Tensor, fused: bool = True) -> None:
     native.share(out.numel(), out.numel(), lambda lo, hi: memset(at + size * lo, 0, size * (hi - lo)))
 
 
-def scatter_add(index: Tensor, values: Tensor, factor: float, out: Tensor, fused: bool = True) -> None:
-    """out[index] += factor * values, for different places."""
-    if backend(out, fused) != "c":
-        out.index_add_(0, index, values, alpha=factor)
-        return
-    _c("scatter_add", address(index), address(values), c_int64(index.numel()), c_float(factor), address(out))
-
-
 @cache
 def _triton() -> Any:
     """Kernels that need a GPU to be imported."""
@@ -314,8 +295,8 @@ def _triton() -> Any:
     return triton_kernels
 
 
-def _c(name: str, *arguments: Any) -> int:
-    return cast(int, getattr(native.library(), name)(*arguments))
+def _c(name: str, *arguments: Any) -> Any:
+    return getattr(native.library(), name)(*arguments)
 
 
 def _checked(payloads: Sequence[Tensor], size: int) -> list[Tensor]:

@@ -40,7 +40,8 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(_built(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
-    loaded.accumulate.restype = loaded.indices_decode.restype = ctypes.c_int64
+    loaded.accumulate.restype = loaded.sparse_decode.restype = ctypes.c_int64
+    loaded.threshold.restype = ctypes.c_float
     return loaded
 
 
@@ -75,9 +76,9 @@ def _processor() -> bytes:
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})).encode()
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether the C kernels can take these tensors: in the host's memory, contiguous, fewer than 2^31 elements."""
-    return library() is not None and all(t.device.type == "cpu" and t.is_contiguous() and t.numel() < 1 << 31 for t in tensors)
+def serves(tensor: Tensor) -> bool:
+    """Whether the C kernels can take a tensor: in the host's memory, contiguous, fewer than 2^31 elements."""
+    return library() is not None and tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() < 1 << 31
 
 
 def address(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -109,7 +110,7 @@ def threads() -> int:
 
 def share(count: int, elements: int, call: Callable[[int, int], object]) -> None:
     """Runs `call(lo, hi)` over [0, count), in several threads if there are enough elements."""
-    parts = min(threads(), max(1, elements // SHARE))
+    parts = 1 if elements < 2 * SHARE else min(threads(), elements // SHARE)
     if parts == 1:
         call(0, count)
         return

@@ -33,8 +33,8 @@ class _Largest(Compressor):
 
     scheme: spec.TopK | spec.DGC
 
-    def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float) -> Tensor:
-        """Adds the gradient to `total`; places of the k largest sums, ascending."""
+    def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float, masked: Tensor | None = None) -> list[Tensor]:
+        """Adds the gradient to `total`, from which the k largest sums are taken away to be sent; `masked` becomes zero at their places."""
         n = x.numel()
         k = cost.kept(n, self.scheme.ratio_at(self.step))
         momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
@@ -44,28 +44,18 @@ class _Largest(Compressor):
         hits = k * sampled / n
         # three standard deviations more than k would need, so that k are found nearly always
         wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)
-        if n <= SMALL or wanted >= sampled or x.is_meta:
-            kernels.accumulate(x, gain, velocity, momentum, nesterov, total, fused=self.fused)
-            return reference.largest(total, k)
-        sample = kernels.magnitudes(x, gain, velocity, momentum, nesterov, total, stride, self.fused)
-        threshold = sample.topk(wanted, sorted=False).values.min()
-        room = min(n, 3 * wanted * stride)
-        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, room, self.fused)
-        if found is None or found.numel() < k:
-            return reference.largest(total, k)
-        return kernels.largest(total, found, k, self.fused)
-
-    def _payload(self, total: Tensor, masked: Tensor | None, index: Tensor) -> list[Tensor]:
-        values = kernels.withdraw(total, masked, index, _VALUES[self.scheme.values], self.fused)
-        return [values, *kernels.indices_encode(index, total.numel(), self.fused)]
+        threshold = None
+        if n > SMALL and wanted < sampled and not x.is_meta:
+            threshold = kernels.threshold(x, gain, velocity, momentum, nesterov, total, stride, wanted, self.fused)
+        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, min(n, 3 * wanted * stride), self.fused)
+        if found is not None and found.numel() < k:
+            found = None
+        return kernels.sparse_encode(total, masked, found, k, _VALUES[self.scheme.values], self.fused)
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
-        n = out.numel()
         with writing(out) as target:
             kernels.clear(target, self.fused)
-            for values, lows, highs in gathered:
-                index = kernels.indices_decode(lows, highs, n, values.numel(), self.fused)
-                kernels.scatter_add(index, values.to(torch.float32), self.loss_scale / len(gathered), target, self.fused)
+            kernels.sparse_decode(gathered, self.loss_scale / len(gathered), target, self.fused)
 
 
 class TopK(_Largest):
@@ -78,7 +68,7 @@ class TopK(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x) if self.scheme.feedback else torch.zeros_like(x)
         gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
-        return self._payload(total, None, self._largest(x, gain, None, total, 0.01))
+        return self._largest(x, gain, None, total, 0.01)
 
 
 class DGC(_Largest):
@@ -96,8 +86,7 @@ class DGC(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x)
         velocity = self._tensor(key, "velocity", x) if self.scheme.momentum else None
-        index = self._largest(x, self._gain(x), velocity, total, self.scheme.sample)
-        return self._payload(total, velocity if self.scheme.masking else None, index)
+        return self._largest(x, self._gain(x), velocity, total, self.scheme.sample, velocity if self.scheme.masking else None)
 
     def _gain(self, x: Tensor) -> Tensor:
         """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the limit."""

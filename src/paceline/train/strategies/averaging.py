@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.cost.compression import assign
+from paceline.cost.compression import assign, wire_bytes
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec import compression as spec
@@ -24,11 +24,14 @@ from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.compress import Compressor, Round, make
 from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.strategies.base import Strategy, agree
+from paceline.train.strategies.probe import cores
 
 #: where a state keeps the momentum of uncompressed parameters, and the order in which parameters lie in buckets
 _VELOCITY, _ORDER = "velocity", "order"
-#: of float32 gradients put into one bucket, and of the first, which starts communication early
+#: of gradients put into one bucket, and of the first, which starts communication early
 BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
+#: bytes of a gradient that count for a byte of it on the wire, at most, where encoders share the core of the passes
+_ALONE = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -49,15 +52,17 @@ class Averaging(Strategy):
     paper = "per scheme: paceline.spec.compression"
 
     def __init__(
-        self, scheme: spec.Scheme | str = "fp32", *, by_name: Mapping[str, spec.Scheme] | None = None, bucket_bytes: float = BUCKET_BYTES,
+        self, scheme: spec.Scheme | str = "fp32", *, by_name: Mapping[str, spec.Scheme] | None = None, bucket_bytes: float | None = None,
         first_bytes: float | None = None, seed: int = 0, fused: bool = True, scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__()
-        if bucket_bytes <= 0:
+        if bucket_bytes is not None and bucket_bytes <= 0:
             raise SpecError(f"bucket_bytes must be positive, got {bucket_bytes:g}")
         self.scheme = spec.parse(scheme) if isinstance(scheme, str) else scheme
-        self.by_name, self.bucket_bytes, self.seed, self.fused, self.scaler = by_name, bucket_bytes, seed, fused, scaler
-        self.first_bytes = min(FIRST_BYTES, bucket_bytes) if first_bytes is None else first_bytes
+        self.by_name, self.seed, self.fused, self.scaler = by_name, seed, fused, scaler
+        self._asked = bucket_bytes is not None
+        self.bucket_bytes = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+        self.first_bytes = min(FIRST_BYTES, self.bucket_bytes) if first_bytes is None else first_bytes
 
     def _begin(self) -> None:
         listed = [(name, tuple(p.shape)) for name, p in self.parameters]
@@ -73,6 +78,7 @@ class Averaging(Strategy):
         self._index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         self._tickets: list[Ticket] = []
         self._in_step, self._agreed = False, False
+        self._alone = not self._asked and agree(cores(self.parameters[0][1].device)[0] == 1)
         self._listen()
 
     def _listen(self) -> None:
@@ -84,7 +90,8 @@ class Averaging(Strategy):
         """Buckets in the order given (places in `self.parameters`)."""
         listed = [self.parameters[i] for i in order]
         self._buckets: list[Bucket] = []
-        for members in buckets([p.numel() * p.element_size() for _, p in listed], self.bucket_bytes, self.first_bytes):
+        sizes = [counted(p.numel() * p.element_size(), self.compressors[name].scheme, tuple(p.shape), self._alone) for name, p in listed]
+        for members in buckets(sizes, self.bucket_bytes, self.first_bytes):
             chosen = [listed[i] for i in members]
             bucket = Bucket([name for name, _ in chosen], [p for _, p in chosen], waiting=len(chosen))
             plain = sum(p.numel() for name, p in chosen if self._plain(name))
@@ -183,10 +190,10 @@ class Averaging(Strategy):
             yield from _together(rounds, plain)
         if plain is not None:
             plain.div_(self.world)
-        for parameter, view in views:
-            if self._taken is not None and bool(torch.isfinite(view).all()):  # otherwise the step will be skipped
-                self._taken.decay(parameter, view, self._scale())
-                self._taken.accelerate(self._velocity, self._names[id(parameter)], view, self._scale())
+            if self._taken is not None and bool(torch.isfinite(plain).all()):  # otherwise the step will be skipped
+                for parameter, view in views:
+                    self._taken.decay(parameter, view, self._scale())
+                    self._taken.accelerate(self._velocity, self._names[id(parameter)], view, self._scale())
         return views
 
     def _scale(self) -> float:
@@ -254,6 +261,12 @@ class Averaging(Strategy):
             str(c.scheme): type(c).reshard([state[str(c.scheme)] for state in states], rank=self.rank, world=self.world)
             for c in self._distinct if str(c.scheme) in states[0]
         } | {_VELOCITY: states[0].get(_VELOCITY, {})}
+
+
+def counted(size: float, scheme: spec.Scheme, shape: tuple[int, ...], alone: bool) -> float:
+    """Bytes that a gradient of `size` counts for in a bucket. On the only core of a rank (`alone`) nothing is gained by encoding early, and messages
+    take time from the passes: there, what hardly sends anything hardly counts."""
+    return min(size, _ALONE * wire_bytes(scheme, shape)) if alone else size
 
 
 def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -> Job:

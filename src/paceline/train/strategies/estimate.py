@@ -18,7 +18,7 @@ from paceline.spec.compression import DGC, SCHEMES, BFloat16, Float16, Float32, 
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.profile import Layer, Profile, order_of
-from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES
+from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, counted
 from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.probe import Machine
 from paceline.train.transport import small
@@ -94,13 +94,13 @@ class _Bucket:
     replies: tuple[float, ...]
 
 
-def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme], bucket_bytes: float = BUCKET_BYTES,
-                first_bytes: float = FIRST_BYTES) -> float:
+def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]) -> float:
     """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and complete before the update."""
     ordered = order_of(profile.layers)
     waiting: list[_Bucket] = []
     turns = carried = 0.0
-    for members in buckets([layer.bytes for layer in ordered], bucket_bytes, first_bytes):
+    sizes = [counted(layer.bytes, scheme(layer), layer.shape, at.cores == 1) for layer in ordered]
+    for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
         chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
         encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
         decode = sum(_work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen)
