@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="file of JSON lines to which runs are appended, and whose runs are not done again")
     parser.add_argument("--rows", type=Path, nargs="+", help="for steps: files of lines that were measured before (--raw), to make the tables of")
     parser.add_argument("--place", nargs="+", help="for steps: these only, such as cnn:4:100Mbit/s,unshaped, one after another on the cores given")
+    parser.add_argument("--rounds", type=int, default=6, help="for steps with --place")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for steps: what does not fit is left out")
     parser.add_argument("--print", action="store_true", help="print, and leave the document as it is")
     chosen = parser.parse_args()

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from paceline.train.tasks.compare import Runs
+
 #: settings are chosen with these seeds, and reported with others
 TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
 #: settings that were tried, with all-reduce in float32; what is left out is the task's
@@ -53,29 +55,37 @@ def accuracy(options: Namespace) -> str:
     from paceline.train.tasks import get
     from paceline.train.tasks.compare import gathered
 
-    lines = ["| task | strategy | seeds | accuracy, mean | 95 % interval | against ddp, seed by seed, 95 % interval | |", f"|{'---|' * 7}"]
+    lines = ["| task | strategy | seeds | accuracy, mean | 95 % interval | against ddp, seed by seed, 95 % interval | training loss against ddp | |",
+             f"|{'---|' * 8}"]
     for task in options.tasks.split(","):
         chosen = get(task)
         steps = 40 if options.quick else chosen.epochs * len(chosen.train[1]) // chosen.batch
-        dgc = f"warmup_steps={steps // 10}"
+        dgc = f"dgc:ratio=0.01,warmup_steps={steps // 10}"
+        # what is special about each; of what it is an ablation
         arms = {
-            "ddp": "", "terngrad": "", "terngrad:clip=0": "without clipping", f"dgc:ratio=0.01,{dgc}": "",
-            f"dgc:ratio=0.01,{dgc},masking=false": "without factor masking",
-            f"dgc:ratio=0.01,{dgc},momentum=0": "without momentum correction",
-            f"dgc:ratio=0.001,min_elements=50000,{dgc}": "the largest layer; the others in float32",
+            "ddp": ("", ""), "terngrad": ("", ""), "terngrad:clip=0": ("without clipping", "terngrad"), dgc: ("", ""),
+            f"{dgc},masking=false": ("without factor masking", dgc), f"{dgc},momentum=0": ("without momentum correction", dgc),
+            f"dgc:ratio=0.001,min_elements=50000,warmup_steps={steps // 10}": ("the largest layer; the others in float32", ""),
         }
         seeds = REPORTED[: 2 if options.quick else 5]
-        found = _by_seed(task, [{"strategy": name, "steps": steps} for name in arms], seeds, options)
+        found = dict(zip(arms, _by_seed(task, [{"strategy": name, "steps": steps} for name in arms], seeds, options), strict=True))
         before = len(lines)
-        for name, mine in zip(arms, found, strict=True):
-            if len(mine) < 2:  # of `--known`
+        for name, (note, whole) in arms.items():
+            if len(found[name]) < 2:  # of `--known`
                 continue
-            row, base = (gathered(name, [one[seed] for seed in mine if seed in found[0]]) for one in (mine, found[0]))
-            apart, half = row.against(base)
-            against = "" if name == "ddp" else f"{apart * 100:+.2f} ± {half * 100:.2f} points"
-            lines.append(f"| {task} | {name} | {len(row.accuracies)} | {row.accuracy:.2%} | ± {row.interval:.2%} | {against} | {arms[name]} |")
+            row, base, parent = (gathered(one, [found[one][seed] for seed in found[name]]) for one in (name, "ddp", whole or "ddp"))
+            against = ("", "") if name == "ddp" else _apart(row, base)
+            if whole:
+                note += "; against the whole: {}, loss {}".format(*_apart(row, parent))
+            lines.append(f"| {task} | {name} | {len(row.accuracies)} | {row.accuracy:.2%} | ± {row.interval:.2%} | {' | '.join(against)} | {note} |")
         print("\n".join(lines[before:]), flush=True)
     return "\n".join(lines)
+
+
+def _apart(row: Runs, other: Runs) -> tuple[str, str]:
+    """How far one strategy is from another, seed by seed: in accuracy, and in the loss at the end."""
+    (points, half), (loss, width) = row.against(other), row.against(other, "losses")
+    return f"{points * 100:+.2f} ± {half * 100:.2f} points", f"{loss:+.4f} ± {width:.4f}"
 
 
 def large(options: Namespace) -> str:

@@ -56,19 +56,19 @@ def steps(options: Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         output, until = options.raw or Path(folder, "steps.jsonl"), time.monotonic() + options.limit
         if options.place:
-            row([_named(text) for text in options.place], output, until)
+            row([_named(text, options.rounds) for text in options.place], output, until)
         else:
             measure(output, until, beside=not options.quick)
         return render(read([output]))
 
 
-def _named(text: str) -> Place:
+def _named(text: str, rounds: int) -> Place:
     """A place in words: cnn:4:100Mbit/s, vgg-like:2:1Gbit/s,unshaped,best."""
     from paceline.units import parse
 
     model, hosts, links = text.split(":")
     rates = tuple({"unshaped": None, BEST: BEST}[link] if link in ("unshaped", BEST) else parse(link, "bandwidth") for link in links.split(","))
-    return Place(model=model, hosts=int(hosts), links=rates, names=NAMES if hosts == "2" else WANTED)
+    return Place(model=model, hosts=int(hosts), links=rates, names=NAMES if hosts == "2" else WANTED, rounds=rounds)
 
 
 def measure(output: Path, until: float, *, alone: bool = True, beside: bool = True) -> None:
@@ -170,5 +170,12 @@ def _summary(found: Comparison) -> str:
         worst = max(((statistics.median(rounds), row) for row, _, rounds in behind), key=lambda pair: pair[0])
         within = sum(statistics.median(rounds) <= 1.05 for _, _, rounds in behind)
         lines.append(f"`auto`'s step over that of the fastest beside it, the median of the rounds' ratios: at most {named(worst)}, within 5 % in "
-                     f"{within} of {len(behind)} places; it took the same strategy in {sum(row.note == best.strategy for row, best, _ in behind)}.")
+                     f"{within} of {len(behind)} places; it took the same strategy in {sum(row.note == best.strategy for row, best, _ in behind)}. ")
+        took = [(row, own, found.fastest(own)) for row, *_ in behind if (own := found.taken(row))]
+        costs = [(max(1.0, statistics.median(best[1])), row) for row, _, best in took if best]
+        if costs:
+            twice = [statistics.median(found.paired(row, own)) for row, own, _ in took]
+            most = max(costs, key=lambda pair: pair[0])
+            lines[-1] += (f"What it took, run by itself, over the fastest: at most {named(most)}. `auto` over what it took, run by itself, the same "
+                          f"work twice: {min(twice):.2f} to {max(twice):.2f}.")
     return "\n".join(f"- {line}" for line in lines)

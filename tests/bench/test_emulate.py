@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,31 @@ def test_links_have_the_rate_and_count_the_bytes():
         cluster.shape(None)
         unshaped, _ = send(cluster, size)
         assert unshaped < slow / 4 and faster < slow / 4
+
+
+@allowed
+@pytest.mark.skipif(not Path("/sys/class/net/lo/queues/rx-0/rps_cpus").exists() or len(os.sched_getaffinity(0)) < 2,
+                    reason="needs two cores, and a kernel that steers packets to them")
+def test_what_a_host_receives_is_handled_on_its_own_cores():
+    """Left to chance, packets of one connection are handled on two cores, and overtake each other: TCP takes that for loss."""
+    def steered():
+        """Of each core, how often another one has handed packets to it."""
+        rows = [line.split() for line in Path("/proc/net/softnet_stat").read_text().splitlines()]
+        return {int(row[12], 16): int(row[9], 16) for row in rows}
+
+    with EmulatedCluster(hosts=2, pin=True) as cluster:
+        before = steered()
+        send(cluster, 20_000_000)
+        after = steered()
+        assert all(any(after[core] > before[core] for core in cores) for cores in cluster._cores)
+
+
+def test_cores_as_the_kernel_writes_them(tmp_path):
+    for queue in ("rx-0", "rx-1", "tx-0"):
+        (tmp_path / "queues" / queue).mkdir(parents=True)
+    for cores, written in ((range(8), "000000ff"), ([1, 33], "00000002,00000002")):
+        system.steer(tmp_path, cores)
+        assert [path.read_text() for path in sorted(tmp_path.glob("queues/*/rps_cpus"))] == [written] * 2
 
 
 @allowed

@@ -45,12 +45,14 @@ def test_the_pace_of_the_machine_drops_out_of_ratios_round_by_round(tmp_path):
     file = tmp_path / "lines.jsonl"
     pace = (1.0, 1.5, 0.8, 1.2, 1.0)
     taken = {"none": (0.1, pace), "dgc": (0.2, pace), "auto": (0.204, pace[:3]), "fp16": (0.3, pace[:1])}
-    file.write_text(lines(*({"link_Bps": None, "strategy": name, "turn": turn, "step_s": seconds * factor}
+    file.write_text(lines(*({"link_Bps": None, "strategy": name, "turn": turn, "step_s": seconds * factor, "note": "fp16" if name == "auto" else ""}
                             for name, (seconds, paces) in taken.items() for turn, factor in enumerate(paces))))
     found = read([file])
     auto = next(row for row in found.rows if row.strategy == "auto")
     best, ratios = found.fastest(auto)
     assert best.strategy == "dgc" and ratios == pytest.approx((1.02,) * 3)
+    assert found.taken(auto).strategy == "fp16" and found.taken(best) is None
+    assert found.fastest(found.taken(auto))[1] == pytest.approx((1.5,))  # nor is it compared with `auto`, which is another name for it
 
 
 def test_two_clusters_may_write_at_once(tmp_path):
@@ -88,9 +90,9 @@ def shipped(name):
     return read([Path(paceline.__file__).parent / "bench" / "data" / name])
 
 
-def behind(found):
-    """How far `auto` is behind the fastest, place by place."""
-    return [statistics.median(found.fastest(row)[1]) for row in found.rows if row.strategy == "auto"]
+def behind(found, row_of=lambda found, row: row):
+    """How far `auto` is behind the fastest, place by place; or another row for it."""
+    return [statistics.median(found.fastest(row_of(found, row))[1]) for row in found.rows if row.strategy == "auto"]
 
 
 @pytest.mark.parametrize(("file", "floor"), [("emulated_steps.jsonl", 1.25), ("emulated_steps_2cores.jsonl", 1.25)])
@@ -105,10 +107,14 @@ def test_the_model_follows_the_rows_that_ship(file, floor):
     assert not [row for row in found.rows if row.strategy == "overlap" and row.step_s > 1.05 * found.base_s(row)]
 
 
-def test_auto_is_as_fast_as_the_fastest_in_the_rows_that_ship():
-    two, many = behind(shipped("emulated_steps_2cores.jsonl")), behind(shipped("emulated_steps.jsonl"))
-    assert len(two) == 9 and max(two) < 1.05
-    assert len(many) == 25 and sum(ratio <= 1.05 for ratio in many) == 22 and max(many) < 1.11  # docs/training.md says where
+def test_auto_takes_the_fastest_in_the_rows_that_ship():
+    two, many = shipped("emulated_steps_2cores.jsonl"), shipped("emulated_steps.jsonl")
+    for found, count in ((two, 9), (many, 25)):
+        taken = behind(found, lambda found, row: found.taken(row))  # what it took, run by itself
+        assert len(taken) == count and max(taken) < 1.05
+    assert max(behind(two)) < 1.05
+    assert sum(ratio <= 1.05 for ratio in behind(many)) == 23 and max(behind(many)) < 1.09  # docs/training.md says where, and what 20 rounds say
+    assert max(behind(shipped("emulated_steps_20rounds.jsonl"))) < 1.05
 
 
 def test_hosts_share_the_cores_out():

@@ -39,8 +39,10 @@ MODELS = ("cnn", "vgg-like", "mlp")
 LOOKING = ("overlap", "priority", "auto")
 #: plain steps before the one in whose update each looks
 _WATCHED = {"auto": 3}
-#: steps timed at a time, at most; seconds of one from which on none goes before those timed: where parameters arrive under the next, and elsewhere
-_MOST, _LONG_S, _LEAD_S = 40, 4.0, 1.0
+#: steps timed at a time, at most
+_MOST = 40
+#: steps before those timed, by the seconds that one takes less than: where parameters arrive under the next, some until they do so evenly
+_LEADS, _OTHERS = {0.5: 3, 4.0: 1}, {1.0: 1}
 #: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; once, what takes so many seconds
 _FULL, _NEAR, _ONCE_S = 3, 1.3, 4.0
 #: seconds of steps before those timed: memory that is used for the first time is slow
@@ -226,7 +228,8 @@ def worker(
             for name in _taking_part(turn, strategies, expected):
                 long = expected[name]
                 steps = max(1, min(_MOST, round(seconds / long)))
-                took = trials[name].timed(steps, lead=int(long < (_LONG_S if trials[name].kind in LOOKING else _LEAD_S)))
+                leads = _LEADS if trials[name].kind in LOOKING else _OTHERS
+                took = trials[name].timed(steps, lead=next((count for below, count in leads.items() if long < below), 0))
                 _write(output, {"kind": "step", **common, "link_Bps": rate, "strategy": name, "turn": turn, "steps": steps, **took,
                                 "note": trials[name].note})
         wire.set(None)

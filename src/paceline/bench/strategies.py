@@ -90,8 +90,13 @@ class Comparison:
 
     def fastest(self, row: Row) -> tuple[Row, tuple[float, ...]] | None:
         """The strategy beside a row that it is furthest behind (or least ahead of), and the ratios of their rounds."""
-        others = [(other, self.paired(row, other)) for other in self.rows if self.beside(row, other) and other.strategy not in ("none", row.strategy)]
+        others = [(other, self.paired(row, other)) for other in self.rows
+                  if self.beside(row, other) and other.strategy not in ("none", "auto", row.strategy)]
         return max((pair for pair in others if pair[1]), key=lambda pair: statistics.median(pair[1]), default=None)
+
+    def taken(self, row: Row) -> Row | None:
+        """Beside a row of `auto`, that of the strategy which it took, run by itself."""
+        return next((other for other in self.rows if self.beside(row, other) and other.strategy == row.note), None)
 
     def base_s(self, row: Row) -> float | None:
         """Seconds per step of DDP beside a row."""

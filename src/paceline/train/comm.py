@@ -175,7 +175,7 @@ class Engine:
         self._stream = torch.cuda.Stream(device) if cuda else None
         limit = timedelta(seconds=timeout_s * 2)  # ours comes first, and knows the parameter's name
         self._lanes: dict[tuple[str, int], _Queue] = {}
-        self._in_turn = self.world > 1 and in_turn()
+        self._in_turn = in_turn()
         common: _Queue | None = None
         for channel, stages in (channels or CHANNELS).items():
             ways = Ways(limit) if common is None else common.lane.ways

@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -129,9 +129,8 @@ class EmulatedCluster:
 
     def _create(self) -> None:
         pyroute2 = _pyroute2()
-        switch_name = f"{self.name}-switch"
-        pyroute2.netns.create(switch_name)
-        switch = pyroute2.NetNS(switch_name)
+        pyroute2.netns.create(self._switch)
+        switch = pyroute2.NetNS(self._switch)
         self._handles.append(switch)
         switch.link("add", ifname="bridge", kind="bridge")
         bridge = switch.link_lookup(ifname="bridge")[0]
@@ -156,6 +155,22 @@ class EmulatedCluster:
                 group = self._group(host)
                 assert group is not None
                 system.limit_cpus(group, self.cpus)
+        with contextlib.suppress(OSError):  # no such kernel: connections find their way, with some packets sent twice
+            self._steer()
+
+    def _steer(self) -> None:
+        """What a host receives costs that host, what a switch does the host that sends, and a wire keeps the order of packets.
+
+        By itself the kernel handles a packet on the core that lets it go, which is that of the sender or that of a token bucket's timer: two
+        queues, of which one overtakes the other. TCP takes that for loss, and a connection may be slow for the rest of its life.
+        """
+        everywhere = sorted(os.sched_getaffinity(0))
+        for host in range(self.hosts):
+            with self.inside(host), system.interfaces() as found:
+                system.steer(found / INTERFACE, self._cores[host] if self._cores else everywhere)
+        with system.within(self._switch), system.interfaces() as found:
+            for host in range(self.hosts):
+                system.steer(found / f"port{host}", self._cores[host] if self._cores else everywhere)
 
     def shape(self, link_Bps: float | None, hosts: Sequence[int] | None = None) -> None:  # noqa: N803
         """Sets the rate of every link, or of those of `hosts`, each way (None: as fast as the machine goes); also while processes run."""
@@ -172,6 +187,10 @@ class EmulatedCluster:
 
     # -- hosts -------------------------------------------------------------------------------------
 
+    @property
+    def _switch(self) -> str:
+        return f"{self.name}-switch"
+
     def namespace(self, host: int) -> str:
         """The network namespace of a host, as `ip netns` lists it."""
         return f"{self.name}-host{host}"
@@ -180,15 +199,9 @@ class EmulatedCluster:
         """The address of a host inside the cluster."""
         return _NETWORK.format(self._net, host + 1)
 
-    @contextlib.contextmanager
-    def inside(self, host: int) -> Iterator[None]:
+    def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
         """This thread is on a host until the block ends; sockets that it opens there stay there."""
-        with Path("/proc/thread-self/ns/net").open("rb") as home:
-            system.enter(self.namespace(host))
-            try:
-                yield
-            finally:
-                system.enter_open(home.fileno())
+        return system.within(self.namespace(host))
 
     def _group(self, host: int) -> Path | None:
         root = system.cpu_root() if self.cpus is not None else None

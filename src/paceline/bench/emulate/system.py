@@ -7,8 +7,9 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 #: where `ip netns` keeps its names, and ours in it: paceline-<owner's process>-<count>-<host>
@@ -38,9 +39,41 @@ def enter_open(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+@contextlib.contextmanager
+def within(namespace: str) -> Iterator[None]:
+    """This thread is in a named network namespace until the block ends."""
+    with Path("/proc/thread-self/ns/net").open("rb") as home:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            enter_open(home.fileno())
+
+
 def die_with_parent() -> None:
     """Asks the kernel to end this process when the one that started it ends."""
     libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def interfaces() -> Iterator[Path]:
+    """The folder in which the kernel shows the interfaces of this thread's network namespace: what is mounted elsewhere shows another's."""
+    with tempfile.TemporaryDirectory() as folder:
+        if libc().mount(b"sysfs", os.fsencode(folder), b"sysfs", 0, None):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        try:
+            yield Path(folder, "class", "net")
+        finally:
+            libc().umount2(os.fsencode(folder), _MNT_DETACH)
+
+
+def steer(interface: Path, cores: Sequence[int]) -> None:
+    """Has what an interface receives handled by some of the cores, all packets of a connection by the same one, so that they keep their order."""
+    bits = sum(1 << core for core in cores)
+    words = [f"{bits >> at & 0xFFFFFFFF:08x}" for at in range(0, max(1, bits.bit_length()), 32)]
+    for queue in (interface / "queues").glob("rx-*"):
+        (queue / "rps_cpus").write_text(",".join(reversed(words)))
 
 
 def remove_namespace(namespace: str) -> None:

@@ -47,9 +47,9 @@ class Runs:
         """Half of the 95 % interval of the mean."""
         return half_interval(self.accuracies)
 
-    def against(self, other: Runs) -> tuple[float, float]:
-        """Mean over seeds of the difference in accuracy to another strategy, and half of its 95 % interval: seeds are paired."""
-        apart = [mine - theirs for mine, theirs in zip(self.accuracies, other.accuracies, strict=True)]
+    def against(self, other: Runs, what: str = "accuracies") -> tuple[float, float]:
+        """Mean over seeds of the difference in accuracy (or in `losses`) to another strategy, and half of its 95 % interval: seeds are paired."""
+        apart = [mine - theirs for mine, theirs in zip(getattr(self, what), getattr(other, what), strict=True)]
         return statistics.fmean(apart), half_interval(apart)
 
 
