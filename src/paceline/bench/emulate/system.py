@@ -7,10 +7,10 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 #: where `ip netns` keeps its names, and ours in it: paceline-<owner's process>-<count>-<host>
 NAMESPACES = Path("/run/netns")
@@ -19,6 +19,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _MNT_DETACH = 2
+#: numbers of calls, on all architectures, since Linux 5.2
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
+_FSCONFIG_CREATE = 6
 
 
 def libc() -> ctypes.CDLL:
@@ -35,8 +38,7 @@ def enter(namespace: str) -> None:
 def enter_open(descriptor: int) -> None:
     """Moves this thread into the network namespace of an open file."""
     if libc().setns(descriptor, _CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        _fail()
 
 
 @contextlib.contextmanager
@@ -57,15 +59,33 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def interfaces() -> Iterator[Path]:
-    """The folder in which the kernel shows the interfaces of this thread's network namespace: what is mounted elsewhere shows another's."""
-    with tempfile.TemporaryDirectory() as folder:
-        if libc().mount(b"sysfs", os.fsencode(folder), b"sysfs", 0, None):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        try:
-            yield Path(folder, "class", "net")
-        finally:
-            libc().umount2(os.fsencode(folder), _MNT_DETACH)
+    """The folder in which the kernel shows the interfaces of this thread's network namespace: what is mounted elsewhere shows another's.
+
+    A mount without a place, which goes with its descriptor, also when this process is killed.
+    """
+    context = _call(_FSOPEN, b"sysfs", 0)
+    try:
+        _call(_FSCONFIG, context, _FSCONFIG_CREATE, None, None, 0)
+        mount = _call(_FSMOUNT, context, 0, 0)
+    finally:
+        os.close(context)
+    try:
+        yield Path(f"/proc/self/fd/{mount}/class/net")
+    finally:
+        os.close(mount)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    """A call of the kernel for which the C library has no name everywhere."""
+    result: int = libc().syscall(*(ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments)))
+    if result < 0:
+        _fail()
+    return result
+
+
+def _fail() -> NoReturn:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
 
 
 def steer(interface: Path, cores: Sequence[int]) -> None:
