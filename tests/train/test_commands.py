@@ -77,14 +77,29 @@ def test_a_board_needs_a_folder_and_tensorboard(capsys, tmp_path, monkeypatch):
     assert "paceline[board]" in refused(capsys, "train", "--board", "--record", str(tmp_path))
 
 
-def test_check_prints_both(capsys, tmp_path):
-    with Record(tmp_path) as log:
-        log.write("run", task="t", strategy="overlap", world=2)
+def recorded(folder, strategy):
+    with Record(folder) as log:
+        log.write("run", task="t", strategy=strategy, world=2)
         log.write("predicted", seconds={"forward": 0.1, "backward": 0.2, "update": 0.01, "step": 0.31})
         for step in range(1, 11):
             log.write("step", step=step, loss=1.0, forward_s=0.1, backward_s=0.2, update_s=0.01, step_s=0.31)
+
+
+def printed(capsys, *words):
     with pytest.raises(SystemExit) as ended:
-        main(["check", str(tmp_path), "--json"])
+        main(list(words))
     assert ended.value.code in (0, None)
-    found = json.loads(capsys.readouterr().out)
+    return capsys.readouterr().out
+
+
+def test_check_prints_both(capsys, tmp_path):
+    recorded(tmp_path, "overlap")
+    found = json.loads(printed(capsys, "check", str(tmp_path), "--json"))
     assert found["error"] == pytest.approx(0) and found["steps"] == 5 and found["title"].startswith("t, overlap, 2 ranks")
+
+
+def test_check_takes_a_folder_of_several_runs(capsys, tmp_path):
+    for strategy in ("overlap", "dgc"):
+        recorded(tmp_path / f"{strategy}-0", strategy)
+    assert [one["title"].split(",")[1] for one in json.loads(printed(capsys, "check", str(tmp_path), "--json"))] == [" dgc", " overlap"]
+    assert all(name in printed(capsys, "check", str(tmp_path)) for name in ("dgc", "overlap"))

@@ -12,15 +12,18 @@ from paceline.cli.options import Json, show
 
 
 def check(
-    run: Annotated[Path, Parameter(help="the folder that `paceline train --record` wrote, or a file of JSON lines like its record")],
+    run: Annotated[Path, Parameter(help="the folder that `paceline train --record` wrote, of one run or several, or a file like its record")],
     plan: Annotated[Path | None, Parameter(help="a plan.json of `paceline plan --emit`, where the run does not carry its prediction")] = None,
     /, *, json_: Json = False,
 ) -> None:
-    """Compare a recorded run with its prediction, phase by phase, or with that of a plan."""
+    """Compare a recorded run with its prediction, phase by phase, or with that of a plan; several runs one by one."""
     from paceline.train.check import check as compare
+    from paceline.train.check import runs
 
-    found = compare(run, plan)
+    found = [compare(one, plan) for one in runs(run)]
     if json_:
-        print(json.dumps(found.to_dict()))
-    else:
-        show(found)
+        every = [one.to_dict() for one in found]
+        print(json.dumps(every[0] if len(every) == 1 else every))
+        return
+    for one in found:
+        show(one)

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import DataError
 from paceline.sim.timeline import Span, Timeline
-from paceline.train.record import TRACE, read
+from paceline.train.record import NAME, TRACE, read
 from paceline.units import show
 
 #: beside the record: measured and predicted steps in one trace
@@ -64,6 +64,11 @@ class Check:
         from paceline.report.training import checked
 
         return checked(self.title, self.parts, (*PHASES, "step"), self.predicted_s, self.measured_s)
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run that a folder (or file) is, or those in it: where there are several, each strategy and seed has a folder of its own."""
+    return [folder] if (folder / NAME).exists() else sorted(path.parent for path in folder.glob(f"*/{NAME}")) or [folder]
 
 
 def check(run: Path | str, plan: Path | str | None = None, *, skip: int = 5) -> Check:
