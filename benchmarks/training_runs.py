@@ -71,9 +71,11 @@ def accuracy(options: Namespace) -> str:
         found = dict(zip(arms, _by_seed(task, [{"strategy": name, "steps": steps} for name in arms], seeds, options), strict=True))
         before = len(lines)
         for name, (note, whole) in arms.items():
-            if len(found[name]) < 2:  # of `--known`
+            compared = (name, "ddp", whole or "ddp")
+            common = [seed for seed in seeds if all(seed in found[one] for one in compared)]
+            if len(common) < 2:  # of `--known`
                 continue
-            row, base, parent = (gathered(one, [found[one][seed] for seed in found[name]]) for one in (name, "ddp", whole or "ddp"))
+            row, base, parent = (gathered(one, [found[one][seed] for seed in common]) for one in compared)
             against = ("", "") if name == "ddp" else _apart(row, base)
             if whole:
                 note += "; against the whole: {}, loss {}".format(*_apart(row, parent))

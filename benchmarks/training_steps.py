@@ -170,12 +170,12 @@ def _summary(found: Comparison) -> str:
         worst = max(((statistics.median(rounds), row) for row, _, rounds in behind), key=lambda pair: pair[0])
         within = sum(statistics.median(rounds) <= 1.05 for _, _, rounds in behind)
         lines.append(f"`auto`'s step over that of the fastest beside it, the median of the rounds' ratios: at most {named(worst)}, within 5 % in "
-                     f"{within} of {len(behind)} places; it took the same strategy in {sum(row.note == best.strategy for row, best, _ in behind)}. ")
+                     f"{within} of {len(behind)} places; it took the same strategy in {sum(row.note == best.strategy for row, best, _ in behind)}.")
         took = [(row, own, found.fastest(own)) for row, *_ in behind if (own := found.taken(row))]
         costs = [(max(1.0, statistics.median(best[1])), row) for row, _, best in took if best]
         if costs:
             twice = [statistics.median(found.paired(row, own)) for row, own, _ in took]
             most = max(costs, key=lambda pair: pair[0])
-            lines[-1] += (f"What it took, run by itself, over the fastest: at most {named(most)}. `auto` over what it took, run by itself, the same "
+            lines[-1] += (f" What it took, run by itself, over the fastest: at most {named(most)}. `auto` over what it took, run by itself, the same "
                           f"work twice: {min(twice):.2f} to {max(twice):.2f}.")
     return "\n".join(f"- {line}" for line in lines)

@@ -155,7 +155,7 @@ class EmulatedCluster:
                 group = self._group(host)
                 assert group is not None
                 system.limit_cpus(group, self.cpus)
-        with contextlib.suppress(OSError):  # no such kernel: connections find their way, with some packets sent twice
+        with contextlib.suppress(OSError):  # a kernel that cannot: connections work all the same, with some packets sent twice
             self._steer()
 
     def _steer(self) -> None:
@@ -164,13 +164,13 @@ class EmulatedCluster:
         By itself the kernel handles a packet on the core that lets it go, which is that of the sender or that of a token bucket's timer: two
         queues, of which one overtakes the other. TCP takes that for loss, and a connection may be slow for the rest of its life.
         """
-        everywhere = sorted(os.sched_getaffinity(0))
+        cores = self._cores or [sorted(os.sched_getaffinity(0))] * self.hosts
         for host in range(self.hosts):
             with self.inside(host), system.interfaces() as found:
-                system.steer(found / INTERFACE, self._cores[host] if self._cores else everywhere)
+                system.steer(found / INTERFACE, cores[host])
         with system.within(self._switch), system.interfaces() as found:
             for host in range(self.hosts):
-                system.steer(found / f"port{host}", self._cores[host] if self._cores else everywhere)
+                system.steer(found / f"port{host}", cores[host])
 
     def shape(self, link_Bps: float | None, hosts: Sequence[int] | None = None) -> None:  # noqa: N803
         """Sets the rate of every link, or of those of `hosts`, each way (None: as fast as the machine goes); also while processes run."""
