@@ -18,19 +18,21 @@ def capture(
     """Trace one training step of `model` and return it as a workload.
 
     `model` is a name (catalog, `torchvision:NAME`, `timm:NAME`, `hf:PATH/config.json`,
-    `FILE.py:FUNCTION`) or a tuple `(module, inputs)` or `(module, inputs, loss_fn)`.
+    `FILE.py:FUNCTION`) or a tuple `(module, inputs)` or `(module, inputs, loss_fn)`. A module that is given
+    stays as it is, with its parameters, buffers, hooks and training mode; so do random generators.
     """
     try:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra("torch", "torch", "capturing a model") from None
     from paceline.capture._torch import without_compiler
+    from paceline.capture.module_state import random_state_kept
     from paceline.capture.resolve import resolve
     from paceline.capture.step import Settings, trace
 
     # settings first: a wrong word should not cost the building of a model
     Settings(precision=precision, optimizer=optimizer or "adamw")
-    with without_compiler():
+    with without_compiler(), random_state_kept():
         job, usual = resolve(model, batch=batch, seq=seq, image=image)
         settings = Settings(
             precision=precision, optimizer=optimizer or usual.optimizer, checkpointing=checkpointing,
