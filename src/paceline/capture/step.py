@@ -69,6 +69,8 @@ class Job:
     seq: int | None = None
     unit: str = "samples"
     units_per_step: int = 1
+    #: messages with which a library said, while the module was built, that it has no fused kernels
+    fallbacks: list[str] = field(default_factory=list)
 
 
 def trace(job: Job, settings: Settings) -> Workload:
