@@ -54,6 +54,12 @@ def test_it_is_captured_on_a_cluster(tmp_path: Path, kind: str) -> None:
     assert pl.plan(model, CLUSTER, gbs=32).best.prediction.precision == "bf16"
 
 
+def test_encoder_decoders_run_both(tmp_path: Path) -> None:
+    workload = pl.capture(write(tmp_path, "whisper"))
+    modules = {parameter.name.split(".")[1] for parameter in workload.parameters}
+    assert {"encoder", "decoder"} <= modules
+
+
 def test_inputs_that_are_not_known_come_with_a_way_out(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="building the model needs transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -182,7 +182,8 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
         for key, value in made.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
                 setattr(made, key, 0.0)
-    heads = [head] if head else [*(config.get("architectures") or ()), *_HEADS]
+    usual = _HEADS_OF_PAIRS + _HEADS if made.is_encoder_decoder else _HEADS
+    heads = [head] if head else [*(config.get("architectures") or ()), *usual]
     with fallbacks.noticed() as slow, BuildMode(), _user_code(name, "build"):
         module = None
         for candidate in heads:
@@ -205,6 +206,8 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
     )
 
 
+#: heads to try where a configuration names no architecture; for encoder-decoders, those that run both first
+_HEADS_OF_PAIRS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 _HEADS = (
     "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification",
     "AutoModelForSequenceClassification", "AutoModel",
@@ -235,6 +238,8 @@ def _huggingface_inputs(
     accepted = inspect.signature(module.forward).parameters
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if "decoder_attention_mask" in accepted:  # some decoders make one themselves and ask for its values
+        kwargs["decoder_attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
     if "labels" in accepted:
         per_sample = type(module).__name__.endswith(("ForSequenceClassification", "ForNextSentencePrediction"))
         kwargs["labels"] = torch.zeros(batch, dtype=torch.int64) if per_sample else ids
