@@ -9,6 +9,7 @@ simulation and on every engine, however fast or loaded the machines are.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import queue
 import time
@@ -30,6 +31,7 @@ from paceline.sched.live.run import LIVE, STOPPING, Run, progress
 from paceline.sched.live.run import OVER as RUN_OVER
 from paceline.sched.live.server import Server
 from paceline.sched.live.store import Store
+from paceline.sched.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,6 @@ class Daemon:
             raise
         for note in self.store.notes:
             say(note)
-        self.machine = self.ledger.machine
         self.carrier = Carrier(self.ledger, self.driver, setup.grace_s)
         self.model = self.ledger.era["clock"] == MODEL
         self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -90,6 +91,11 @@ class Daemon:
         self._limits: dict[str, str] = {}
         self._seen: dict[str, forecast.Observed] = {}
         self.server = Server(setup.state, self._requests, self)
+
+    @property
+    def machine(self) -> Machine:
+        """The state that policies see."""
+        return self.ledger.machine
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -311,14 +317,19 @@ class Daemon:
         return outcome
 
     def eta(self, name: str) -> forecast.Eta:
-        """When a job will be over, with an interval."""
+        """When a job will be over, with an interval. With many jobs it takes seconds: see `ask`."""
+        return self.ask(name).answer()
+
+    def ask(self, name: str) -> forecast.Question:
+        """The question when a job will be over, for another thread to answer while the loop goes on."""
         record = self._known(name)
         if record["state"] == "over":
             raise SpecError(f"job {name!r} is over already ({record['outcome']})")
         planned = [(at, self._job(other, at)) for at, other in self.ledger.planned()]
         now = self.now_s()
         done = {other: found for other in self.machine.state.running if (found := self._look(other, now)) is not None and not self.model}
-        return forecast.eta(self.machine, planned, name, now, self._seen, done)
+        machine, seen = copy.deepcopy((self.machine, self._seen))
+        return forecast.Question(machine=machine, planned=planned, name=name, now_s=now, seen=seen, done=done)
 
     def _look(self, name: str, now: float) -> float | None:
         """Work done by a job as it says; None where it never did."""

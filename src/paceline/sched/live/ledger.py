@@ -4,12 +4,12 @@ carried out. A daemon that was killed reads the log, asks the same policy the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import PacelineError, RunError, SpecError
 from paceline.sched import event as ev
 from paceline.sched import policies
 from paceline.sched.decision import Decision, Resize, Start, Stop, devices
@@ -17,7 +17,7 @@ from paceline.sched.job import Job
 from paceline.sched.live.driver import Node
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
-from paceline.sched.live.store import Row, Store
+from paceline.sched.live.store import Row, Store, StoreError
 from paceline.sched.machine import Machine
 from paceline.sched.nodes import Shape
 from paceline.sched.policy import Policy
@@ -64,11 +64,8 @@ class Ledger:
         self.shape = Shape(
             devices=tuple(n.devices for n in known), kinds=tuple(n.kind for n in known), racks=(0,) * len(known), name=self.era["engine"],
         )
-        policy_ = _policy(self.era)
-        policy_.interval_s = self.era["interval_s"]
-        self.machine = Machine(self.shape, policy_, log=False)
         self.count = len(rows["log"])
-        self._replay(list(rows["log"].items()))
+        self.machine = self._replayed()
 
     def _era(
         self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
@@ -94,26 +91,36 @@ class Ledger:
         self.store.commit([("meta", "era", era)])
         return era
 
-    def _replay(self, entries: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Asks the policy again all that it was asked; it must answer as it did."""
-        for key, entry in entries:
+    def _replayed(self) -> Machine:
+        """A machine that was told the log: the policy is asked again all that it was asked, and must answer as it did."""
+        policy = _policy(self.era)
+        policy.interval_s = self.era["interval_s"]
+        machine = Machine(self.shape, policy, log=False)
+        for key, entry in list(self.store.rows["log"].items()):
             if int(key) < self.era["log_from"]:
                 continue
             plain = {k: v for k, v in entry.items() if k not in ("decisions", "quiet")}
             event = ev.from_dict(plain, {plain["job"]: self.job(plain["job"])} if "job" in plain else {})
             if entry.get("quiet"):
-                self.machine.tell_quietly(event)
+                machine.tell_quietly(event)
                 continue
-            answers = [decision.to_dict() for decision in self.machine.handle(event)]
+            answers = [decision.to_dict() for decision in machine.handle(event)]
             if answers != entry["decisions"]:
-                raise RunError(f"policy {self.era['policy']!r} no longer decides as it did at {entry['time_s']:g} s ({entry['event']}, event {key}); "
-                               "put back the version of it that wrote the log, or use another folder with --state")
+                raise RunError(
+                    f"policy {self.era['policy']!r} no longer decides as it did at {entry['time_s']:g} s "
+                    f"({entry['event']}, event {key}); put back the version of it that wrote the log, "
+                    "or use another folder with --state"
+                )
+        return machine
 
     def job(self, name: str) -> Job:
         """The job of an order, as submitted; one that asks for more devices than there are asks for all of them."""
-        job = self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"])
-        most = self.most
-        return job if job.devices <= most else replace(job, devices=max(most, job.least), most=max(most, job.least))
+        return self._held(self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"]))
+
+    def _held(self, job: Job) -> Job:
+        """A job that asks for more devices than there are asks for all of them."""
+        most = max(self.most, job.least)
+        return job if job.devices <= self.most else replace(job, devices=most, most=most)
 
     @property
     def most(self) -> int:
@@ -125,23 +132,40 @@ class Ledger:
     def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
         """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
         rows: list[Row] = []
+        new: dict[str, Order] = {}
         for order in orders:
+            if order.name in new:
+                raise SpecError(f"two jobs are named {order.name!r}")
             if order.name in self.orders:
                 if self.orders[order.name].written != order.written:
-                    raise SpecError(f"a job named {order.name!r} was submitted before, with other settings; choose another name")
+                    raise SpecError(
+                        f"a job named {order.name!r} was submitted before, with other settings; choose another name"
+                    )
                 continue
-            job = order.job(self.shape.kinds)
-            if job.least > self.most:
-                raise SpecError(f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}")
-            if job.least > (quota := self.era.get("quotas", {}).get(job.tenant, self.most)):
-                raise SpecError(f"job {order.name!r} needs {job.least} devices, but tenant {job.tenant!r} has a quota of {quota}")
-            rows.append(("orders", order.name, {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}))
+            self._check(order)
+            new[order.name] = order
+            row = {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}
+            rows.append(("orders", order.name, row))
         if rows:
             self.store.commit(rows)
         for _, name, row in rows:
-            self.orders[name] = next(order for order in orders if order.name == name)
+            self.orders[name] = new[name]
             self.records[name] = {key: value for key, value in row.items() if key != "given"}
-        return [name for _, name, _ in rows]
+        return list(new)
+
+    def _check(self, order: Order) -> None:
+        """Refuses what the cluster or a quota can never hold."""
+        job = order.job(self.shape.kinds)
+        if job.least > self.most:
+            raise SpecError(
+                f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}"
+            )
+        quota = self.era.get("quotas", {}).get(job.tenant, self.most)
+        if job.least > quota:
+            raise SpecError(
+                f"job {order.name!r} needs {job.least} devices, but tenant {job.tenant!r} has a quota of {quota}"
+            )
+        order.check_speed(self._held(job), self.shape)
 
     def told(self, run: Run) -> dict[str, str]:
         """What a run is told of its batch."""
@@ -156,17 +180,16 @@ class Ledger:
 
     def tell(self, *events: ev.Event, over: Run | None = None) -> list[Decision]:
         """Tells the machine events of one time, writes them with what was decided, and notes the runs that follow; `over` ended with them."""
+        decisions = self._decide(events)
         rows: list[Row] = []
-        decisions: list[Decision] = []
         if over is not None:
             rows.append(self._keep(over))
         for event in events:
             last = event is events[-1]
-            if last:
-                decisions = self._decide(event)
-            else:
-                self.machine.tell_quietly(event)
-            entry = {**event.to_dict(), **({} if last else {"quiet": True}), "decisions": [d.to_dict() for d in decisions] if last else []}
+            entry = {
+                **event.to_dict(), **({} if last else {"quiet": True}),
+                "decisions": [d.to_dict() for d in decisions] if last else [],
+            }
             rows += [("log", str(self.count), entry), *self._follow(event)]
             self.count += 1
         for decision in decisions:
@@ -174,11 +197,22 @@ class Ledger:
         self.store.commit(rows)
         return decisions
 
-    def _decide(self, event: ev.Event) -> list[Decision]:
+    def _decide(self, events: Sequence[ev.Event]) -> list[Decision]:
+        """What the policy says; where it fails, the machine is made anew from what is written, as if nothing was told."""
         try:
-            return self.machine.handle(event)
-        except SpecError as error:  # the machine may be half changed: what is written is sound, so start from that
-            raise RunError(f"{error}; running jobs go on: mend the policy and start the scheduler again") from None
+            for event in events[:-1]:
+                self.machine.tell_quietly(event)
+            return self.machine.handle(events[-1])
+        except Exception as error:
+            try:
+                self.machine = self._replayed()
+            except Exception as second:
+                raise StoreError(f"{error}; and what is written cannot be read again: {second}") from None
+            what = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+            raise RunError(
+                f"policy {self.era['policy']!r} failed: {what}; running jobs go on: "
+                "mend the policy and start the scheduler again"
+            ) from None
 
     def put(self, run: Run) -> Run:
         """Writes a run that changed."""

@@ -20,6 +20,11 @@ from typing import Any
 
 from paceline.errors import RunError
 
+
+class StoreError(RunError):
+    """What the scheduler knows can no longer be written, read or rebuilt: it ends, and running jobs go on."""
+
+
 #: what is kept: settings, jobs as submitted, events with their decisions, runs
 TABLES = ("meta", "orders", "log", "runs")
 #: (table, key, value)
@@ -42,12 +47,12 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (folder / "lock").open("a")
         except OSError as error:
-            raise RunError(f"cannot use state folder {folder}: {error.strerror}") from None
+            raise StoreError(f"cannot use state folder {folder}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise RunError(f"another scheduler runs in {folder}; use its queue, or another folder with --state") from None
+            raise StoreError(f"another scheduler runs in {folder}; use its queue, or another folder with --state") from None
         try:
             with self._full():
                 self.rows = self._open()
@@ -76,7 +81,7 @@ class Store:
         if not problem:
             return rows
         if journal is None:
-            raise RunError(f"{path} is damaged ({problem}) and so is {_JOURNAL} beside it; restore both from a backup, or move the folder away. "
+            raise StoreError(f"{path} is damaged ({problem}) and so is {_JOURNAL} beside it; restore both from a backup, or move the folder away. "
                            "Jobs that run are not touched: their processes carry PACELINE_RUN in their environment")
         self._aside(path, problem)
         self._connect(path)
@@ -172,10 +177,10 @@ class Store:
             yield
         except (OSError, sqlite3.OperationalError) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error) or "disk I/O" in str(error):
-                raise RunError(f"the disk that holds {self.folder} is full; {after}: free some space and start the scheduler again") from None
-            raise RunError(f"cannot write to {self.folder}: {error}; {after}: start the scheduler again once this is mended") from None
+                raise StoreError(f"the disk that holds {self.folder} is full; {after}: free some space and start the scheduler again") from None
+            raise StoreError(f"cannot write to {self.folder}: {error}; {after}: start the scheduler again once this is mended") from None
         except sqlite3.DatabaseError as error:
-            raise RunError(f"{self.folder / _DATABASE} is damaged ({error}); {after}: start the scheduler again, which builds it anew") from None
+            raise StoreError(f"{self.folder / _DATABASE} is damaged ({error}); {after}: start the scheduler again, which builds it anew") from None
 
     def close(self) -> None:
         """Lets go of the folder."""
