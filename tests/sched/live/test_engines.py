@@ -147,8 +147,8 @@ def killed(tools, daemon, whom, **engine):
     """A worker of a gang dies, or the process that watches it: the job goes on from its checkpoint, all of it, once."""
     live = daemon(**engine)
     live.submit([tools.counter("a", 250, devices=2), tools.counter("b", 250)])
-    end, pid = time.monotonic() + 120, daemon.state / "jobs/a/1/1/pid"
-    while not pid.exists() or (progress(daemon.state, "a") or (0,))[0] < 25:
+    end = time.monotonic() + 120
+    while not (pid := (tools.attempt(daemon.state, "a") or daemon.state) / "1/pid").exists() or (progress(daemon.state, "a") or (0,))[0] < 25:
         live.turn()
         time.sleep(0.05)
         assert time.monotonic() < end, live.queue()

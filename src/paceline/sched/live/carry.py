@@ -123,7 +123,7 @@ class Carrier:
             return Ending(run=run, outcome="preempted", text=f"{run.job} was killed by signal {number}")
         failed = next((found for found in real if found.code), None)
         if failed is not None and len(exits) == run.ranks:
-            place = self.driver.state / "jobs" / run.job / str(run.attempt)
+            place = run.folder(self.driver.state)
             return Ending(run=run, outcome="failed", text=f"{run.job} failed with exit code {failed.code}; see {place}/*.log")
         return Ending(run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine")
 
@@ -131,5 +131,5 @@ class Carrier:
         """Code 0 after TERM may mean that a checkpoint was written; then the progress tells."""
         if not any(found.told for found in exits):
             return True
-        done = progress(self.driver.state, run.job)
+        done = progress(self.driver.state, self.ledger.place(run.job))
         return done is not None and done[0] >= self.ledger.job(run.job).work * (1 - 1e-9)

@@ -200,7 +200,7 @@ class Daemon:
             limit = f"{self._expected(job, event.time_s)}\n"
             if self._limits.get(job.name) != limit:
                 self._limits[job.name] = limit
-                path = self.driver.state / "jobs" / job.name / "limit"
+                path = self.driver.state / "jobs" / self.ledger.place(job.name) / "limit"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 beside = path.with_name("limit.tmp")
                 beside.write_text(limit)
@@ -215,7 +215,7 @@ class Daemon:
         for job in self.machine.state.running.values():
             if self._finished(job.name):
                 continue
-            done = progress(self.driver.state, job.name)
+            done = progress(self.driver.state, self.ledger.place(job.name))
             if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < self._expected(job, event.time_s):
                 return False
         return True
@@ -249,7 +249,7 @@ class Daemon:
 
     def _kept(self, name: str) -> float:
         """Work that the last checkpoint of a job holds."""
-        found = progress(self.driver.state, name)
+        found = progress(self.driver.state, self.ledger.place(name))
         return min(found[1], self.machine.state.jobs[name].job.work) if found else 0.0
 
     def _report(self, name: str, now: float) -> None:
@@ -294,7 +294,14 @@ class Daemon:
         """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
         known = self.ledger.orders
         new = [order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order)) for order in orders]
-        return self.ledger.plan(new, self.now_s())
+        names = self.ledger.plan(new, self.now_s())
+        for name in names:
+            if (place := self.ledger.place(name)) != name:
+                self.say(
+                    f"{name} begins anew, in jobs/{place}: jobs/{name} holds an earlier job of that name, "
+                    "of which no record is left"
+                )
+        return names
 
     def _past(self, order: Order) -> list[float]:
         """Shares of their work that past jobs of the same tenant did; 1 is success."""
@@ -333,7 +340,7 @@ class Daemon:
 
     def _look(self, name: str, now: float) -> float | None:
         """Work done by a job as it says; None where it never did."""
-        found, record = progress(self.driver.state, name), self.machine.state.jobs.get(name)
+        found, record = progress(self.driver.state, self.ledger.place(name)), self.machine.state.jobs.get(name)
         if found is None or record is None:
             return None
         done = min(found[0], record.job.work)
@@ -352,7 +359,7 @@ class Daemon:
 
     def _row(self, name: str) -> dict[str, Any]:
         record, active = self.ledger.records[name], self.machine.state.jobs.get(name)
-        found, last = progress(self.driver.state, name), self.ledger.last.get(name)
+        found, last = progress(self.driver.state, self.ledger.place(name)), self.ledger.last.get(name)
         state = record["outcome"] if record["state"] == "over" else active.status if active is not None else "planned"
         nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
         work = self.ledger.job(name).work

@@ -3,6 +3,7 @@ carried out. A daemon that was killed reads the log, asks the same policy the sa
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from paceline.sched.job import Job
 from paceline.sched.live.driver import Node
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
-from paceline.sched.live.store import Row, Store, StoreError
+from paceline.sched.live.store import Row, Store, StoreError, free_place, place_of
 from paceline.sched.machine import Machine
 from paceline.sched.nodes import Shape
 from paceline.sched.policy import Policy
@@ -122,6 +123,10 @@ class Ledger:
         most = max(self.most, job.least)
         return job if job.devices <= self.most else replace(job, devices=most, most=most)
 
+    def place(self, name: str) -> str:
+        """The folder of a job, in `jobs` of the state folder."""
+        return place_of(name, self.records[name])
+
     @property
     def most(self) -> int:
         """Devices of the kind that has most."""
@@ -133,6 +138,7 @@ class Ledger:
         """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
         rows: list[Row] = []
         new: dict[str, Order] = {}
+        taken = self.store.places()
         for order in orders:
             if order.name in new:
                 raise SpecError(f"two jobs are named {order.name!r}")
@@ -144,7 +150,10 @@ class Ledger:
                 continue
             self._check(order)
             new[order.name] = order
-            row = {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}
+            row = {
+                "given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s,
+                "place": free_place(order.name, taken),
+            }
             rows.append(("orders", order.name, row))
         if rows:
             self.store.commit(rows)
@@ -256,7 +265,11 @@ class Ledger:
             rows += self._stop(decision.name, "checkpointed")
         if isinstance(decision, (Start, Resize)):
             attempt = self.last[decision.name].attempt + 1 if decision.name in self.last else 1
-            rows.append(self._keep(Run(job=decision.name, attempt=attempt, allocation=decision.allocation)))
+            run = Run(
+                job=decision.name, attempt=attempt, allocation=decision.allocation,
+                nonce=secrets.token_hex(4), place=self.place(decision.name),
+            )
+            rows.append(self._keep(run))
         return rows
 
     def _stop(self, name: str, outcome: str) -> list[Row]:

@@ -7,6 +7,10 @@
     jobs/NAME/ATTEMPT/stop      asks it to checkpoint and end; `kill` to end at once
     jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then exit.json
     jobs/NAME/ATTEMPT/RANK.log  what it printed
+
+ATTEMPT is a number and a random nonce, such as 1-9f3a2b1c: what is left of an attempt that the scheduler has no record
+of (its database was lost, or restored from a backup) is never taken for one that it decides now. For the same reason
+NAME becomes NAME.2 where jobs/NAME holds an earlier job of which no record is left.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ class Run:
     stop_s: float = 0.0
     #: how it was over: completed, checkpointed, preempted, failed, void
     outcome: str = ""
+    #: tells it from attempts of that number whose records are lost; empty in records of earlier versions
+    nonce: str = ""
+    #: the job's folder in `jobs`; empty: its name
+    place: str = ""
 
     @property
     def token(self) -> str:
@@ -55,13 +63,22 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation], "state": self.state,
-                "slots": [list(ids) for ids in self.slots], "stop_s": self.stop_s, "outcome": self.outcome}
+        return {
+            "job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation],
+            "state": self.state, "slots": [list(ids) for ids in self.slots], "stop_s": self.stop_s,
+            "outcome": self.outcome, "nonce": self.nonce, "place": self.place,
+        }
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Run:
         """From plain values."""
-        return Run(**{**value, "allocation": tuple((n, c) for n, c in value["allocation"]), "slots": tuple(map(tuple, value["slots"]))})
+        allocation = tuple((node, count) for node, count in value["allocation"])
+        return Run(**{**value, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
+
+    def folder(self, state: Path) -> Path:
+        """Where its files are."""
+        attempt = f"{self.attempt}-{self.nonce}" if self.nonce else str(self.attempt)
+        return state / "jobs" / (self.place or self.job) / attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +100,7 @@ class Folder:
     __slots__ = ("path", "ranks")
 
     def __init__(self, state: Path, run: Run) -> None:
-        self.path = state / "jobs" / run.job / str(run.attempt)
+        self.path = run.folder(state)
         self.ranks = run.ranks
 
     @property
@@ -148,10 +165,10 @@ class Folder:
         return True
 
 
-def progress(state: Path, job: str) -> tuple[float, float] | None:
-    """(work done, work that the last checkpoint holds) as the job last wrote it; None where it never did."""
+def progress(state: Path, place: str) -> tuple[float, float] | None:
+    """(work done, work that the last checkpoint holds) as the job in that folder last wrote it; None where it never did."""
     try:
-        with (state / "jobs" / job / "progress").open("rb") as file:
+        with (state / "jobs" / place / "progress").open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 256))
             lines = file.read().split(b"\n")[:-1]  # the last one may be half written
