@@ -12,7 +12,6 @@ import contextlib
 import copy
 import math
 import queue
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from paceline.sched.decision import Decision
 from paceline.sched.job import Active
 from paceline.sched.live import drivers, forecast
 from paceline.sched.live.carry import Carrier, Ending
+from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.driver import EngineAway
 from paceline.sched.live.ledger import MODEL, WALL, Ledger
 from paceline.sched.live.order import Order
@@ -65,16 +65,22 @@ class Setup:
 class Daemon:
     """A scheduler on a live engine. `say` gets one line for each decision and each thing that went wrong."""
 
-    def __init__(self, setup: Setup, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, setup: Setup, say: Callable[[str], None] = lambda text: None, clocks: Clocks | None = None,
+    ) -> None:
         self.setup, self.say = setup, say
+        self.clocks = clocks or Clocks()
         self.store = Store(setup.state)
         self._away = ""
         try:
             found = self.store.rows["meta"].get("era")
             self.driver = drivers.make(setup.engine or (found or {}).get("engine", "local"), setup.state,
                                        setup.nodes or self.store.rows["meta"].get("nodes", ""))
-            self.ledger = Ledger(self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
-                                 interval_s=setup.interval_s, quotas=setup.quotas)
+            self.driver.clocks = self.clocks
+            self.ledger = Ledger(
+                self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
+                interval_s=setup.interval_s, quotas=setup.quotas, clocks=self.clocks,
+            )
             if setup.nodes:
                 self.store.commit([("meta", "nodes", setup.nodes)])
         except BaseException:
@@ -82,12 +88,13 @@ class Daemon:
             raise
         for note in self.store.notes:
             say(note)
-        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s)
+        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s, self.clocks)
         self.model = self.ledger.era["clock"] == MODEL
         self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
         self._stopping = False
-        self._nodes_s = 0.0
-        self._reports_s = 0.0
+        #: monotonic seconds of the last look at the nodes, and of the last reports
+        self._nodes_s = -math.inf
+        self._reports_s = -math.inf
         self._limits: dict[str, str] = {}
         self._seen: dict[str, forecast.Observed] = {}
         self.server = Server(setup.state, self._requests, self)
@@ -156,8 +163,7 @@ class Daemon:
 
     def now_s(self) -> float:
         """Seconds on the scheduler's clock; it never goes back."""
-        now = self.machine.state.now_s
-        return now if self.model else max(now, time.time() - self.ledger.era["origin_s"])
+        return self.ledger.now_s()
 
     def _tell(self, *events: ev.Event, over: Run | None = None) -> None:
         for decision in self.ledger.tell(*events, over=over):
@@ -170,8 +176,9 @@ class Daemon:
         """On the wall's clock: submissions that are due, progress, rounds of the policy."""
         now = self.now_s()
         due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
-        if due or time.monotonic() > self._reports_s + self.setup.report_s:  # what runs is known as it is when others come
-            self._reports_s = time.monotonic()
+        at_s = self.clocks.monotonic_s()
+        if due or at_s > self._reports_s + self.setup.report_s:  # what runs is known as it is when others come
+            self._reports_s = at_s
             for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:
                 self._report(run.job, now)
         if due:  # the policy sees all of them before it is asked
@@ -232,9 +239,9 @@ class Daemon:
 
     def _look_at_nodes(self, at_once: bool = False) -> None:
         """Nodes that went away or came back. Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told."""
-        if not at_once and time.monotonic() < self._nodes_s + 5 * self.driver.poll_s:
+        if not at_once and self.clocks.monotonic_s() < self._nodes_s + 5 * self.driver.poll_s:
             return
-        self._nodes_s = time.monotonic()
+        self._nodes_s = self.clocks.monotonic_s()
         up = {node.name for node in self.driver.nodes() if node.up}
         state = self.machine.state
         for index, node in enumerate(self.ledger.nodes):

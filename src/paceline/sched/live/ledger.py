@@ -4,7 +4,6 @@ carried out. A daemon that was killed reads the log, asks the same policy the sa
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline.sched import event as ev
 from paceline.sched import policies
 from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
+from paceline.sched.live.clocks import Clocks, Origin
 from paceline.sched.live.driver import Node
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
@@ -43,9 +43,12 @@ def _policy(era: Mapping[str, Any]) -> Policy:
 class Ledger:
     """The state machine, the orders and the runs, kept in a store."""
 
-    def __init__(self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None,
-                 quotas: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None,
+        quotas: Mapping[str, int] | None = None, clocks: Clocks | None = None,
+    ) -> None:
         self.store = store
+        self._clocks = clocks or Clocks()
         rows = store.rows
         self.orders: dict[str, Order] = {}
         #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a row
@@ -67,6 +70,7 @@ class Ledger:
         )
         self.count = len(rows["log"])
         self.machine = self._replayed()
+        self._origin = Origin(self._clocks, self.era, least_s=self.machine.state.now_s)
 
     def _era(
         self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
@@ -80,8 +84,9 @@ class Ledger:
                                     "wait until they are over, or use another folder with --state")
             return found
         era: dict[str, Any] = {
-            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL, "origin_s": time.time(),
-            "log_from": len(self.store.rows["log"]), "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
+            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL, **Origin.now(self._clocks),
+            "log_from": len(self.store.rows["log"]),
+            "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
         }
         if not nodes:
             raise RunError(f"engine {era['engine']!r} has no nodes")
@@ -131,6 +136,11 @@ class Ledger:
     def most(self) -> int:
         """Devices of the kind that has most."""
         return max(sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds)
+
+    def now_s(self) -> float:
+        """Seconds on the scheduler's clock; it never goes back."""
+        now_s = self.machine.state.now_s
+        return now_s if self.era["clock"] == MODEL else max(now_s, self._origin.passed_s())
 
     # -- what happens ----------------------------------------------------------------------------------
 
@@ -279,5 +289,5 @@ class Ledger:
             return []
         if run.state == WANTED:
             return [self._keep(replace(run, state=OVER, outcome="void"))]
-        return [self._keep(replace(run, state=STOPPING, stop_s=time.time(), outcome=outcome))]
+        return [self._keep(replace(run, state=STOPPING, outcome=outcome))]
 

@@ -42,8 +42,6 @@ class Run:
     state: str = WANTED
     #: device numbers on each node of the allocation, once it is live
     slots: tuple[tuple[int, ...], ...] = ()
-    #: Unix time at which it was asked to stop
-    stop_s: float = 0.0
     #: how it was over: completed, checkpointed, preempted, failed, void
     outcome: str = ""
     #: tells it from attempts of that number whose records are lost; empty in records of earlier versions
@@ -65,15 +63,16 @@ class Run:
         """Plain values."""
         return {
             "job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation],
-            "state": self.state, "slots": [list(ids) for ids in self.slots], "stop_s": self.stop_s,
-            "outcome": self.outcome, "nonce": self.nonce, "place": self.place,
+            "state": self.state, "slots": [list(ids) for ids in self.slots], "outcome": self.outcome,
+            "nonce": self.nonce, "place": self.place,
         }
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Run:
-        """From plain values."""
+        """From plain values; those that only earlier versions knew are left."""
+        known = {key: found for key, found in value.items() if key in Run.__dataclass_fields__}
         allocation = tuple((node, count) for node, count in value["allocation"])
-        return Run(**{**value, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
+        return Run(**{**known, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
 
     def folder(self, state: Path) -> Path:
         """Where its files are."""
