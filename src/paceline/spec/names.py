@@ -27,6 +27,8 @@ def checked_name(what: str, name: str) -> str:
         raise SpecError(f"a name of a {what} must not be empty, got {name!r}")
     if len(name) > LONGEST:
         raise SpecError(f"a name of a {what} has at most {LONGEST} characters, got {len(name)}: {name[:40]!r}...")
+    if name.isprintable():
+        return name
     control = next((char for char in name if unicodedata.category(char) in _CONTROL), None)
     if control is not None:
         raise SpecError(f"a name of a {what} must not hold control characters, got {control!r} in {name!r}")

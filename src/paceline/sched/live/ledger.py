@@ -22,6 +22,7 @@ from paceline.sched.live.store import Row, Store, StoreError, free_place, place_
 from paceline.sched.machine import Machine
 from paceline.sched.nodes import Shape
 from paceline.sched.policy import Policy
+from paceline.spec.names import file_name
 
 #: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
 WALL, MODEL = "wall", "model"
@@ -162,7 +163,7 @@ class Ledger:
             new[order.name] = order
             row = {
                 "given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s,
-                "place": free_place(order.name, taken),
+                "place": free_place(file_name(order.name), taken),
             }
             rows.append(("orders", order.name, row))
         if rows:

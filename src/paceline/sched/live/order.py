@@ -32,6 +32,7 @@ from paceline.sched.nodes import Shape
 from paceline.sched.samples import Rows, Tabulated, worth
 from paceline.sched.speed import Scaling, Speed, Table, packed
 from paceline.spec.facts import read_text
+from paceline.spec.names import checked_name
 
 #: seconds from being given devices to the first step, where nobody says
 _RESTART_S = 10.0
@@ -75,10 +76,8 @@ class Order:
         """Checks what was written; relative paths count from `folder`."""
         if not isinstance(given, Mapping):
             raise SpecError(f"{where or 'a job'}: expected keys and values such as name = \"a\", got {given!r}")
-        name = given.get("name")
+        name = _name(given.get("name"), where)
         at = f"{where}: job {name!r}" if where else f"job {name!r}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SpecError(f"{at}: a name has up to 64 letters, digits, '-' and '_', and starts with a letter or digit")
         say.unknown(given, at)
         plain = {key: _READERS[key](value, key, at) if key in _READERS else value for key, value in given.items()}
         for key, read_ in (("rates", say.rates), ("ends", say.ends), ("learnt", say.ends), ("speeds", say.speeds)):
@@ -227,6 +226,18 @@ def _tabulated(given: str, job: Job, shape: Shape) -> Rows | None:
     if job.least > limit:
         raise SpecError(f"it needs {job.least} devices of one kind, but the cluster has {limit}")
     return speed.tabulated(job.sizes(limit), min(job.devices, limit), shape)
+
+
+def _name(value: Any, where: str) -> str:
+    """The name of a job: it is also that of its folder, and of its runs on an engine."""
+    form = "a name has up to 64 letters, digits, '-' and '_', and starts with a letter or digit"
+    try:
+        name = checked_name("job", value)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}" if where else str(error)) from None
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"{where}: job {name!r}: {form}" if where else f"job {name!r}: {form}")
+    return name
 
 
 def _placed(text: str, folder: Path, always: bool) -> str:

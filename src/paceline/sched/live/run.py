@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.sched.decision import Allocation, devices
 from paceline.sched.live.order import Order
+from paceline.spec.names import file_name
 
 #: states of a run: decided, handed to the engine, asked to stop, over
 WANTED, LIVE, STOPPING, OVER = "wanted", "live", "stopping", "over"
@@ -77,7 +78,7 @@ class Run:
     def folder(self, state: Path) -> Path:
         """Where its files are."""
         attempt = f"{self.attempt}-{self.nonce}" if self.nonce else str(self.attempt)
-        return state / "jobs" / (self.place or self.job) / attempt
+        return state / "jobs" / file_name(self.place or self.job) / attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Folder:
     @property
     def name(self) -> str:
         """Unique on the engine, whoever else uses it."""
-        return f"{self.path.parent.name}-{self.path.name}-{zlib.crc32(str(self.path).encode()):08x}"
+        return file_name(f"{self.path.parent.name}-{self.path.name}-{zlib.crc32(str(self.path).encode()):08x}")
 
     def write(self, order: Order, run: Run, node_names: Sequence[str]) -> None:
         """Says what to run; the same at each call."""
