@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.sched.decision import Allocation, devices
 from paceline.sched.live.order import Order
+from paceline.sched.live.private import opener
 from paceline.spec.names import file_name
 
 #: states of a run: decided, handed to the engine, asked to stop, over
@@ -187,7 +188,7 @@ def progress(state: Path, place: str) -> tuple[float, float] | None:
 def replace_text(path: Path, text: str) -> None:
     """Writes a file that is whole or not there, and on the disk when this returns."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
+    with open(beside, "w", encoding="utf-8", opener=opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.sched.live.driver import EngineAway
 from paceline.sched.live.order import Order
+from paceline.sched.live.private import opener
 from paceline.sched.live.store import StoreError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Server:
         self._path = state / ENDPOINT
         beside = state / f"{ENDPOINT}.tmp"
         beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(beside, "x", opener=opener) as file:
             json.dump({"pid": os.getpid(), "port": self._http.server_address[1], "token": self.token}, file)
         beside.replace(self._path)
 

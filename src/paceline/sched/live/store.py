@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError
+from paceline.sched.live.private import make_private, opener
 
 
 class StoreError(RunError):
@@ -34,7 +35,7 @@ Row = tuple[str, str, Any]
 Rows = dict[str, dict[str, Any]]
 
 _DATABASE, _JOURNAL = "state.db", "journal.jsonl"
-_MISSING = "missing"
+_LOCK, _MISSING = "lock", "missing"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,10 +58,12 @@ class Store:
         self._db: Any = None
         self._file: Any = None
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (folder / "lock").open("a")
+            note = make_private(folder, {_DATABASE, _JOURNAL}, {_LOCK, "jobs", "down"})
+            self._lock = open(folder / _LOCK, "a", opener=opener)  # noqa: SIM115  (held as long as the store)
         except OSError as error:
             raise StoreError(f"cannot use state folder {folder}: {error.strerror}") from None
+        if note:
+            self.notes.append(note)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -143,6 +146,7 @@ class Store:
             return set()
 
     def _connect(self, path: Path) -> None:
+        os.close(opener(str(path), os.O_RDWR | os.O_CREAT))  # files that SQLite makes beside it get its rights
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -202,7 +206,7 @@ class Store:
         """The journal starts as one line that says what the database holds: it does not grow for ever, and a torn end is gone."""
         rows = [[table, key, value] for table in TABLES for key, value in self.rows[table].items() if (table, key) != ("meta", "count")]
         beside = self.folder / f"{_JOURNAL}.tmp"
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=opener) as file:
             file.write(_line({"count": self.count, "rows": rows}))
             file.flush()
             os.fsync(file.fileno())
