@@ -1,4 +1,4 @@
-"""Names of jobs reach folders, scripts and terminals: control characters are refused when read, and scripts quote the rest."""
+"""Names of jobs reach folders, scripts and terminals: control characters are refused, the rest is quoted."""
 
 import json
 import os
@@ -25,9 +25,15 @@ def test_control_characters_are_refused(name):
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("", "must not be empty"), ("  ", "must not be empty"), ("x" * 201, "at most 200 characters, got 201"), (7, "is text, got 7"),
-])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "must not be empty"),
+        ("  ", "must not be empty"),
+        ("x" * 201, "at most 200 characters, got 201"),
+        (7, "is text, got 7"),
+    ],
+)
 def test_other_names_that_are_refused(name, message):
     with pytest.raises(SpecError, match=message):
         checked_name("plan", name)
@@ -41,7 +47,9 @@ def test_names_that_people_give(name):
 @pytest.mark.parametrize("name", [*BAD, "a b", "../../x", ".", "..", "-rf", "", "a;b", '"""', "a/b"])
 def test_a_file_name_is_one_plain_word(name):
     found = file_name(name)
-    assert found not in ("", ".", "..") and set(found) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+    assert found not in ("", ".", "..") and set(found) <= set(
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+    )
     assert not found.startswith((".", "-"))
     assert file_name("digits-2.1_x") == "digits-2.1_x"
 
@@ -73,7 +81,9 @@ def test_tenants_too(tmp_path):
 def test_a_job_list_is_refused_with_one_line(tmp_path, row):
     path = tmp_path / "jobs.csv"
     path.write_text(f"name,submit_s,devices,seconds,tenant\n{row}\n")
-    with pytest.raises(PacelineError, match=r"jobs.csv: a name of a (job|tenant) must not hold control characters") as error:
+    with pytest.raises(
+        PacelineError, match=r"jobs.csv: a name of a (job|tenant) must not hold control characters"
+    ) as error:
         traces.load(str(path))
     assert "\n" not in str(error.value)
 
@@ -94,7 +104,7 @@ def slurm(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["a", "a\ntouch pwned", "$(touch pwned)", "a,b"])
 def test_what_slurm_gets_holds_no_commands_of_a_name(slurm, monkeypatch, tmp_path, name):
-    """The script is run, with a stand-in for srun that prints its words; the state folder has an unpleasant name."""
+    """The script is run, with a stand-in for srun that prints its words; the state folder's name is odd."""
     state = tmp_path / "it's %j $(touch pwned) `touch pwned`"
     run = Run(job=name, attempt=1, allocation=((0, 1),))
     driver = Slurm(state)
@@ -109,8 +119,14 @@ def test_what_slurm_gets_holds_no_commands_of_a_name(slurm, monkeypatch, tmp_pat
     here = tmp_path / "here"
     here.mkdir()
     found = subprocess.run(
-        ["/bin/sh"], input=script, cwd=here, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}, capture_output=True,
-        text=True, check=True, timeout=30,
+        ["/bin/sh"],
+        input=script,
+        cwd=here,
+        env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     )
     parts = found.stdout.split("\0")
     assert parts[-3:] == [str(Folder(driver.state, run).path), "slurm", ""]

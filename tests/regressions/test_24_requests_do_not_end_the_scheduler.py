@@ -79,24 +79,33 @@ def post(daemon, body, limit_s=20.0):
 
 
 def order(named, **more):
-    return {"name": named, "command": ["true"], "folder": "/tmp", "work": 100, "rates": {"1": 10, "2": 18}, **more}
+    usual = {"name": named, "command": ["true"], "folder": "/tmp", "work": 100, "rates": {"1": 10, "2": 18}}
+    return {**usual, **more}
 
 
+#: what may be wrong with a job whose rates are known, and with one of which the run time is
+WRONG_RATES = [
+    {"most": 2**63}, {"most": 10**400}, {"devices": -1}, {"least": 0}, {"retries": -1}, {"priority": 2**70},
+    {"tenant": ["x"]}, {"tenant": "a\nb"}, {"folder": None}, {"folder": "here"}, {"folder": "/a\0"},
+    {"command": ["a\0"]}, {"command": ["\ud800"]}, {"environment": {"A=B": "x"}}, {"environment": {"": "x"}},
+    {"environment": {"A": "\0"}}, {"powers_of_two": "yes"}, {"restart": 1e308}, {"submit": 1e300},
+    {"work": 1e308}, {"work": 1e-300}, {"rates": {"1": 1e-308}}, {"rates": {"²": 3}},
+    {"rates": {"9" * 5000: 3}},
+    {"ends": {"at": [0.5], "chance": [10**400]}}, {"speeds": {"cpu": {}}}, {"name": "a\n"},
+    {"speeds": {"cpu": {"0": [1, 1, 1, 1]}}}, {"name": "x" * 100_000}, {"plan": 3},
+]
+WRONG_LENGTHS = [
+    {"overhead": -1}, {"overhead": -0.4}, {"overhead": None}, {"overhead": "much"}, {"overhead": 10**400},
+    {"seconds": 10**400}, {"work": 10, "most": 2**63},
+]
+LENGTH = {"name": "c", "command": "true", "folder": "/tmp", "seconds": 100, "devices": 4}
 WRONG = [
-    {"do": "eta", "job": None}, {"do": "eta"}, {"do": "eta", "job": ["a"]}, {"do": "cancel", "job": {}}, {"do": None}, {}, [], 7,
-    {"do": "quene"}, {"do": "submit"}, {"do": "submit", "orders": None}, {"do": "submit", "orders": [None]},
-    {"do": "submit", "orders": [[]]}, {"do": "submit", "orders": [order("a"), order("a")]},
-    *({"do": "submit", "orders": [order("b", **change)]} for change in (
-        {"most": 2**63}, {"most": 10**400}, {"devices": -1}, {"least": 0}, {"retries": -1}, {"priority": 2**70}, {"tenant": ["x"]},
-        {"tenant": "a\nb"}, {"folder": None}, {"folder": "here"}, {"folder": "/a\0"}, {"command": ["a\0"]}, {"command": ["\ud800"]},
-        {"environment": {"A=B": "x"}}, {"environment": {"": "x"}}, {"environment": {"A": "\0"}}, {"powers_of_two": "yes"},
-        {"restart": 1e308}, {"submit": 1e300}, {"work": 1e308}, {"work": 1e-300}, {"rates": {"1": 1e-308}}, {"rates": {"²": 3}},
-        {"rates": {"9" * 5000: 3}}, {"ends": {"at": [0.5], "chance": [10**400]}}, {"speeds": {"cpu": {}}},
-        {"speeds": {"cpu": {"0": [1, 1, 1, 1]}}}, {"name": "a\n"}, {"name": "x" * 100_000}, {"plan": 3},
-    )),
-    *({"do": "submit", "orders": [{"name": "c", "command": "true", "folder": "/tmp", "seconds": 100, "devices": 4, **change}]}
-      for change in ({"overhead": -1}, {"overhead": -0.4}, {"overhead": None}, {"overhead": "much"}, {"overhead": 10**400},
-                     {"seconds": 10**400}, {"work": 10, "most": 2**63})),
+    {"do": "eta", "job": None}, {"do": "eta"}, {"do": "eta", "job": ["a"]}, {"do": "cancel", "job": {}}, 7,
+    [], {}, {"do": None}, {"do": "quene"}, {"do": "submit"}, {"do": "submit", "orders": None},
+    {"do": "submit", "orders": [[]]},
+    {"do": "submit", "orders": [None]}, {"do": "submit", "orders": [order("a"), order("a")]},
+    *({"do": "submit", "orders": [order("b", **change)]} for change in WRONG_RATES),
+    *({"do": "submit", "orders": [{**LENGTH, **change}]} for change in WRONG_LENGTHS),
 ]
 
 
@@ -113,40 +122,52 @@ def test_each_of_these_is_answered_with_one_line(engine, tmp_path, policy):
 
 
 VALUES = [
-    None, True, -1, 0, 1, 3, 0.5, 2**31, 2**63, -(2**63), 10**400, 1e308, -1e308, 1e-308, "", "x", "a\n", "\0", "\ud800", "../..", [], {}, [[]],
-    {"a": 1}, [None], "5 steps", "3 epochs", "1 parsec", "x" * 5000, "history", {"early": 0.3}, {"1": 1}, {"1": "5 steps/s"}, 1e9,
+    None, True, -1, 0, 1, 3, 0.5, 2**31, 2**63, -(2**63), 10**400, 1e9, 1e308, -1e308, 1e-308, "", "x", "a\n",
+    "\0", "\ud800", "../..", [], {}, [[]], {"a": 1}, [None], "5 steps", "3 epochs", "1 parsec", "x" * 5000,
+    "history", {"early": 0.3}, {"1": 1}, {"1": "5 steps/s"},
 ]
-KEYS = ["overhead", "most", "least", "devices", "ends", "learnt", "speeds", "seconds", "work", "rates", "retries", "priority", "tenant", "submit",
-        "restart", "powers_of_two", "environment", "batch", "dataset", "noise_scale", "profile", "command", "folder", "name", "do", "job", "orders"]
+KEYS = [
+    "overhead", "most", "least", "devices", "ends", "learnt", "speeds", "seconds", "work", "rates", "retries",
+    "priority", "tenant", "submit", "restart", "powers_of_two", "environment", "batch", "dataset",
+    "noise_scale", "profile", "command", "folder", "name", "do", "job", "orders",
+]
+
+
+def sound(draw, index, names):
+    """A request with nothing wrong in it."""
+    early = {"tenant": "a", "ends": {"at": [0.5], "chance": [0.5]}}
+    return draw.choice([
+        {"do": "submit", "orders": [order(f"j{index}", most=2)]},
+        {"do": "submit", "orders": [order(f"s{index}", **early)]},
+        {"do": "submit", "orders": [{**LENGTH, "name": f"t{index}", "devices": 2, "least": 1}]},
+        {"do": "eta", "job": draw.choice(names)},
+        {"do": "cancel", "job": draw.choice(names)},
+        {"do": "queue"},
+    ])
 
 
 def mutated(draw, index, names):
     """The bytes of a request of which something is changed."""
-    chosen = draw.randrange(6)
-    request = [
-        {"do": "submit", "orders": [order(f"j{index}", most=2)]},
-        {"do": "submit", "orders": [order(f"s{index}", tenant="a", ends={"at": [0.5], "chance": [0.5]})]},
-        {"do": "submit", "orders": [{"name": f"t{index}", "command": "true", "folder": "/tmp", "seconds": 60, "devices": 2, "least": 1}]},
-        {"do": "eta", "job": draw.choice(names)}, {"do": "cancel", "job": draw.choice(names)}, {"do": "queue"},
-    ][chosen]
+    request = sound(draw, index, names)
     for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
-        place = request
-        if draw.random() < 0.8 and isinstance(request.get("orders"), list) and request["orders"] and isinstance(request["orders"][0], dict):
-            place = request["orders"][0]
+        place, orders = request, request.get("orders")
+        if isinstance(orders, list) and orders and isinstance(orders[0], dict) and draw.random() < 0.8:
+            place = orders[0]
         key = draw.choice([*place, *KEYS])
         if draw.random() < 0.15:
             place.pop(key, None)
         else:
             place[key] = copy.deepcopy(draw.choice(VALUES))
-    if request.get("do") == "stop":
-        request["do"] = "queue"
     body = bytearray(json.dumps(request).encode())
     if draw.random() < 0.1:
         body[draw.randrange(len(body))] = draw.randrange(256)
     return bytes(body)
 
 
-@pytest.mark.parametrize(("policy", "seed"), [("fifo", 1), ("marginal", 2), ("srtf", 3), ("optimus(interval_s=0)", 4)])
+POLICIES = ["fifo", "marginal", "srtf", "optimus(interval_s=0)"]
+
+
+@pytest.mark.parametrize(("seed", "policy"), list(enumerate(POLICIES, 1)))
 def test_hundreds_of_mutated_requests(engine, tmp_path, policy, seed):
     draw, names, taken = random.Random(seed), ["none"], 0
     with serving(tmp_path / "state", policy) as daemon:
@@ -155,7 +176,8 @@ def test_hundreds_of_mutated_requests(engine, tmp_path, policy, seed):
             status, answer = post(daemon, body)
             assert status in (200, 400), (body, answer)
             if status == 400:
-                assert answer["error"] and "\n" not in answer["error"] and "Error: " not in answer["error"], (body, answer)
+                said = answer["error"]
+                assert said and "\n" not in said and "Error: " not in said, (body, answer)
             elif isinstance(answer["ok"], list) and answer["ok"] and isinstance(answer["ok"][0], str):
                 names += answer["ok"]
                 taken += 1
@@ -201,7 +223,8 @@ def test_an_eta_does_not_hold_up_others(engine, tmp_path, monkeypatch):
 
     monkeypatch.setattr(forecast, "eta", slow)
     with serving(tmp_path / "state") as daemon, ThreadPoolExecutor(1) as pool:
-        assert post(daemon, json.dumps({"do": "submit", "orders": [order("a"), order("b")]}).encode())[0] == 200
+        request = {"do": "submit", "orders": [order("a"), order("b")]}
+        assert post(daemon, json.dumps(request).encode())[0] == 200
         try:
             asked = pool.submit(post, daemon, b'{"do": "eta", "job": "b"}', 60.0)
             assert begun.wait(30)
@@ -226,7 +249,8 @@ def test_fifty_clients_at_once(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(http.server.ThreadingHTTPServer, "process_request", held)
     with serving(tmp_path / "state") as daemon:
         found = json.loads((daemon.setup.state / "daemon.json").read_text())
-        clients = [http.client.HTTPConnection("127.0.0.1", found["port"], timeout=5.0) for _ in range(CLIENTS)]
+        port = found["port"]
+        clients = [http.client.HTTPConnection("127.0.0.1", port, timeout=5.0) for _ in range(CLIENTS)]
         try:
             for client in clients:
                 client.connect()
@@ -252,6 +276,7 @@ def test_a_thousand_jobs_are_copied_quickly(engine, tmp_path):
         live.turn()
         question = live.ask("j19")
         assert question.machine is not live.machine and question.machine.state is not live.machine.state
-        assert all(question.machine.state.jobs[name].job is job.job for name, job in live.machine.state.jobs.items())
+        copied = question.machine.state.jobs
+        assert all(copied[name].job is job.job for name, job in live.machine.state.jobs.items())
     finally:
         live.close()

@@ -1,4 +1,4 @@
-"""Job folders without their records: nothing of them is taken for a new job, and nobody is told that no job is lost."""
+"""Job folders without their records: nothing of them is taken for a new job, and what is lost is said."""
 
 import shutil
 import sys
@@ -15,8 +15,11 @@ RECORDS = ("state.db", "state.db-wal", "state.db-shm", "journal.jsonl")
 
 def order(place, name="a"):
     """A job that leaves a line beside the state folder each time it runs, and says that it is done."""
-    code = "import os; open('ran', 'a').write('x'); open(os.environ['PACELINE_PROGRESS'], 'a').write('100 100\\n')"
-    return Order.of({"name": name, "command": [sys.executable, "-S", "-c", code], "work": 100, "rates": {"1": 10}}, place)
+    done = "open(os.environ['PACELINE_PROGRESS'], 'a').write('100 100\\n')"
+    code = f"import os; open('ran', 'a').write('x'); {done}"
+    return Order.of(
+        {"name": name, "command": [sys.executable, "-S", "-c", code], "work": 100, "rates": {"1": 10}}, place
+    )
 
 
 def run(place, orders):
@@ -50,7 +53,9 @@ def test_a_new_job_of_an_old_name_really_runs(tmp_path):
     states, lines = run(tmp_path, [order(tmp_path)])
     assert states == {"a": "completed"} and ran(tmp_path) == 2
     assert any(line.startswith("no record is left of 1 jobs in ") and ": a." in line for line in lines), lines
-    assert any("a begins anew, in jobs/a.2: jobs/a holds an earlier job of that name" in line for line in lines), lines
+    assert any(
+        "a begins anew, in jobs/a.2: jobs/a holds an earlier job of that name" in line for line in lines
+    ), lines
     assert not any("no job is lost" in line for line in lines)
 
 
@@ -66,7 +71,7 @@ def test_progress_of_an_old_job_is_not_that_of_a_new_one(tmp_path):
 
 
 def test_records_of_a_backup_do_not_know_later_attempts(tmp_path):
-    """Database and journal are put back as they were before the job ran: it runs again, in an attempt of its own."""
+    """Both are put back as they were before the job ran: it runs again, in an attempt of its own."""
     live = Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo"))
     live.submit([order(tmp_path)])
     live.close()
@@ -111,7 +116,10 @@ def test_a_damaged_database_is_not_built_from_such_a_journal(tmp_path, how):
     with pytest.raises(RunError, match="restore both from a backup") as error:
         Store(tmp_path)
     said = str(error.value)
-    assert "state.db is damaged" in said and "journal.jsonl beside it is " + ("missing" if how == "missing" else "damaged") in said
+    assert (
+        "state.db is damaged" in said
+        and "journal.jsonl beside it is " + ("missing" if how == "missing" else "damaged") in said
+    )
     assert "\n" not in said
 
 
@@ -123,7 +131,10 @@ def test_the_journal_is_mended_from_the_database_and_that_is_said(tmp_path, how)
     store.close()
     assert len(store.rows["orders"]) == 10
     (note,) = store.notes
-    assert "journal.jsonl was " + ("missing" if how == "missing" else "damaged") in note and "no job is lost" in note
+    assert (
+        "journal.jsonl was " + ("missing" if how == "missing" else "damaged") in note
+        and "no job is lost" in note
+    )
     store = Store(tmp_path)
     store.close()
     assert not store.notes, "mended once"
@@ -135,7 +146,10 @@ def test_a_missing_database_is_built_from_the_journal(tmp_path):
     store = Store(tmp_path)
     store.close()
     assert list(store.rows["orders"]) == ["job0"]
-    assert "state.db was missing; it was built anew from journal.jsonl (1 jobs), no job is lost" in store.notes[0]
+    assert (
+        "state.db was missing; it was built anew from journal.jsonl (1 jobs), no job is lost"
+        in store.notes[0]
+    )
 
 
 def test_a_journal_that_knows_fewer_jobs_than_there_are_folders(tmp_path):

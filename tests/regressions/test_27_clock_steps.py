@@ -1,4 +1,4 @@
-"""The wall clock is set while jobs wait, run and checkpoint: nothing is delayed, and nothing is killed before its time."""
+"""The wall clock is set while jobs wait, run and checkpoint: nothing is delayed or killed by that."""
 
 import sys
 import time
@@ -43,7 +43,9 @@ def daemon(tmp_path):
     made = []
 
     def make(**more):
-        made.append(Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo", interval_s=0.0), **more))
+        made.append(
+            Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo", interval_s=0.0), **more)
+        )
         return made[-1]
 
     yield make
@@ -174,6 +176,14 @@ def test_the_grace_period_is_counted_by_the_clock_that_was_given(daemon, tmp_pat
 
 
 def test_records_of_earlier_versions_are_read():
-    old = {"job": "a", "attempt": 1, "allocation": [[0, 1]], "state": "live", "slots": [[0]], "stop_s": 1.7e9, "outcome": ""}
+    old = {
+        "job": "a",
+        "attempt": 1,
+        "allocation": [[0, 1]],
+        "state": "live",
+        "slots": [[0]],
+        "stop_s": 1.7e9,
+        "outcome": "",
+    }
     run = live_run.Run.from_dict(old)
     assert run.folder(live_run.Path("/state")) == live_run.Path("/state/jobs/a/1")

@@ -1,4 +1,4 @@
-"""A state folder holds secrets of jobs and the daemon's token: nobody but its owner reads it, also one that was made otherwise."""
+"""A state folder holds secrets of jobs and the daemon's token: nobody but its owner reads it."""
 
 import os
 import stat
@@ -30,7 +30,20 @@ def loose():
 
 def served(state, **more):
     live = Daemon(Setup(state=state, nodes="1x1", policy="fifo"), **more)
-    live.submit([Order.of({"name": "a", "command": "true", "seconds": 5, "environment": {"TOKEN": "secret"}, "submit": 1000}, state)])
+    live.submit(
+        [
+            Order.of(
+                {
+                    "name": "a",
+                    "command": "true",
+                    "seconds": 5,
+                    "environment": {"TOKEN": "secret"},
+                    "submit": 1000,
+                },
+                state,
+            )
+        ]
+    )
     return live
 
 
@@ -43,7 +56,13 @@ def test_a_new_one(loose, tmp_path):
 
 def test_what_a_run_is_told_is_private_too(loose, tmp_path):
     live = served(tmp_path / "state")
-    live.submit([Order.of({"name": "b", "command": "true", "seconds": 5, "environment": {"TOKEN": "secret"}}, tmp_path)])
+    live.submit(
+        [
+            Order.of(
+                {"name": "b", "command": "true", "seconds": 5, "environment": {"TOKEN": "secret"}}, tmp_path
+            )
+        ]
+    )
     live.turn()
     live.turn()
     live.close()
@@ -62,7 +81,9 @@ def test_one_that_was_open_is_tightened_and_that_is_said(loose, tmp_path, rights
     live = served(state, say=lines.append)
     assert mode(state) == 0o700 and not opened(state)
     live.close()
-    assert any(f"was open to others (mode {rights:o})" in line and "Others may have read" in line for line in lines), lines
+    assert any(
+        f"was open to others (mode {rights:o})" in line and "Others may have read" in line for line in lines
+    ), lines
     lines.clear()
     served(state, say=lines.append).close()
     assert not lines, "mended once"
@@ -83,7 +104,9 @@ def test_a_folder_of_other_things_is_left_as_it_is(loose, tmp_path, capsys, righ
     place.mkdir()
     (place / "train.py").touch()
     place.chmod(rights)
-    with pytest.raises(RunError, match="is open to others and holds other things; .* give a folder of its own with --state"):
+    with pytest.raises(
+        RunError, match="is open to others and holds other things; .* give a folder of its own with --state"
+    ):
         Store(place)
     with pytest.raises(SystemExit) as error:
         main(["schedule", "--state", str(place)])
@@ -97,7 +120,10 @@ def test_one_of_somebody_else_is_refused(tmp_path, monkeypatch):
     Store(state).close()
     before = {path.name for path in state.iterdir()}
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(RunError, match=rf"state folder .* belongs to user {os.getuid()}, and this is user {os.getuid() + 1}; .* --state") as error:
+    with pytest.raises(
+        RunError,
+        match=rf"belongs to user {os.getuid()}, and this is user {os.getuid() + 1}; .*--state",
+    ) as error:
         Store(state)
     assert "\n" not in str(error.value) and {path.name for path in state.iterdir()} == before
 

@@ -68,7 +68,8 @@ class Job:
             )
         if not 0 < self.ends_at <= 1 or not math.isfinite(self.submit_s):
             raise SpecError(
-                f"job {self.name!r}: ends_at must be in (0, 1] and submit_s finite, got {self.ends_at!r} and {self.submit_s!r}"
+                f"job {self.name!r}: ends_at must be in (0, 1] and submit_s finite, "
+                f"got {self.ends_at!r} and {self.submit_s!r}"
             )
         if self.outcome not in OUTCOMES:
             raise SpecError(f"job {self.name!r}: outcome must be one of {', '.join(OUTCOMES)}, got {self.outcome!r}")

@@ -72,7 +72,8 @@ class Scaling(ScaleFree):
     def __post_init__(self) -> None:
         if not (self.devices >= 1 and 0 <= self.overhead < math.inf):
             raise SpecError(
-                "the overhead of a further device must be a number that is zero or more, of at least one device, "
+                "the overhead of a further device must be a number that is zero or more, "
+                "of at least one device, "
                 f"got {self.overhead!r} of {self.devices!r}"
             )
 

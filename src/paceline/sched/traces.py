@@ -131,7 +131,8 @@ def read_philly(file: str, folder: Path | None, count: int | None = None, seed: 
     draw = random.Random(seed)
     jobs = [
         stretchable(
-            f"philly-{i}", time - first, max(1.0, _number(row, "duration", path)), _whole(row, "num_gpus", path), draw,
+            f"philly-{i}", time - first, max(1.0, _number(row, "duration", path)),
+            _whole(row, "num_gpus", path), draw,
             _name(row, path, "cluster") if row["cluster"] else "",
         )
         for i, (time, row) in enumerate(sorted(zip(times, rows, strict=True), key=lambda pair: pair[0]))
@@ -181,7 +182,8 @@ def read_own(path: Path) -> Trace:
         more_s = {key: _number(row, key, path) for key in ("restart_s", "checkpoint_s", "ends_at") if row.get(key)}
         words = {key: _name(row, path, key) for key in ("tenant", "outcome") if row.get(key)}
         jobs.append(Job(
-            name=_name(row, path), submit_s=_number(row, "submit_s", path), work=_number(row, "seconds", path), devices=devices,
+            name=_name(row, path), submit_s=_number(row, "submit_s", path),
+            work=_number(row, "seconds", path), devices=devices,
             speed=Scaling(devices, _number(row, "overhead", path) if row.get("overhead") else 0.02), **more, **more_s, **words,  # type: ignore[arg-type]
         ))
     if not jobs:

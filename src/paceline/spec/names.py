@@ -1,4 +1,4 @@
-"""Names that people give to jobs, tenants and files: what a name may hold, and how it becomes the name of a file."""
+"""Names that people give, of jobs and others: what a name may hold, and how it becomes the name of a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def checked_name(what: str, name: str) -> str:
-    """`name`, if it fits people and files: some text of at most 200 characters, none of them a control character.
+    """`name`, if it fits people and files: at most 200 characters, none of them a control character.
 
     >>> checked_name("job", "digits 2")
     'digits 2'
@@ -26,7 +26,9 @@ def checked_name(what: str, name: str) -> str:
     if not name.strip():
         raise SpecError(f"a name of a {what} must not be empty, got {name!r}")
     if len(name) > LONGEST:
-        raise SpecError(f"a name of a {what} has at most {LONGEST} characters, got {len(name)}: {name[:40]!r}...")
+        raise SpecError(
+            f"a name of a {what} has at most {LONGEST} characters, got {len(name)}: {name[:40]!r}..."
+        )
     if name.isprintable():
         return name
     control = next((char for char in name if unicodedata.category(char) in _CONTROL), None)
@@ -36,7 +38,7 @@ def checked_name(what: str, name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    r"""`name` as one part of a path or one word of a script: other characters than letters, digits and `._-` become `_`.
+    r"""`name` as one part of a path or one word of a script: all but letters, digits and `._-` becomes `_`.
 
     >>> file_name("a b/../c\n")
     'a_b_.._c_'

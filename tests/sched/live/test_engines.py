@@ -148,11 +148,11 @@ def killed(tools, daemon, whom, **engine):
     live = daemon(**engine)
     live.submit([tools.counter("a", 250, devices=2), tools.counter("b", 250)])
     end = time.monotonic() + 120
-    while not (pid := (tools.attempt(daemon.state, "a") or daemon.state) / "1/pid").exists() or (progress(daemon.state, "a") or (0,))[0] < 25:
+    while not (folder := tools.attempt(daemon.state, "a")) or (progress(daemon.state, "a") or (0,))[0] < 25:
         live.turn()
         time.sleep(0.05)
         assert time.monotonic() < end, live.queue()
-    watcher = int(pid.read_text())
+    watcher = int((folder / "1/pid").read_text())
     os.kill(watcher if whom == "watcher" else tools.child(watcher), signal.SIGKILL)
     assert tools.run(live) == {"a": "completed", "b": "completed"}, daemon.lines
     assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 2, "b": 1}

@@ -36,8 +36,8 @@ class Carrier:
         #: as last observed
         self.seen: dict[str, Seen] = {}
         self._launches: dict[str, int] = {}
-        #: monotonic seconds, by token: asked to stop for the first time by this process, and for the last time;
-        #: when a rank of it was first seen to have ended badly
+        #: monotonic seconds, by token: when this process first asked a run to stop, when it last did,
+        #: and when a rank of it was first seen to have ended badly
         self._stopping: dict[str, float] = {}
         self._nudged: dict[str, float] = {}
         self._broke: dict[str, float] = {}
@@ -100,7 +100,7 @@ class Carrier:
             yield Ending(run=run, outcome="preempted", text=f"the engine did not begin {run.token} in {_LAUNCHES} trials")
 
     def _stop(self, run: Run) -> None:
-        """Asks, and after the grace period forces; repeated now and then, as an earlier daemon may not have come to it.
+        """Asks, and after the grace period forces; repeated, as an earlier daemon may not have come to it.
 
         The grace period begins when this process first asks: a daemon that comes back gives all of it again.
         """

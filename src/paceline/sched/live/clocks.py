@@ -1,4 +1,4 @@
-"""The machine's clocks. Seconds that pass are differences of the monotonic clock: the wall clock may be set at any moment."""
+"""The machine's clocks. Seconds that pass are counted by the monotonic one: the wall clock may be set."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Origin:
     def __init__(self, clocks: Clocks, moment: Mapping[str, Any], least_s: float = 0.0) -> None:
         """`moment` as `Origin.now` wrote it; at least `least_s` have passed since then.
 
-        Until the machine is started anew the monotonic clock says how many. After that only the wall clock is left.
+        Until the machine is started anew the monotonic clock says how many; after that the wall clock does.
         """
         self._clocks, self._began_s = clocks, clocks.monotonic_s()
         passed_s = -1.0
@@ -48,7 +48,11 @@ class Origin:
     @staticmethod
     def now(clocks: Clocks) -> dict[str, Any]:
         """This moment, as plain values."""
-        return {"origin_s": clocks.wall_s(), "origin_monotonic_s": clocks.monotonic_s(), "boot": clocks.boot()}
+        return {
+            "origin_s": clocks.wall_s(),
+            "origin_monotonic_s": clocks.monotonic_s(),
+            "boot": clocks.boot(),
+        }
 
     def passed_s(self) -> float:
         """Seconds since the moment."""

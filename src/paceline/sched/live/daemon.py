@@ -78,8 +78,9 @@ class Daemon:
                                        setup.nodes or self.store.rows["meta"].get("nodes", ""))
             self.driver.clocks = self.clocks
             self.ledger = Ledger(
-                self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
-                interval_s=setup.interval_s, quotas=setup.quotas, clocks=self.clocks,
+                self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock,
+                nodes=self.driver.nodes(), interval_s=setup.interval_s, quotas=setup.quotas,
+                clocks=self.clocks,
             )
             if setup.nodes:
                 self.store.commit([("meta", "nodes", setup.nodes)])
@@ -177,7 +178,8 @@ class Daemon:
         now = self.now_s()
         due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
         at_s = self.clocks.monotonic_s()
-        if due or at_s > self._reports_s + self.setup.report_s:  # what runs is known as it is when others come
+        # what runs is known as it is when others come
+        if due or at_s > self._reports_s + self.setup.report_s:
             self._reports_s = at_s
             for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:
                 self._report(run.job, now)
@@ -347,7 +349,8 @@ class Daemon:
 
     def _look(self, name: str, now: float) -> float | None:
         """Work done by a job as it says; None where it never did."""
-        found, record = progress(self.driver.state, self.ledger.place(name)), self.machine.state.jobs.get(name)
+        found = progress(self.driver.state, self.ledger.place(name))
+        record = self.machine.state.jobs.get(name)
         if found is None or record is None:
             return None
         done = min(found[0], record.job.work)

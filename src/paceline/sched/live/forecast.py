@@ -24,8 +24,8 @@ _LOOK_S = 2.0
 #: what is late takes longer by this share
 _LONGER = 0.1
 _SAMPLES, _LIMIT = 64, 200_000
-#: ticks in a row at which a policy changes nothing, after which it is asked less often: each time after this share of
-#: the time since the last change. A job of years must not take years of ticks to play
+#: ticks in a row at which a policy changes nothing, after which it is asked less often: each time after this
+#: share of the time since the last change. A job of years must not take years of ticks to play
 _IDLE_TICKS, _IDLE_SHARE = 200, 0.1
 
 

@@ -168,14 +168,16 @@ def rates(value: Any, at: str) -> dict[str, Any]:
     found = {}
     for key, rate in value.items():
         devices = size(key, f"rates are written {form}; they", at)
-        if isinstance(rate, bool) or not isinstance(rate, (int, float, str)):
-            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {devices} = {rate!r}")
-        if isinstance(rate, (int, float)) and not 0 < rate < math.inf:
-            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {devices} = {rate!r}")
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if not isinstance(rate, str) and not (number and 0 < rate < math.inf):
+            raise SpecError(
+                f"{at}: rates are written {form} with numbers above zero, got {devices} = {rate!r}"
+            )
         found[str(devices)] = (*amount(rate, at, f"rates: {devices} =", "/s"), rate)
     if len({unit for _, unit, _ in found.values()}) > 1:
         raise SpecError(f"{at}: rates must all be in one unit, got {', '.join(str(rate) for *_, rate in found.values())}")
-    return {devices: rate if isinstance(rate, str) else float(rate) for devices, (_, _, rate) in found.items()}
+    kept = {devices: rate for devices, (_, _, rate) in found.items()}
+    return {devices: rate if isinstance(rate, str) else float(rate) for devices, rate in kept.items()}
 
 
 def command(value: Any, at: str) -> tuple[str, ...]:
@@ -194,7 +196,10 @@ def environment(value: Any, at: str) -> dict[str, str]:
     """Names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(v, (str, int, float)) for v in value.values()):
         raise SpecError(f"{at}: environment is written {{ NAME = \"value\", ... }}, got {value!r}")
-    found = {words(key, "environment", at): words(str(item), f"environment: {key}", at) for key, item in value.items()}
+    found = {
+        words(key, "environment", at): words(str(item), f"environment: {key}", at)
+        for key, item in value.items()
+    }
     for key in found:
         if not key or "=" in key:
             raise SpecError(f"{at}: environment: a name must not be empty nor hold '=', got {key!r}")

@@ -45,8 +45,9 @@ class Ledger:
     """The state machine, the orders and the runs, kept in a store."""
 
     def __init__(
-        self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None,
-        quotas: Mapping[str, int] | None = None, clocks: Clocks | None = None,
+        self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node],
+        interval_s: float | None = None, quotas: Mapping[str, int] | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
         self.store = store
         self._clocks = clocks or Clocks()
@@ -85,8 +86,8 @@ class Ledger:
                                     "wait until they are over, or use another folder with --state")
             return found
         era: dict[str, Any] = {
-            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL, **Origin.now(self._clocks),
-            "log_from": len(self.store.rows["log"]),
+            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL,
+            **Origin.now(self._clocks), "log_from": len(self.store.rows["log"]),
             "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
         }
         if not nodes:
@@ -99,7 +100,7 @@ class Ledger:
         return era
 
     def _replayed(self) -> Machine:
-        """A machine that was told the log: the policy is asked again all that it was asked, and must answer as it did."""
+        """A machine that was told the log: the policy is asked the same again, and must answer as it did."""
         policy = _policy(self.era)
         policy.interval_s = self.era["interval_s"]
         machine = Machine(self.shape, policy, log=False)
@@ -156,7 +157,8 @@ class Ledger:
             if order.name in self.orders:
                 if self.orders[order.name].written != order.written:
                     raise SpecError(
-                        f"a job named {order.name!r} was submitted before, with other settings; choose another name"
+                        f"a job named {order.name!r} was submitted before, with other settings; "
+                        "choose another name"
                     )
                 continue
             self._check(order)
@@ -183,7 +185,8 @@ class Ledger:
         quota = self.era.get("quotas", {}).get(job.tenant, self.most)
         if job.least > quota:
             raise SpecError(
-                f"job {order.name!r} needs {job.least} devices, but tenant {job.tenant!r} has a quota of {quota}"
+                f"job {order.name!r} needs {job.least} devices, "
+                f"but tenant {job.tenant!r} has a quota of {quota}"
             )
         order.check_speed(self._held(job), self.shape)
 
@@ -218,7 +221,7 @@ class Ledger:
         return decisions
 
     def _decide(self, events: Sequence[ev.Event]) -> list[Decision]:
-        """What the policy says; where it fails, the machine is made anew from what is written, as if nothing was told."""
+        """What the policy says; where it fails, the machine is made anew from what is written."""
         try:
             for event in events[:-1]:
                 self.machine.tell_quietly(event)

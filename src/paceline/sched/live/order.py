@@ -74,12 +74,12 @@ class Order:
     @staticmethod
     def of(given: Mapping[str, Any], folder: Path, where: str = "") -> Order:
         """Checks what was written; relative paths count from `folder`."""
-        if not isinstance(given, Mapping):
-            raise SpecError(f"{where or 'a job'}: expected keys and values such as name = \"a\", got {given!r}")
         name = _name(given.get("name"), where)
         at = f"{where}: job {name!r}" if where else f"job {name!r}"
         say.unknown(given, at)
-        plain = {key: _READERS[key](value, key, at) if key in _READERS else value for key, value in given.items()}
+        plain = dict(given)
+        for key in given.keys() & _READERS.keys():
+            plain[key] = _READERS[key](given[key], key, at)
         for key, read_ in (("rates", say.rates), ("ends", say.ends), ("learnt", say.ends), ("speeds", say.speeds)):
             if key in given:
                 plain[key] = read_(given[key], at)
@@ -155,20 +155,24 @@ class Order:
         for kind in kinds:
             if not speed.rate((job.least,), kind, 0, False) > 0:
                 raise SpecError(
-                    f"job {self.name!r}: no speed is known on {job.least} devices; rates must begin at its smallest size"
+                    f"job {self.name!r}: no speed is known on {job.least} devices; "
+                    "rates must begin at its smallest size"
                 )
         return job
 
     def check_speed(self, job: Job, shape: Shape) -> None:
-        """Refuses a job that does not advance on a kind of device of the cluster, or whose time no clock holds."""
+        """Refuses a job that does not advance on a kind of device of the cluster, or takes too long."""
+        nodes = list(zip(shape.devices, shape.kinds, strict=True))
         for kind in dict.fromkeys(shape.kinds):
-            held = [devices for devices, other in zip(shape.devices, shape.kinds, strict=True) if other == kind]
+            held = [devices for devices, other in nodes if other == kind]
             for devices in sorted({job.least, job.devices}):
                 if devices > sum(held):
                     continue
                 rate = job.speed.rate(packed(devices, max(held)), kind, 0, False)
                 if not 0 < rate < math.inf:
-                    raise SpecError(f"job {self.name!r}: no speed is known on {devices} devices of kind {kind!r}")
+                    raise SpecError(
+                        f"job {self.name!r}: no speed is known on {devices} devices of kind {kind!r}"
+                    )
                 if not _SHORTEST_S <= job.work / rate <= say.LONGEST_S:
                     raise SpecError(
                         f"job {self.name!r}: its work takes {job.work / rate:g} s on {devices} devices; "

@@ -22,8 +22,9 @@ def opener(path: str, flags: int) -> int:
 def make_private(folder: Path, marks: Set[str], parts: Set[str]) -> str:
     """Makes a state folder (0700), or tightens one that is there, and its files (0600).
 
-    Returns a note where something was open to others, else nothing. A folder of somebody else is refused. So is one that
-    others can read and that serves another purpose: it holds none of the files `marks`, but other things than `parts`.
+    Returns a note where files were open to others, else nothing. A folder of somebody else is refused. So is
+    one that others can read and that serves another purpose: it holds none of the files `marks`, but other
+    things than `parts`.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
     found = folder.stat()
@@ -40,16 +41,17 @@ def make_private(folder: Path, marks: Set[str], parts: Set[str]) -> str:
     ours = bool(names & marks) or names <= parts
     if mode & stat.S_ISVTX or not ours:
         raise RunError(
-            f"folder {folder} (mode {mode:o}) is open to others and holds other things; a scheduler's state holds secrets: "
-            "give a folder of its own with --state"
+            f"folder {folder} (mode {mode:o}) is open to others and holds other things; "
+            "a scheduler's state holds secrets: give a folder of its own with --state"
         )
     folder.chmod(_FOLDER)
     opened = _tighten(entries)
     if not opened:
         return ""
     return (
-        f"state folder {folder} was open to others (mode {mode:o}) with {opened} files in it; it is its owner's alone now. "
-        "Others may have read what it holds: environments of jobs, commands, the token of a daemon that ran"
+        f"state folder {folder} was open to others (mode {mode:o}) with {opened} files in it; "
+        "it is its owner's alone now. Others may have read what it holds: "
+        "environments of jobs, commands, the token of a daemon"
     )
 
 

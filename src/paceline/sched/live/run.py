@@ -8,9 +8,9 @@
     jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then exit.json
     jobs/NAME/ATTEMPT/RANK.log  what it printed
 
-ATTEMPT is a number and a random nonce, such as 1-9f3a2b1c: what is left of an attempt that the scheduler has no record
-of (its database was lost, or restored from a backup) is never taken for one that it decides now. For the same reason
-NAME becomes NAME.2 where jobs/NAME holds an earlier job of which no record is left.
+ATTEMPT is a number and a random nonce, such as 1-9f3a2b1c: what is left of an attempt that the scheduler has
+no record of (its database was lost, or restored from a backup) is never taken for one that it decides now.
+For the same reason NAME becomes NAME.2 where jobs/NAME holds an earlier job of which no record is left.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Folder:
     @property
     def name(self) -> str:
         """Unique on the engine, whoever else uses it."""
-        return file_name(f"{self.path.parent.name}-{self.path.name}-{zlib.crc32(str(self.path).encode()):08x}")
+        checksum = zlib.crc32(str(self.path).encode())
+        return file_name(f"{self.path.parent.name}-{self.path.name}-{checksum:08x}")
 
     def write(self, order: Order, run: Run, node_names: Sequence[str]) -> None:
         """Says what to run; the same at each call."""
@@ -167,7 +168,7 @@ class Folder:
 
 
 def progress(state: Path, place: str) -> tuple[float, float] | None:
-    """(work done, work that the last checkpoint holds) as the job in that folder last wrote it; None where it never did."""
+    """(work done, work that the last checkpoint holds) as the job in that folder last wrote it, if it did."""
     try:
         with (state / "jobs" / place / "progress").open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""How commands reach the daemon: HTTP on loopback, with a token that only the owner of the state folder can read.
+"""How commands reach the daemon: HTTP on loopback, with a token that only the state folder's owner reads.
 
-A request is checked, and what takes long of it is worked out, in a thread of its own; only what reads or changes the
-scheduler's state runs in the daemon's thread, one request after the other. No request ends the daemon: whatever goes
-wrong in one is its answer, unless the store or the engine failed.
+A request is checked, and what takes long of it is worked out, in a thread of its own; only what reads or
+changes the scheduler's state runs in the daemon's thread, one request after the other. No request ends the
+daemon: whatever goes wrong in one is its answer, unless the store or the engine failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_CHARACTERS = 1000
 
 
 class _Http(ThreadingHTTPServer):
-    """Connections that the accepting thread has not come to wait in the kernel: many clients may ask at once."""
+    """Many clients may ask at once: connections wait in the kernel until the accepting thread takes them."""
 
     daemon_threads = True
     request_queue_size = 1024
@@ -59,8 +59,12 @@ class Server:
         self.token = secrets.token_urlsafe(24)
         self._requests, self._daemon = requests, daemon
         self._does: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "submit": self._submit, "cluster": self._cluster, "queue": self._queue, "eta": self._eta,
-            "cancel": self._cancel, "stop": self._stop,
+            "submit": self._submit,
+            "cluster": self._cluster,
+            "queue": self._queue,
+            "eta": self._eta,
+            "cancel": self._cancel,
+            "stop": self._stop,
         }
         #: held by the one request whose speeds or forecast are being worked out
         self._working = threading.Lock()
@@ -76,7 +80,9 @@ class Server:
                 pass
 
         self._http = _Http(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        )
         self._thread.start()
         self._path = state / ENDPOINT
         beside = state / f"{ENDPOINT}.tmp"
@@ -96,7 +102,11 @@ class Server:
         except PacelineError as error:
             _reply(handler, 400, {"error": _line(error)})
         except _Busy:
-            _reply(handler, 503, {"error": "the scheduler is busy; what was asked may still happen: look at the queue"})
+            _reply(
+                handler,
+                503,
+                {"error": "the scheduler is busy; what was asked may still happen: look at the queue"},
+            )
         except ConnectionError:
             raise
         except Exception as error:
@@ -105,7 +115,7 @@ class Server:
 
     def _do(self, request: Any) -> Any:
         if not isinstance(request, Mapping):
-            raise SpecError(f"a request is written {{\"do\": NAME, ...}}, got {request!r}")
+            raise SpecError(f'a request is written {{"do": NAME, ...}}, got {request!r}')
         return self._does[_chosen(request, self._does)](request)
 
     # -- requests: checked here, in a thread of each; `_in_loop` is the daemon's thread ------------------
@@ -174,7 +184,7 @@ class _Busy(Exception):
 
 
 def _settle(done: Future[Any], work: Callable[[], Any]) -> None:
-    """What goes wrong in a request is its answer; only a store or an engine that failed also ends the daemon."""
+    """What goes wrong in a request is its answer; a store or an engine that failed also ends the daemon."""
     try:
         done.set_result(work())
     except (StoreError, EngineAway) as error:
@@ -219,11 +229,12 @@ def _chosen(request: Mapping[str, Any], allowed: Mapping[str, Any]) -> str:
 
 def _order(given: Any) -> Order:
     """A job of a request: paths are absolute, for the daemon runs elsewhere."""
-    if isinstance(given, Mapping):
-        folder = given.get("folder")
-        if not isinstance(folder, str) or not folder.startswith("/"):
-            raise SpecError(f"job {given.get('name')!r}: folder must be an absolute path, got {folder!r}")
-    return Order.of(given, Path("/"), "")
+    if not isinstance(given, Mapping):
+        raise SpecError(f"a job is written {{\"name\": ..., \"command\": ..., ...}}, got {given!r}")
+    folder = given.get("folder")
+    if not isinstance(folder, str) or not folder.startswith("/"):
+        raise SpecError(f"job {given.get('name')!r}: folder must be an absolute path, got {folder!r}")
+    return Order.of(given, Path("/"))
 
 
 def _line(what: object) -> str:

@@ -62,7 +62,8 @@ class Slurm(Driver):
             f"#!/bin/sh\nexport PACELINE_RUN={shlex.quote(str(folder.path))}\n"
             f"exec srun --kill-on-bad-exit=0 --cpu-bind=none {watch}\n"
         )
-        output = f"{folder.path}/slurm.out".replace("%", "%%")  # Slurm puts numbers in the place of %j and others
+        # Slurm puts numbers in the place of %j and others
+        output = f"{folder.path}/slurm.out".replace("%", "%%")
         self._ask(
             "sbatch", "--parsable", *self._partition, f"--job-name={folder.name}", f"--nodes={run.ranks}",
             f"--nodelist={','.join(node_names)}", "--ntasks-per-node=1", *size, "--no-requeue", "--no-kill",

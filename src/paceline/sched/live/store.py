@@ -1,7 +1,7 @@
 """The daemon's memory: rows of JSON in SQLite, and the same in a journal beside it, each with a checksum.
 
-A transaction is on the disk twice before it counts. SQLite is what is read; where it is missing or damaged, or misses
-transactions, the journal builds it anew. Where neither can be read whole, that is said, and nothing is made up.
+A transaction is on the disk twice before it counts. SQLite is what is read; where it is missing or damaged,
+or misses transactions, the journal builds it anew. Where neither can be read whole, that is said.
 Neither holds anything that a job needs while it runs.
 """
 
@@ -40,7 +40,7 @@ _LOCK, _MISSING = "lock", "missing"
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """What was read of a journal: rows, how many transactions they took, and what is wrong with it, if anything."""
+    """What was read of a journal: rows, how many transactions they took, and what is wrong with it."""
 
     rows: Rows = field(default_factory=lambda: {table: {} for table in TABLES})
     count: int = 0
@@ -68,7 +68,9 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise StoreError(f"another scheduler runs in {folder}; use its queue, or another folder with --state") from None
+            raise StoreError(
+                f"another scheduler runs in {folder}; use its queue, or another folder with --state"
+            ) from None
         try:
             with self._full():
                 self.rows = self._open()
@@ -82,8 +84,9 @@ class Store:
         if found := self._strangers(self.rows):
             names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
             self.notes.append(
-                f"no record is left of {len(found)} jobs in {self.folder / 'jobs'}: {names}. They are not known to this "
-                "scheduler, and may still run (their processes carry PACELINE_RUN in their environment)"
+                f"no record is left of {len(found)} jobs in {self.folder / 'jobs'}: {names}. "
+                "They are not known to this scheduler, and may still run "
+                "(their processes carry PACELINE_RUN in their environment)"
             )
 
     # -- opening ---------------------------------------------------------------------------------------
@@ -95,12 +98,15 @@ class Store:
         rows, problem = self._database(path, journal)
         if rows is not None:
             if journal.problem and (self.count or journal.problem != _MISSING):
-                self.notes.append(f"{beside} was {journal.problem}; it was written anew from {_DATABASE}, no job is lost")
+                self.notes.append(
+                    f"{beside} was {journal.problem}; it was written anew from {_DATABASE}, no job is lost"
+                )
             return rows
         if journal.problem:
             raise StoreError(
-                f"{path} is {problem}, and {_JOURNAL} beside it is {journal.problem}; restore both from a backup, or move "
-                "the folder away. Jobs that run are not touched: their processes carry PACELINE_RUN in their environment"
+                f"{path} is {problem}, and {_JOURNAL} beside it is {journal.problem}; "
+                "restore both from a backup, or move the folder away. Jobs that run are not touched: "
+                "their processes carry PACELINE_RUN in their environment"
             )
         aside = self._aside(path)
         self._connect(path)
@@ -146,7 +152,8 @@ class Store:
             return set()
 
     def _connect(self, path: Path) -> None:
-        os.close(opener(str(path), os.O_RDWR | os.O_CREAT))  # files that SQLite makes beside it get its rights
+        # files that SQLite makes beside it get its rights
+        os.close(opener(str(path), os.O_RDWR | os.O_CREAT))
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -166,7 +173,7 @@ class Store:
         return out
 
     def _journal(self) -> Journal:
-        """What the journal adds up to. A torn end does not count; a journal without one whole line is damaged."""
+        """What the journal adds up to. A torn end does not count; one without any whole line is damaged."""
         journal = Journal()
         try:
             *lines, _ = (self.folder / _JOURNAL).read_bytes().split(b"\n")
@@ -246,10 +253,19 @@ class Store:
             yield
         except (OSError, sqlite3.OperationalError) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error) or "disk I/O" in str(error):
-                raise StoreError(f"the disk that holds {self.folder} is full; {after}: free some space and start the scheduler again") from None
-            raise StoreError(f"cannot write to {self.folder}: {error}; {after}: start the scheduler again once this is mended") from None
+                raise StoreError(
+                    f"the disk that holds {self.folder} is full; {after}: "
+                    "free some space and start the scheduler again"
+                ) from None
+            raise StoreError(
+                f"cannot write to {self.folder}: {error}; {after}: "
+                "start the scheduler again once this is mended"
+            ) from None
         except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self.folder / _DATABASE} is damaged ({error}); {after}: start the scheduler again, which builds it anew") from None
+            raise StoreError(
+                f"{self.folder / _DATABASE} is damaged ({error}); {after}: "
+                "start the scheduler again, which builds it anew"
+            ) from None
 
     def close(self) -> None:
         """Lets go of the folder."""
