@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingExtra
+from paceline.spec import checks
 
 if TYPE_CHECKING:
     from paceline.spec.workload import Workload
@@ -20,6 +21,8 @@ def capture(
     `model` is a name (catalog, `torchvision:NAME`, `timm:NAME`, `hf:PATH/config.json`,
     `FILE.py:FUNCTION`) or a tuple `(module, inputs)` or `(module, inputs, loss_fn)`.
     """
+    batch = checks.whole("batch", batch)
+    seq, image = (None if size is None else checks.whole(name, size) for name, size in (("seq", seq), ("image", image)))
     try:
         import torch  # noqa: F401
     except ImportError:

@@ -31,14 +31,13 @@ def plan_transformer(
     """The best plan of a transformer on one of some clusters, with its certificate."""
     begun = time.monotonic()
     limits = Limits.of(fix, forbid, allow)
-    seq = seq or limits.fixed.get("seq") or model.seq
+    seq = limits.settled("seq", seq, "--seq") or model.seq
     notes = []
-    batch = gbs or limits.fixed.get("gbs") or 0
+    batch = limits.settled("gbs", gbs, "--gbs")
     if not batch:
         batch = max(1, 2 ** round(math.log2(TOKENS / seq)))
         notes.append(f"no global batch was given: {batch} samples, {batch * seq:,} tokens a step")
-    fixed = {name: value for name, value in limits.fixed.items() if name not in ("gbs", "seq")}
-    space = Space(model, tuple(where), batch, seq, replace(limits, fixed=fixed))
+    space = Space(model, tuple(where), batch, seq, limits)
     if not len(space):
         raise PlanError(space.why_empty())
     steps = tokens / (batch * seq) if tokens else None

@@ -212,7 +212,7 @@ def fact_dimension(path: str) -> str:
     return _FIELDS[path] if path in _FIELDS else TIER_FIELDS[path.rpartition(".")[2]][1]
 
 
-def read(path: Path, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
+def read(path: Path | str, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
     """The cluster described by a TOML file; `clusters` resolves its `like`, `devices` its `device`."""
     return parse(read_text(path, "cluster"), str(path), clusters, devices)
 

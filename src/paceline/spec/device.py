@@ -96,7 +96,7 @@ _WIDER = {
 }
 
 
-def read(path: Path, lookup: Callable[[str], Device]) -> Device:
+def read(path: Path | str, lookup: Callable[[str], Device]) -> Device:
     """The device described by a TOML file; `lookup` resolves the name in its `like`."""
     return parse(read_text(path, "device"), str(path), lookup)
 

@@ -30,10 +30,10 @@ class Fact:
     source: str
 
 
-def read_text(path: Path, noun: str) -> str:
+def read_text(path: Path | str, noun: str) -> str:
     """The text of a file that describes a `noun`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot read {noun} file {str(path)!r}: {error.strerror}") from None
     except UnicodeDecodeError as error:

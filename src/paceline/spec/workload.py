@@ -213,8 +213,9 @@ class Workload:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpecError(f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline capture`") from None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write as JSON; the file appears whole or not at all."""
+        path = Path(path)
         partial = path.with_name(path.name + ".partial")
         try:
             partial.write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
@@ -224,8 +225,9 @@ class Workload:
             raise SpecError(f"cannot write {str(path)!r}: {error.strerror}") from None
 
     @staticmethod
-    def load(path: Path) -> Workload:
+    def load(path: Path | str) -> Workload:
         """Read what `save` wrote."""
+        path = Path(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -20,8 +20,9 @@ EMITTERS: Mapping[str, Callable[[Facts], dict[str, str]]] = {
 }
 
 
-def emit(planned: Planned, names: Sequence[str], folder: Path) -> list[Path]:
+def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Path]:
     """Writes the files of some tools for the best plan, and `plan.json` with what was predicted; all of them or none."""
+    folder = Path(folder)
     for name in names:
         if name not in EMITTERS:
             near = nearest(name, list(EMITTERS))
