@@ -108,7 +108,7 @@ def plan_module(
         model=captured.name, objective=objective, gbs=batch, seq=captured.options.get("seq") or 0, space=space, by_memory=over,
         by_bound=0, by_evaluation=len(tried), undecided=undecided, gap_pct=100.0 if undecided else 0.0,
         elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), pareto=front(shown, pareto) if pareto else (),
-        interrupted=interrupted, notes=tuple(_notes(allow, interrupted, undecided)))
+        settings=captured.settings, interrupted=interrupted, notes=tuple(_notes(allow, interrupted, undecided)))
 
 
 def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> Limits:
@@ -180,6 +180,11 @@ class Captured:
             wanted = said.fixed.get(name, has)
             if wanted != has:
                 raise PlanError(f"--fix {spell(name, wanted)}: {self.name} is captured with {name} {has}; capture it with {wanted}")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How it was, or will be, captured."""
+        return self.fixed.options if self.fixed else self.options
 
     def get(self, plan: Plan) -> Workload:
         if self.fixed:

@@ -52,7 +52,7 @@ def plan_transformer(
     shown = distinct(ranked)
     stays = () if found.interrupted else ranges(model, shown)
     return Planned(
-        model=model.name, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
+        model=model.name, sizes=model, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
         by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
         elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), ranges=stays, pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
         interrupted=found.interrupted, steps=steps)

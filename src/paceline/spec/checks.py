@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import fields
 from typing import Any
 
 from paceline.errors import PacelineError, SpecError
@@ -17,6 +18,16 @@ def whole(what: str, value: Any, least: int = 1, error: type[PacelineError] = Sp
     if size < least or isinstance(value, bool):
         raise error(f"{what} must be a whole number of {least} or more, got {value!r}")
     return size
+
+
+def names(what: str, thing: Any) -> None:
+    """Checks the texts of a dataclass, and those in its tuples, as names; notes may have several lines."""
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        texts = value if isinstance(value, tuple) else (value,)
+        for text in texts:
+            if isinstance(text, str) and field.name != "notes":
+                name(f"{what} {field.name}", text)
 
 
 def name(what: str, text: Any, error: type[PacelineError] = SpecError) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.spec import checks
 from paceline.spec.facts import KINDS, Fact, FactReader, read_text
 
 __all__ = ["DTYPES", "FIELDS", "KINDS", "Device", "Fact", "parse", "read"]
@@ -75,6 +76,9 @@ class Device:
     calibration: Mapping[str, float] = field(default_factory=dict)
     #: provenance by TOML path, such as `memory.bandwidth` or `peak.bf16`
     facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.names("device", self)
 
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for `dtype`; a type the device lacks runs as the next wider one it has."""

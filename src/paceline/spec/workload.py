@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.spec import checks
 
 FORMAT = 1
 
@@ -133,6 +134,9 @@ class Workload:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: where it was captured: versions of the libraries that decided which operators run
     captured_with: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.names("workload", self)
 
     @cached_property
     def parameter_count(self) -> int:

@@ -28,9 +28,10 @@ def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Pat
             near = nearest(name, list(EMITTERS))
             raise SpecError(f"--emit: unknown {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(EMITTERS)}"))
     facts = Facts.of(planned)
-    files = {"plan.json": json.dumps(predicted(planned), indent=1) + "\n"}
+    to_do = deepspeed.to_do(facts) if "deepspeed" in names else []
+    files = {"plan.json": json.dumps({**predicted(planned), "to_do": to_do}, indent=1) + "\n"}
     for name in names:
-        files |= EMITTERS[name](facts)
+        files |= launch.slurm(facts, names) if name == "slurm" else EMITTERS[name](facts)
     return _write(files, folder)
 
 
