@@ -67,7 +67,7 @@ def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1)
         if micro_batches < 2 * pp:
             raise PlanError(f"dualpipev needs at least 2 x pp {pp} = {2 * pp} micro-batches, but there are {micro_batches}")
         return _Dual(rank, pp, micro_batches).actions()
-    if schedule in ("1f1b", "interleaved", "zb-h1"):
+    if schedule in ("1f1b", "interleaved", "zb-h1") or (pp == 1 and not schedule):  # no pipeline, no schedule
         return list(_one_forward_one_backward(schedule, rank, pp, micro_batches, vpp))
     raise PlanError(f"no such pipeline schedule: {schedule!r}")
 
