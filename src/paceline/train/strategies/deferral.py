@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.awaited import await_with, here
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import FactorPart
 from paceline.train.strategies.parts import Part, PiecePart
@@ -294,6 +296,7 @@ class Deferred(Strategy):
             part.reduced = None
             for parameter in part.parameters:
                 self._pending.setdefault(id(parameter), []).append(ticket)
+                await_with(parameter, partial(self._needed, [parameter]))
         self._needed(self._outside)
         return loss
 
@@ -335,8 +338,13 @@ class Deferred(Strategy):
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
-            for ticket in self._pending.pop(id(parameter), ()):
-                ticket.wait()
+            if id(parameter) in self._pending:
+                try:
+                    for ticket in self._pending[id(parameter)]:
+                        ticket.wait()
+                finally:
+                    self._pending.pop(id(parameter), None)
+                    here(parameter)
 
     def synchronize(self) -> None:
         self._needed([p for _, p in self.parameters])
@@ -353,6 +361,8 @@ class Deferred(Strategy):
         finally:
             for part in self.parts:
                 part.release()
+            for _, parameter in self.parameters:
+                here(parameter)
             for told in self._zeroing:
                 told.remove()
             self._gradients.remove()

@@ -81,7 +81,9 @@ class FactorPart(Part):
         share = layer.out_features // world
         self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
         self.groups = [groups[id(p)] for p in held]
-        self.values = [p.data[self._own] for p in held]
+        #: memory of the parameters themselves, which are awaited while this part updates them
+        self._whole = [p.data for p in held]
+        self.values = [whole[self._own] for whole in self._whole]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
@@ -121,13 +123,13 @@ class FactorPart(Part):
 
         In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot know that.
         """
-        parts = [part.to(self.layer.weight.dtype) for part in parts]
+        like = self._whole[0]
+        parts = [part.to(like.dtype) for part in parts]
         count = sum(len(part) for part in parts)
         if count > self.rows:
             raise RunError(f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest batch, or use fc='gradient'")
         if count == self.rows and len(parts) == 1:
             return parts[0].contiguous()
-        like = self.layer.weight
         return torch.cat([*parts, like.new_zeros((self.rows - count, width))])
 
     def reduce(self) -> Job:
@@ -149,7 +151,7 @@ class FactorPart(Part):
         for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
             update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
         if self.mode == "rows":
-            yield Collective("gather", self.values, [p.data for p in self.parameters], last=True)
+            yield Collective("gather", self.values, self._whole, last=True)
 
     def square(self) -> Tensor:
         total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()
