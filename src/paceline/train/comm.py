@@ -242,8 +242,8 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be sent any more: an error has ended it, or the user has destroyed all process groups."""
-        return self._error is not None or not dist.is_initialized()
+        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed (gloo's serve whoever holds them)."""
+        return self._error is not None or (self._in_turn and not dist.is_initialized())
 
     def end(self) -> list[threading.Thread]:
         """Ends the threads once all jobs are done, or at once after an error; which there were."""
@@ -258,8 +258,12 @@ class Engine:
         return threads
 
     def waiting(self) -> list[threading.Thread]:
-        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted."""
-        return [thread for lane in dict.fromkeys(queue.lane for queue in self._lanes.values()) if (thread := lane._thread) is not None]
+        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted.
+        Each ends with the last collective that is on its way."""
+        return [thread for lane in self._each_lane() if (thread := lane.dismiss()) is not None]
+
+    def _each_lane(self) -> list[Lane]:
+        return list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
 
     def close(self) -> None:
         """Ends the threads once all jobs are done, or at once after an error, and gives process groups back. All ranks close together.
@@ -272,7 +276,7 @@ class Engine:
         well = self._error is None and not any(thread.is_alive() for thread in threads)
         if self._stream is not None and well:
             self._stream.synchronize()
-        lanes = list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
+        lanes = self._each_lane()
         if well and self.world > 1 and not self.failed:  # or what others still receive would be cut off
             well = lanes[0].meet(min(self.timeout_s, CLOSE_S))
         if not well:
