@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An optimizer in the hands of a strategy: whose, and its own method."""
+    """An optimizer in the hands of a strategy: whose, and its own methods by name."""
 
     by: Strategy | None
-    plain: Callable[..., Any]
+    plain: dict[str, Callable[..., Any]]
 
 
 class Strategy(ABC):
@@ -61,7 +61,7 @@ class Strategy(ABC):
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
         self._hooks = [model.register_forward_pre_hook(self._before_forward), model.register_state_dict_pre_hook(self._before_state_dict)]
-        self._hold_step()
+        self._hold_optimizer()
         try:
             self._begin()
         except Exception:
@@ -85,14 +85,21 @@ class Strategy(ABC):
         """Hooks of a model go with its copies; these are not trained by the strategy."""
         return self
 
-    def _hold_step(self) -> None:
-        """`optimizer.step()` comes to this strategy from now on; the object stays, so that schedulers and scalers keep working."""
+    def _hold_optimizer(self) -> None:
+        """Steps of the optimizer, and calls for its state, come to this strategy from now on.
+
+        The object stays, so that schedulers and scalers keep working.
+        """
         held = getattr(self.optimizer, "_paceline", None)
         if held is None:
-            held = self.optimizer._paceline = _Held(self, self.optimizer.step)  # type: ignore[attr-defined]
-            self.optimizer.step = MethodType(_step, self.optimizer)  # type: ignore[method-assign]
+            held = _Held(self, {name: getattr(self.optimizer, name) for name in HELD})
+            self.optimizer._paceline = held  # type: ignore[attr-defined]
+            for name, call in HELD.items():
+                setattr(self.optimizer, name, MethodType(call, self.optimizer))
         held.by = self
-        self._plain_step: Callable[..., Any] = held.plain
+        self._plain_step: Callable[..., Any] = held.plain["step"]
+        self._plain_state: Callable[[], dict[str, Any]] = held.plain["state_dict"]
+        self._plain_load: Callable[[dict[str, Any]], None] = held.plain["load_state_dict"]
 
     @abstractmethod
     def _step(self, *args: Any, **kwargs: Any) -> Any:
@@ -128,11 +135,15 @@ class Strategy(ABC):
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state as if one process had it all; all ranks take part."""
-        return self.optimizer.state_dict()
+        return self._plain_state()
+
+    def asked_state(self) -> dict[str, Any]:
+        """What `optimizer.state_dict()` gives: the same, on any rank that asks, with the others or alone."""
+        return self.optimizer_state()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Takes what `optimizer_state`, or the optimizer itself, once gave; of any world size."""
-        self.optimizer.load_state_dict(state)
+        self._plain_load(state)
 
     # -- buffers (running statistics of batch normalisation) -----------------------------------------
 
@@ -158,9 +169,26 @@ class Strategy(ABC):
 def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     held = optimizer._paceline
     if held.by is None:
-        return held.plain(*args, **kwargs)
+        return held.plain["step"](*args, **kwargs)
     held.by._refuse_strangers()
     return held.by._step(*args, **kwargs)
+
+
+def _state_dict(optimizer: Any) -> Any:
+    held = optimizer._paceline
+    return held.plain["state_dict"]() if held.by is None else held.by.asked_state()
+
+
+def _load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    held = optimizer._paceline
+    load = held.plain["load_state_dict"] if held.by is None else held.by.load_optimizer_state
+    load(state_dict)
+
+
+#: methods of an optimizer that a strategy takes over, and what stands in their place on the instance
+HELD: dict[str, Callable[..., Any]] = {
+    "step": _step, "state_dict": _state_dict, "load_state_dict": _load_state_dict,
+}
 
 
 def average(tensors: list[Tensor], world: int) -> Job:

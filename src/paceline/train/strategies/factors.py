@@ -14,7 +14,7 @@ factor of at most P). `factors` is the sufficient factor broadcasting of Xie et 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline.errors import RunError
-from paceline.train.comm import Collective, Engine, Job
+from paceline.train.comm import Collective, Job
 from paceline.train.strategies.parts import Part, Settings, State
 from paceline.train.strategies.updates import clone, update
 
@@ -162,20 +162,30 @@ class FactorPart(Part):
             twin.state.clear()
             for name, value in full.get(parameter, {}).items():
                 whole = isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
-                twin.state[values][name] = value[self._own].clone() if whole else value
+                twin.state[values][name] = _own(value[self._own] if whole else value)
 
-    def spread(self, engine: Engine, full: State) -> None:
-        for twin, parameter, values in zip(self.twins, self.parameters, self.values, strict=True):
-            entries = dict(next(iter(twin.state.values()), {}))
-            for name, value in entries.items():
-                if self.mode == "rows" and isinstance(value, Tensor) and value.shape == values.shape:
-                    rows = engine.submit(f"state of {self.name}", _gather(value)).wait()
-                    entries[name] = torch.cat([row[0] for row in rows])
-            full[parameter] = entries
+    def _split(self) -> list[tuple[int, str, Tensor]]:
+        """Entries of state that are as large as what is updated here, by the place of the parameter."""
+        if self.mode != "rows":
+            return []
+        return [(i, name, value) for i, (twin, values) in enumerate(zip(self.twins, self.values, strict=True))
+                for name, value in next(iter(twin.state.values()), {}).items()
+                if isinstance(value, Tensor) and value.shape == values.shape]
+
+    def shared(self) -> list[Tensor]:
+        return [value for _, _, value in self._split()]
+
+    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
+        for twin, parameter in zip(self.twins, self.parameters, strict=True):
+            entries: dict[str, Any] = next(iter(twin.state.values()), {})
+            full[parameter] = {name: _own(value) for name, value in entries.items()}
+        for at, (i, name, _) in enumerate(self._split()):
+            full[self.parameters[i]][name] = torch.cat([row[at] for row in rows])
 
 
-def _gather(tensor: Tensor) -> Job:
-    return (yield Collective("gather", [tensor]))
+def _own(value: Any) -> Any:
+    """A copy: updates change state in place."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 class _Linear(torch.autograd.Function):
