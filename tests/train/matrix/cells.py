@@ -30,8 +30,9 @@ class Training:
     """The `parallelize` that a script is given, and the models that it was called with."""
 
     def __init__(self, strategy):
-        self.by_hand = references.REFERENCES.get(strategy.removeprefix("reference "))
-        self.words = None if self.by_hand else CONTRACTS[strategy].words
+        kind, _, name = strategy.rpartition(" ")
+        self.by_hand = references.REFERENCES[name] if kind == "reference" else None
+        self.words = None if self.by_hand else CONTRACTS[name].words
         self.nets, self.models = [], []
         self.begun = {}
 

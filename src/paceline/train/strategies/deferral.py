@@ -18,10 +18,10 @@ from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Arrangement
-from paceline.train.strategies.awaited import await_with, here
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import FactorPart
 from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.pending import await_with, here
 from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.shards import Shards
 from paceline.train.strategies.updates import settings

@@ -81,7 +81,7 @@ class FactorPart(Part):
         share = layer.out_features // world
         self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
         self.groups = [groups[id(p)] for p in held]
-        #: memory of the parameters themselves, which are awaited while this part updates them
+        #: memory of the parameters themselves, on which others wait while this part updates them
         self._whole = [p.data for p in held]
         self.values = [whole[self._own] for whole in self._whole]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]

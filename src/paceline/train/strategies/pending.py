@@ -1,7 +1,7 @@
 """Parameters whose new values are on their way: whoever reads one waits for it.
 
 Between `optimizer.step()` and the next forward pass a user may read parameters in any way: a moving average, a norm that is logged, a
-copy of the model. While an update is on its way its parameters are of the class `Awaited`, which sees every function of torch that is
+copy of the model. While an update is on its way its parameters are of the class `Pending`, which sees every function of torch that is
 given one; from the forward pass on, before which modules wait for what they use, they are plain parameters again and cost nothing.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
-#: where an awaited parameter keeps what brings it here
+#: where such a parameter keeps what brings it here
 _ARRIVE = "_paceline_arrive"
 #: properties and methods that do not look at values; optimizers' `zero_grad` is made of them
 _LOOKS = frozenset(
@@ -25,7 +25,7 @@ _LOOKS = frozenset(
 )
 
 
-class Awaited(nn.Parameter):
+class Pending(nn.Parameter):
     """A parameter that is not what it will be in a moment."""
 
     @classmethod
@@ -50,18 +50,18 @@ class Awaited(nn.Parameter):
 def await_with(parameter: nn.Parameter, bring: Callable[[], None]) -> None:
     """From now on, whoever reads the parameter calls `bring` first, which waits for the value and says `here`."""
     if type(parameter) is nn.Parameter:
-        parameter.__class__ = Awaited
+        parameter.__class__ = Pending
         setattr(parameter, _ARRIVE, bring)
 
 
 def here(parameter: nn.Parameter) -> None:
     """The value has come, or never will."""
-    if type(parameter) is Awaited:
+    if type(parameter) is Pending:
         parameter.__class__ = nn.Parameter
         delattr(parameter, _ARRIVE)
 
 
 def arrive(value: Any) -> None:
     """Waits for a value, if it is one that has to be waited for."""
-    if type(value) is Awaited:
+    if type(value) is Pending:
         getattr(value, _ARRIVE)()
