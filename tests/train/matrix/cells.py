@@ -6,8 +6,9 @@
 import faulthandler
 import functools
 import inspect
+import json
 import os
-import shutil
+import sys
 import time
 import traceback
 from collections import defaultdict
@@ -15,9 +16,8 @@ from pathlib import Path
 
 import references
 import torch
-import torch.distributed as dist
 from contracts import CONTRACTS
-from scripts import SCRIPTS, snapshot
+from scripts import SCRIPTS, STOP, snapshot
 
 import paceline.train as pt
 from paceline.errors import PacelineError
@@ -43,7 +43,7 @@ class Training:
             model, optimizer = self.by_hand(net, optimizer)
         else:
             model, optimizer = pt.parallelize(net, optimizer, plan=self.words)
-        self.models.append(model)
+        self.models.append((model, optimizer))
         return model, optimizer
 
     def close(self):
@@ -51,9 +51,11 @@ class Training:
         for ending in references.endings:
             ending()
         references.endings.clear()
-        for model in self.models:
+        for model, optimizer in self.models:
             if self.by_hand is None:
                 pt.close(model)
+                if hasattr(optimizer, "close"):
+                    optimizer.close()
         self.models.clear()
 
     def parameters(self):
@@ -61,7 +63,7 @@ class Training:
         return functools.reduce(lambda all, net: all | snapshot(net), self.nets[-2:], {})
 
 
-def cell(strategy, script, rank, folder):
+def cell(strategy, script, rank, folder, meet):
     """What one script logged under one strategy, or why it did not."""
     log = defaultdict(list)
     training = Training(strategy)
@@ -75,7 +77,10 @@ def cell(strategy, script, rank, folder):
         training.close()
         log["parameters"], log["begun"] = training.parameters(), training.begun
     except PacelineError as error:
-        log["refused"], log["at_once"] = f"{type(error).__name__}: {error}", True
+        passes = 4 if script == "accumulation" else 1
+        saving = script == "resume" and len(log["losses"]) == STOP
+        log["refused"] = f"{type(error).__name__}: {error}"
+        log["at_once"] = len(log["losses"]) < passes or saving
         abandon(training)
     except Exception:
         log["failed"] = traceback.format_exc()
@@ -93,26 +98,37 @@ def abandon(training):
         traceback.print_exc()
 
 
-def meet():
-    """All ranks have come here."""
-    if dist.is_initialized():
-        dist.barrier()
+class Meeting:
+    """A place in a folder where both ranks wait for each other; also those that have no process group."""
+
+    def __init__(self, folder, rank):
+        self.folder, self.rank, self.times = folder, rank, 0
+
+    def __call__(self):
+        self.times += 1
+        Path(self.folder, f"met{self.times}.{self.rank}").touch()
+        while not Path(self.folder, f"met{self.times}.{1 - self.rank}").exists():
+            time.sleep(0.002)
 
 
 def run(cells, folder):
     """Each cell in turn; what rank r logged in cell i is in i.r.pt."""
     rank = int(os.environ["RANK"])
+    meet = Meeting(folder, rank)
     for number, (strategy, script) in enumerate(cells):
         scratch = Path(folder, f"scratch{number}")
         scratch.mkdir(exist_ok=True)
         faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         start = time.perf_counter()
-        log = cell(strategy, script, rank, scratch)
+        log = cell(strategy, script, rank, scratch, meet)
         log["seconds"] = time.perf_counter() - start
-        meet()
         partial = Path(folder, f"{number}.{rank}.partial")
         torch.save(log, partial)
         partial.rename(Path(folder, f"{number}.{rank}.pt"))
-        faulthandler.cancel_dump_traceback_later()
         meet()
-        shutil.rmtree(scratch, ignore_errors=True)
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(json.loads(sys.argv[1]), sys.argv[2])

@@ -1,5 +1,6 @@
 """Runs cells of the matrix on two ranks: python tests/train/matrix/matrix.py [STRATEGY,...] [SCRIPT,...] prints what came of each."""
 
+import json
 import os
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from contracts import CONTRACTS, verdict
 from scripts import SCRIPTS
 
 from paceline.errors import RunError
+from paceline.train.asynchronous import NAMES
+from paceline.train.asynchronous.launch import Local
 from paceline.train.launch import run
 
 HERE = Path(__file__).parent
@@ -40,16 +43,34 @@ def _outcome(cell, logs):
 
 
 def launched(cells):
-    """What both ranks logged in each cell. A pair that dies or hangs in one cell goes on with the next in new processes."""
+    """What both ranks logged in each cell: those that wait for each other in one pair of processes, the others in another."""
+    free = [cell for cell in cells if cell[0] in NAMES]
+    together = [cell for cell in cells if cell[0] not in NAMES]
+    return {**_logs(together, _as_ranks), **_logs(free, _as_workers)}
+
+
+def _as_ranks(cells, folder):
+    run("cells:run", world=2, arguments={"cells": cells, "folder": folder}, environment=ENVIRONMENT, timeout_s=TIMEOUT_S)
+
+
+def _as_workers(cells, folder):
+    with Local(workers=2) as session, Path(folder, "said").open("wb") as output:
+        session.start([sys.executable, str(HERE / "cells.py"), json.dumps(cells), folder], environment=ENVIRONMENT, output=output)
+        session.wait(TIMEOUT_S)
+
+
+def _logs(cells, start):
+    """A pair that dies or hangs in one cell goes on with the next in new processes."""
     left, logs = list(cells), {}
     while left:
         with tempfile.TemporaryDirectory() as folder:
             said = ""
             try:
-                run("cells:run", world=2, arguments={"cells": left, "folder": folder},
-                    environment=ENVIRONMENT, timeout_s=TIMEOUT_S)
+                start(left, folder)
             except RunError as error:
                 said = str(error)
+                if Path(folder, "said").exists():
+                    said += Path(folder, "said").read_text()[-3000:]
             done = 0
             for number, cell in enumerate(left):
                 paths = [Path(folder, f"{number}.{rank}.pt") for rank in range(2)]
@@ -57,6 +78,8 @@ def launched(cells):
                     break
                 logs[cell] = [torch.load(path) for path in paths]
                 done += 1
+            if not done and "EADDRINUSE" in said:  # another process took the port that was free a moment ago
+                continue
             if done < len(left):
                 logs[left[done]] = [{"failed": f"the processes ended: {said}"}] * 2
             left = left[done + 1 :]

@@ -20,6 +20,9 @@ from paceline.train.hooks import Gradients, trained
 
 T = TypeVar("T")
 
+#: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
+_HEARS = "_step_supports_amp_scaling"
+
 
 @dataclass(slots=True, eq=False)
 class _Held:
@@ -46,6 +49,8 @@ class Strategy(ABC):
 
     def __init__(self) -> None:
         self._attached = False
+        #: whether torch's GradScaler calls this strategy also where gradients overflowed
+        self.hears_of_scaler = False
 
     def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine, *, alike: bool = False) -> None:
         """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent round unless they are `alike` already."""
@@ -105,6 +110,31 @@ class Strategy(ABC):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         """What `optimizer.step` does now."""
 
+    def _hear_of_scaler(self) -> None:
+        """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is what comes of it then."""
+        self.hears_of_scaler = True
+        self._heard_before = getattr(self.optimizer, _HEARS, None)
+        setattr(self.optimizer, _HEARS, True)
+
+    def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        """What `optimizer.step` does where torch's GradScaler calls it, of those who hear of that."""
+        return self._step(*args, **kwargs)
+
+    def _plain_scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step for those who hear of the scaler: unscaled, and left out where gradients overflowed."""
+        if self._heard_before:  # it does so by itself
+            return self._plain_step(*args, **kwargs)
+        told = {name: self.optimizer.__dict__.pop(name) for name in ("found_inf", "grad_scale")}
+        try:
+            if told["grad_scale"] is not None:
+                for group in self.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            parameter.grad.div_(told["grad_scale"].to(parameter.grad.device))
+            return None if bool(told["found_inf"]) else self._plain_step(*args, **kwargs)
+        finally:
+            self.optimizer.__dict__.update(told)  # the scaler takes them away
+
     @abstractmethod
     def _begin(self) -> None:
         """Registers what the strategy needs."""
@@ -122,6 +152,12 @@ class Strategy(ABC):
         """Lets go of the model and the optimizer, which work as before; what is on its way is not waited for."""
         for handle in self._hooks:
             handle.remove()
+        if self.hears_of_scaler:
+            self.hears_of_scaler = False
+            if self._heard_before is None:
+                delattr(self.optimizer, _HEARS)
+            else:
+                setattr(self.optimizer, _HEARS, self._heard_before)
         held = self.optimizer._paceline  # type: ignore[attr-defined]
         if held.by is self:
             held.by = None
@@ -171,6 +207,8 @@ def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if held.by is None:
         return held.plain["step"](*args, **kwargs)
     held.by._refuse_strangers()
+    if held.by.hears_of_scaler and getattr(optimizer, "found_inf", None) is not None:
+        return held.by._scaled_step(*args, **kwargs)
     return held.by._step(*args, **kwargs)
 
 
