@@ -32,7 +32,7 @@ class Training:
     def __init__(self, strategy):
         kind, _, name = strategy.rpartition(" ")
         self.by_hand = references.REFERENCES[name] if kind == "reference" else None
-        self.words = None if self.by_hand else CONTRACTS[name].words
+        self.contract = None if self.by_hand else CONTRACTS[name]
         self.nets, self.models = [], []
         self.begun = {}
 
@@ -42,7 +42,9 @@ class Training:
         if self.by_hand:
             model, optimizer = self.by_hand(net, optimizer)
         else:
-            model, optimizer = pt.parallelize(net, optimizer, plan=self.words)
+            for group in optimizer.param_groups:
+                group["lr"] /= self.contract.updates
+            model, optimizer = pt.parallelize(net, optimizer, plan=self.contract.words)
         self.models.append((model, optimizer))
         return model, optimizer
 

@@ -66,7 +66,7 @@ def snapshot(model):
 def accumulation(parallelize, log, rank, folder):
     """Four small batches make one update."""
     net = build()
-    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
     for step in range(STEPS):
         for part in range(4):
             x, y = batch(4 * step + part, rank, count=4)
@@ -112,7 +112,7 @@ def schedule(parallelize, log, rank, folder):
 def scaling(parallelize, log, rank, folder):
     """Losses are scaled; in one step that of one rank overflows."""
     net = build()
-    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4)
     for step in range(STEPS):
         x, y = batch(step, rank)
@@ -133,7 +133,8 @@ def scaling(parallelize, log, rank, folder):
 def averaged(parallelize, log, rank, folder):
     """A moving average of the parameters is kept beside the model."""
     net = build()
-    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+    log["start"] = snapshot(net)
     ema = {name: p.detach().clone() for name, p in net.named_parameters()}
     parameters = dict(net.named_parameters())
     for step in range(STEPS):
@@ -155,7 +156,6 @@ def frozen(parallelize, log, rank, folder):
     net = build()
     net.body[0].requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01, weight_decay=0.1)
-    log["start"] = snapshot(net)
     model, optimizer = parallelize(net, optimizer)
     for step in range(STEPS):
         x, y = batch(step, rank)
@@ -184,7 +184,7 @@ def several(parallelize, log, rank, folder):
     """An encoder and a classifier with an optimizer each; the classifier learns twice, once with the encoder held still."""
     whole = build()
     encoder, encoding = parallelize(whole.body, torch.optim.Adam(whole.body.parameters(), lr=0.005))
-    classifier, classifying = parallelize(whole.head, torch.optim.SGD(whole.head.parameters(), lr=0.1, momentum=0.9))
+    classifier, classifying = parallelize(whole.head, torch.optim.SGD(whole.head.parameters(), lr=0.05, momentum=0.9))
     for step in range(STEPS):
         x, y = batch(step, rank)
         before = snapshot(whole.body)
@@ -237,7 +237,7 @@ def resume(parallelize, log, rank, folder):
 def evaluation(parallelize, log, rank, folder):
     """Every few steps the model is evaluated, without dropout, and the best one is kept."""
     net = build(dropout=0.2)
-    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
     torch.manual_seed(100 + rank)
     x_held, y_held = batch(10_000, 0, count=64)
     best = float("inf")

@@ -35,8 +35,8 @@ class _Held:
 class Strategy(ABC):
     """Attached to one model and its optimizer; the user's loop stays as it is.
 
-    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used. Whoever reads
-    them otherwise calls `synchronize` first (`state_dict` does).
+    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used, and so does
+    whoever reads one (see `pending`).
     """
 
     name: ClassVar[str]
