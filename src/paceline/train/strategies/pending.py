@@ -16,12 +16,15 @@ from torch.utils._pytree import tree_iter
 
 #: where such a parameter keeps what brings it here
 _ARRIVE = "_paceline_arrive"
-#: properties and methods that do not look at values; optimizers' `zero_grad` is made of them
-_LOOKS = frozenset(
-    [getattr(Tensor, name).__get__ for name in (
-        "grad", "requires_grad", "is_leaf", "grad_fn", "shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_cuda", "is_meta")]
-    + [Tensor.grad.__set__, Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size]
+_FORM = (
+    "grad", "requires_grad", "is_leaf", "grad_fn", "shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_cuda", "is_meta",
 )
+_GRAD: Any = getattr(Tensor, _FORM[0])
+#: what does not look at values; optimizers' `zero_grad` is made of it
+_LOOKS = frozenset({
+    *(getattr(Tensor, name).__get__ for name in _FORM), _GRAD.__set__,
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size,
+})
 
 
 class Pending(nn.Parameter):
@@ -32,7 +35,7 @@ class Pending(nn.Parameter):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _LOOKS:
-            return super().__torch_function__(func, types, args, kwargs or {})
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         for value in tree_iter((args, kwargs)):
             arrive(value)
         return func(*args, **(kwargs or {}))
@@ -56,7 +59,7 @@ def await_with(parameter: nn.Parameter, bring: Callable[[], None]) -> None:
 def here(parameter: nn.Parameter) -> None:
     """The value has come, or never will."""
     if type(parameter) is Pending:
-        parameter.__class__ = nn.Parameter
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         delattr(parameter, _ARRIVE)
 
 
