@@ -19,8 +19,8 @@ from paceline.whatif.subject import Subject
 TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024)
 MADE = [
     errors.UnknownName("framework", "eager", ["jax", "torch"], "known: jax, torch"), errors.MissingExtra("ray", "ray", "--engine ray"),
-    *(kind("one line") for kind in (errors.PacelineError, errors.UnitError, errors.SpecError, errors.CaptureError, errors.PlanError,
-                                    errors.RunError, errors.DataError, EngineAway)),
+    *(kind("one line") for kind in (errors.PacelineError, errors.UnitError, errors.SpecError, errors.UnknownSizes, errors.CaptureError,
+                                    errors.PlanError, errors.RunError, errors.DataError, EngineAway)),
 ]
 
 

@@ -20,7 +20,7 @@ BAD = ["a\n", "a\nb", "a\r", "a\tb", "\x1b[31mred", "a\x00b", "a\u2028b", "a\u20
 
 @pytest.mark.parametrize("name", BAD)
 def test_control_characters_are_refused(name):
-    with pytest.raises(SpecError, match="a name of a cluster must not hold control characters, got") as error:
+    with pytest.raises(SpecError, match="cluster name .* holds the control character") as error:
         checked_name("cluster", name)
     assert str(error.value).isprintable()
 
@@ -31,7 +31,7 @@ def test_control_characters_are_refused(name):
         ("", "must not be empty"),
         ("  ", "must not be empty"),
         ("x" * 201, "at most 200 characters, got 201"),
-        (7, "is text, got 7"),
+        (7, "must be a string, got 7"),
     ],
 )
 def test_other_names_that_are_refused(name, message):
@@ -56,7 +56,7 @@ def test_a_file_name_is_one_plain_word(name):
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_job_file_is_refused_with_one_line(tmp_path, capsys, name):
-    with pytest.raises(SpecError, match="a name of a job must not hold control characters") as error:
+    with pytest.raises(SpecError, match="job name .* holds the control character") as error:
         Order.of({"name": name, "command": "true", "seconds": 5}, tmp_path, "jobs.toml")
     assert str(error.value).isprintable() and str(error.value).startswith("jobs.toml: ")
     if name == "\ud800":  # no file can hold it
@@ -68,12 +68,12 @@ def test_a_job_file_is_refused_with_one_line(tmp_path, capsys, name):
     with pytest.raises(SystemExit) as left:
         main(["schedule", str(path), "--state", str(tmp_path / "state")])
     said = capsys.readouterr().err.strip()
-    assert left.value.code == 2 and "\n" not in said and "control characters" in said
+    assert left.value.code == 2 and "\n" not in said and "control character" in said
     assert not (tmp_path / "state").exists()
 
 
 def test_tenants_too(tmp_path):
-    with pytest.raises(SpecError, match="a name of a tenant must not hold control characters"):
+    with pytest.raises(SpecError, match="tenant name .* holds the control character"):
         Order.of({"name": "a", "command": "true", "seconds": 5, "tenant": "x\ny"}, tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_job_list_is_refused_with_one_line(tmp_path, row):
     path = tmp_path / "jobs.csv"
     path.write_text(f"name,submit_s,devices,seconds,tenant\n{row}\n")
     with pytest.raises(
-        PacelineError, match=r"jobs.csv: a name of a (job|tenant) must not hold control characters"
+        PacelineError, match=r"jobs.csv: (job|tenant) name .* holds the control character"
     ) as error:
         traces.load(str(path))
     assert "\n" not in str(error.value)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import operator
+import unicodedata
 from dataclasses import fields
 from typing import Any
 
 from paceline.errors import PacelineError, SpecError
+
+#: Unicode categories of characters that change how a line is shown or parsed: control, format, surrogate,
+#: line and paragraph separators
+CONTROL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def whole(what: str, value: Any, least: int = 1, error: type[PacelineError] = SpecError) -> int:
@@ -37,7 +42,7 @@ def name(what: str, text: Any, error: type[PacelineError] = SpecError) -> str:
     """
     if not isinstance(text, str):
         raise error(f"{what} must be a string, got {text!r}")
-    wrong = next((character for character in text if not character.isprintable()), None)
+    wrong = next((c for c in text if unicodedata.category(c) in CONTROL), None) if not text.isprintable() else None
     if wrong is not None:
         raise error(f"{what} {text!r} holds the control character {wrong!r}; use letters, digits and punctuation")
     return text

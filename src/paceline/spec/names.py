@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 from paceline.errors import SpecError
+from paceline.spec import checks
 
 #: characters of a name
 LONGEST = 200
-#: Unicode categories of characters that change how a line is shown or parsed: control, format, surrogate,
-#: line and paragraph separators
-_CONTROL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -21,20 +18,12 @@ def checked_name(what: str, name: str) -> str:
     >>> checked_name("job", "digits 2")
     'digits 2'
     """
-    if not isinstance(name, str):
-        raise SpecError(f"a name of a {what} is text, got {name!r}")
-    if not name.strip():
+    text = checks.name(f"{what} name", name)
+    if not text.strip():
         raise SpecError(f"a name of a {what} must not be empty, got {name!r}")
-    if len(name) > LONGEST:
-        raise SpecError(
-            f"a name of a {what} has at most {LONGEST} characters, got {len(name)}: {name[:40]!r}..."
-        )
-    if name.isprintable():
-        return name
-    control = next((char for char in name if unicodedata.category(char) in _CONTROL), None)
-    if control is not None:
-        raise SpecError(f"a name of a {what} must not hold control characters, got {control!r} in {name!r}")
-    return name
+    if len(text) > LONGEST:
+        raise SpecError(f"a name of a {what} has at most {LONGEST} characters, got {len(text)}: {text[:40]!r}...")
+    return text
 
 
 def file_name(name: str) -> str:
