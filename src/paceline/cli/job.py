@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import show
+from paceline.cli.options import print_json, show
 
 if TYPE_CHECKING:
     from paceline.spec.prediction import DistributedPrediction
@@ -66,7 +65,7 @@ def show_job(found: DistributedPrediction, cluster: str, whole: Whole, json_: bo
     said = {field: value for name, field in names.items() if (value := getattr(whole, name)) is not None}
     answer = job(found, clusters.get(cluster), Budget(**said))
     if json_:
-        print(json.dumps({**found.to_dict(), "job": answer.to_dict()}))
+        print_json({**found.to_dict(), "job": answer.to_dict()})
         return
     for thing in (found, "", answer):
         show(thing)

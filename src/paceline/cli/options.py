@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +44,13 @@ def show(thing: Any) -> None:
     (console if console.is_terminal else Console(width=160)).print(thing)
 
 
+def print_json(answer: Any) -> None:
+    """Prints plain data as one line of JSON; numbers that are not finite are null. All of --json goes through it."""
+    from paceline.report import plain
+
+    print(plain.text(answer))
+
+
 def workload(
     model: str, batch: int | None, seq: int | None, image: int | None, precision: str | None, optimizer: str | None, checkpointing: bool,
     compile: bool, channels_last: bool | None,
@@ -82,7 +88,7 @@ def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path 
             raise SpecError(f"--trace {trace}: steps of this plan are predicted without a timeline; leave --trace out")
         prediction.timeline.save(trace)
     if json_:
-        print(json.dumps(prediction.to_dict()))
+        print_json(prediction.to_dict())
     else:
         show(prediction)
         if trace is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Image, Json, Optimizer, Precision, show, whole
+from paceline.cli.options import Image, Json, Optimizer, Precision, print_json, show, whole
 
 if TYPE_CHECKING:
     from paceline.plan.search import Progress
@@ -95,7 +94,7 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
 
         written = write(found, emit, output)
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
         for path in written:
@@ -121,7 +120,7 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
 
         page.write(html, study_html(found))
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
 
