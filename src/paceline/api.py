@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, transformers
-from paceline.errors import PacelineError, SpecError, UnknownSizes
+from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes
 from paceline.predict import parallel, simulated
 from paceline.predict.step import predict as predict_workload
 from paceline.spec import checks
@@ -137,7 +137,7 @@ def _answer(question: Question, processes: int | None = None) -> Answer:
     try:
         found = plan(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, processes=processes, **q.options)
     except PacelineError as error:
-        return Answer(question=question, error=str(error))
+        return Answer(question=question, error=str(error), fits=not isinstance(error, DoesNotFit))
     return Answer(question=question, planned=found)
 
 

@@ -86,6 +86,8 @@ _SHOWN = {"bytes": "B", "bandwidth": "B/s", "flops": "FLOP/s", "frequency": "Hz"
 def show(value: float, dimension: str, digits: int = 3) -> str:
     """`value` (SI) for people, `digits` significant: '141 GB', '12.3 ms'."""
     if dimension == "time":
+        if value == 0:
+            return "0 s"
         for unit, factor in (("d", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
             if abs(value) >= factor * (2 if factor > 1 else 1) or unit == "ns":
                 return f"{_significant(value / factor, digits)} {unit}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +35,9 @@ Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw,
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
 ChannelsLast = Annotated[bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")]
+RequireFit = Annotated[bool, Parameter(negative="", help=(
+    "exit with code 1 where something does not fit into memory; else that is an answer like others, with code 0"
+))]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
 
 
@@ -40,8 +45,9 @@ def show(thing: Any) -> None:
     from rich.console import Console
 
     console = Console()
-    # a pipe has no width of its own: keep lines whole for grep
-    (console if console.is_terminal else Console(width=160)).print(thing)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").strip("0").isdigit():
+        console = Console(width=160)  # a pipe has no width of its own: keep lines whole for grep
+    console.print(thing)
 
 
 def print_json(answer: Any) -> None:
@@ -49,6 +55,12 @@ def print_json(answer: Any) -> None:
     from paceline.report import plain
 
     print(plain.text(answer))
+
+
+def end(fits: bool, require_fit: bool) -> None:
+    """Ends a command that has printed its answer: with code 1 where that does not fit and has to."""
+    if require_fit and not fits:
+        sys.exit(1)
 
 
 def workload(

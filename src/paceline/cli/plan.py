@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Image, Json, Optimizer, Precision, print_json, show, whole
+from paceline.cli.options import (
+    Image,
+    Json,
+    Optimizer,
+    Precision,
+    RequireFit,
+    end,
+    print_json,
+    show,
+    whole,
+)
 
 if TYPE_CHECKING:
     from paceline.plan.search import Progress
@@ -39,7 +49,8 @@ def plan(
     measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
     emit: Annotated[str | None, Parameter(help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm")] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
-    html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None, json_: Json = False,
+    html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,
+    require_fit: RequireFit = False, json_: Json = False,
 ) -> None:
     """Find the best plan: degrees, batch split, schedule, sharding, recomputation; proven within a gap, with the runners-up and why they lost.
 
@@ -50,7 +61,7 @@ def plan(
         Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as written at its top
     """
     from paceline import units
-    from paceline.errors import SpecError
+    from paceline.errors import DoesNotFit, SpecError
     from paceline.plan.study import questions, read
 
     if output is not None and not emit:
@@ -66,10 +77,18 @@ def plan(
         asked = read(Path(model), {name: value for name, value in {**axes, **options}.items() if value})
     else:
         asked = questions(_list(model), **axes, **options)
-    if len(asked) > 1 or model.endswith(".toml") or engine != "local":
-        _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
-    else:
-        _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
+    try:
+        if len(asked) > 1 or model.endswith(".toml") or engine != "local":
+            fits = _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
+        else:
+            _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
+            fits = True  # a plan that does not fit is never the best
+    except DoesNotFit as error:
+        if not require_fit:
+            raise
+        print(f"paceline: {error}", file=sys.stderr)
+        fits = False
+    end(fits, require_fit)
 
 
 def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
@@ -101,7 +120,8 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
             print(f"wrote {path}")
 
 
-def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> None:
+def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> bool:
+    """Prints the answers; whether each question has a plan that fits."""
     from paceline.api import study
     from paceline.errors import SpecError
 
@@ -123,6 +143,7 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
         print_json(found.to_dict())
     else:
         show(found)
+    return all(answer.planned is not None for answer in found.answers)
 
 
 def _list(text: str | None) -> list[str]:

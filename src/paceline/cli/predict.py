@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from paceline.cli.job import Whole, show_job
-from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Compile, Image, Json, Optimizer, Precision, Seq, show_prediction
+from paceline.cli.options import (
+    Batch,
+    ChannelsLast,
+    Checkpointing,
+    Compile,
+    Image,
+    Json,
+    Optimizer,
+    Precision,
+    RequireFit,
+    Seq,
+    end,
+    show_prediction,
+)
+
+if TYPE_CHECKING:
+    from paceline.spec.prediction import DistributedPrediction, Prediction
 
 
 def predict(
@@ -18,6 +34,7 @@ def predict(
     batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
     checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
     trace: Annotated[Path | None, Parameter(help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank")] = None,
+    require_fit: RequireFit = False,
     json_: Json = False,
     whole: Whole | None = None,
 ) -> None:
@@ -43,8 +60,14 @@ def predict(
             raise SpecError("a whole job needs --tokens or --epochs")
         if cluster is None:
             raise SpecError("--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example")
-        show_job(api.predict(model, cluster=cluster, plan=plan or "", trace=False, **options), cluster, whole, json_)
-    elif cluster is None:
-        show_prediction(api.predict(model, str(device), trace=trace is not None, **options), trace, json_)
+        step = api.predict(model, cluster=cluster, plan=plan or "", trace=False, **options)
+        show_job(step, cluster, whole, json_)
+        end(step.fit.fits, require_fit)
+        return
+    found: Prediction | DistributedPrediction
+    if cluster is None:
+        found = api.predict(model, str(device), trace=trace is not None, **options)
     else:
-        show_prediction(api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options), trace, json_)
+        found = api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options)
+    show_prediction(found, trace, json_)
+    end(found.fit.fits, require_fit)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline import units
 from paceline.catalog import clusters
-from paceline.errors import PlanError, SpecError, nearest
+from paceline.errors import DoesNotFit, PlanError, SpecError, nearest
 from paceline.plan.answer import AXES, distinct, front, why
 from paceline.plan.ranges import ranges
 from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
@@ -46,7 +46,7 @@ def plan_transformer(
     found = search(space, goal(objective, where, deadline_s / steps if deadline_s and steps else math.inf), most=most, processes=processes,
                    progress=progress)
     if not found.tried:
-        raise PlanError(_nothing(space, found, deadline_s, steps))
+        raise _nothing(space, found, deadline_s, steps)
     ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
     notes += _notes(found)
     shown = distinct(ranked)
@@ -112,16 +112,17 @@ def _notes(found: Found) -> list[str]:
     return []
 
 
-def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float | None) -> str:
+def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float | None) -> PlanError:
     """Which constraint leaves no plan, by how much, and the smallest change that would."""
     if found.by_memory < found.space:
         days = f"{(deadline_s or 0) / 86400:.1f} days"
-        return f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps); allow more time, or more devices"
+        return PlanError(
+            f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps); allow more time, or more devices")
     assert found.nearest is not None
     plan, cluster, peak, room = found.nearest
     text = (f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs {units.show(peak, 'bytes')} of the "
             f"{units.show(room, 'bytes')} of a device")
-    return f"{text}; {_enough(space, cluster)}"
+    return DoesNotFit(f"{text}; {_enough(space, cluster)}")
 
 
 def _enough(space: Space, cluster: Cluster) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import on_ray
-from paceline.errors import PlanError, SpecError, UnknownName
+from paceline.errors import DoesNotFit, PlanError, SpecError, UnknownName
 from paceline.spec.facts import read_text
 from paceline.spec.planned import Answer, Question, Study
 
@@ -105,5 +105,7 @@ def study(
             if planned is not None and planned.interrupted:
                 break
     if all(one.planned is None for one in found):
-        raise PlanError(found[0].error if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {found[0].error}")
+        kind = PlanError if any(one.fits for one in found) else DoesNotFit
+        first = found[0].error
+        raise kind(first if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {first}")
     return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.report.terminal import distributed_view
+from paceline.report.terminal import distributed_view, spent
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import Anatomy, BreakEven, Change, Comparison, Explanation, Job, Scaling, Span, Sweep
 from paceline.units import show
@@ -132,11 +132,12 @@ def _readings(a: Anatomy) -> list[RenderableType]:
     columns = ("collectives of a device, per step", "axis", "ranks", "size", "times", "alpha", "beta x size", "algorithm")
     table = _table(*columns, left=("axis", "algorithm"))
     for s in a.sent[:8]:
-        table.add_row(s.op, s.axis, str(s.ranks), show(s.size, "bytes"), str(s.count), show(s.alpha_s, "time"), show(s.beta_s, "time"), s.algorithm)
+        size, alpha, beta = show(s.size, "bytes"), spent(s.alpha_s), spent(s.beta_s)
+        table.add_row(s.op, s.axis, str(s.ranks), size, str(s.count), alpha, beta, s.algorithm)
     if len(a.sent) > 8:
         rest = a.sent[8:]
-        table.add_row("the rest", "", "", "", str(sum(s.count for s in rest)), show(sum(s.alpha_s for s in rest), "time"),
-                      show(sum(s.beta_s for s in rest), "time"), "")
+        alpha, beta = (spent(sum(getattr(s, name) for s in rest)) for name in ("alpha_s", "beta_s"))
+        table.add_row("the rest", "", "", "", str(sum(s.count for s in rest)), alpha, beta, "")
     b = a.bsp
     line = (f"BSP: w + h g + s l = {show(b['w_s'], 'time')} + {show(b['h_bytes'], 'bytes')} x {b['g_s_per_byte'] * 1e9:.3g} ns/B + "
             f"{b['supersteps']:.0f} x {show(b['l_s'], 'time')} = {show(b['seconds'], 'time')} without overlap; with it {show(a.step_s, 'time')}")

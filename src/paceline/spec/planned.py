@@ -140,6 +140,8 @@ class Answer:
     question: Question
     planned: Planned | None = None
     error: str = ""
+    #: False where all plans need more memory than there is
+    fits: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the answer as that of a single question, with the question beside it."""
