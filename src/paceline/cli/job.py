@@ -33,6 +33,9 @@ def _quantity(dimension: str) -> Any:
 
 Count = Parameter(converter=_quantity("count"))
 Seconds = Parameter(converter=_quantity("time"))
+Price = Annotated[float | None, Parameter(
+    converter=_quantity("price_rate"), help="of a device, such as 2.5USD/h; else the catalog's, which says of what date it is",
+)]
 
 
 @Parameter(name="*")
@@ -47,7 +50,7 @@ class Whole:
     mtbf: Annotated[float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")] = None
     restart: Annotated[float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")] = None
     storage: Annotated[float | None, Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s")] = None
-    price: Annotated[float | None, Parameter(converter=_quantity("price_rate"), help="of a device, such as 2.5USD/h; else the catalog's")] = None
+    price: Price = None
 
     @property
     def asked(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from paceline.cli.job import Price
 from paceline.cli.options import (
     Image,
     Json,
@@ -39,6 +40,7 @@ def plan(
     objective: Annotated[str | None, Parameter(help="time (the default), cost or energy")] = None,
     tokens: Annotated[str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")] = None,
     deadline: Annotated[str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")] = None,
+    price: Price = None,
     fix: Annotated[Words, Parameter(help="words of a plan that are given, such as tp=8")] = None,
     forbid: Annotated[Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")] = None,
     allow: Annotated[Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")] = None,
@@ -70,7 +72,7 @@ def plan(
     numbers = {"tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None}
     said: dict[str, Any] = {
         **words, **numbers, "objective": objective, "top": top, "most": most, "image": image, "precision": precision,
-        "optimizer": optimizer, "gpus": gpus, "device": device}
+        "optimizer": optimizer, "gpus": gpus, "device": device, "price_per_s": price}
     options = {name: value for name, value in said.items() if value not in (None, [])}
     axes: dict[str, Any] = {"clusters": _list(cluster), "gbs": _numbers("--gbs", gbs), "seq": _numbers("--seq", seq)}
     if model.endswith(".toml"):

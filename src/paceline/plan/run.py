@@ -58,8 +58,10 @@ def plan_transformer(
         interrupted=found.interrupted, steps=steps)
 
 
-def goal(objective: str, where: Sequence[Cluster], most_s: float = math.inf) -> Goal:
-    """What is to be small."""
+def goal(
+    objective: str, where: Sequence[Cluster], most_s: float = math.inf, *, flag_of: str = "objective",
+) -> Goal:
+    """What is to be small; SpecError, naming the flag, where a device has no price or power to count it by."""
     if objective not in OBJECTIVES:
         near = nearest(objective, list(OBJECTIVES))
         raise SpecError(f"unknown objective {objective!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(OBJECTIVES)}"))
@@ -70,16 +72,20 @@ def goal(objective: str, where: Sequence[Cluster], most_s: float = math.inf) -> 
     missing = next((c.device.name for c in where if not factors[objective](c)), None)
     if missing:
         fact = "price" if objective == "cost" else "power"
-        raise SpecError(f"objective {objective}: {missing} has no {fact}; add it to a device file (like = \"{missing}\") or use --objective time")
+        flag = "give --price, such as --price 2.5USD/h, " if objective == "cost" else ""
+        file = f"add it to a device file (like = \"{missing}\")"
+        raise SpecError(f"{flag_of} {objective}: {missing} has no {fact}; {flag}{file} or leave {objective} out")
     return Goal(objective, lambda c: factors[objective](c) or math.nan, most_s)
 
 
-def check_axes(axes: Sequence[str]) -> None:
-    """Refuses what a front cannot be drawn over."""
+def check_axes(axes: Sequence[str], where: Sequence[Cluster]) -> None:
+    """Refuses what a front cannot be drawn over, and money and energy where they are not known."""
     for axis in axes:
         if axis not in AXES:
             near = nearest(axis, list(AXES))
             raise SpecError(f"--pareto: unknown {axis!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(AXES)}"))
+        if axis in OBJECTIVES:
+            goal(axis, where, flag_of="--pareto")
 
 
 def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:

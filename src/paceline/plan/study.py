@@ -30,7 +30,9 @@ from paceline.spec.planned import Answer, Question, Study
 _AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
 _WORDS = ("gpus", "device")
 #: what else a question may set: words of `paceline.plan`
-_OPTIONS = ("objective", "fix", "forbid", "allow", "tokens", "deadline_s", "top", "pareto", "most", "image", "precision", "optimizer")
+_OPTIONS = (
+    "objective", "fix", "forbid", "allow", "tokens", "deadline_s", "price_per_s", "top", "pareto", "most", "image", "precision",
+    "optimizer")
 
 
 def questions(

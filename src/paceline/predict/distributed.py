@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.cost import money
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
@@ -194,6 +195,7 @@ class Step(Gradients):
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
             fit=remedy.fit(self, fullest),
             provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
+            price=money.basis(device),
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost import memory as memory_model
+from paceline.cost import money
 from paceline.cost.collectives import collective_s, sigma
 from paceline.predict.degrees import resolve as resolve
 from paceline.predict.interval import around
@@ -433,6 +434,7 @@ class _Ranks:
             parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=parts.get(BUBBLE, 0.0),
             bound_by=_bound(parts), breakdown=_breakdown(parts, step), stages=stages, fit=memory_model.fit(workload, fullest),
             provenance=tuple(self.provenance()), energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
+            price=money.basis(device),
             cost_per_unit=device.price_per_s * step * plan.ranks / done if device.price_per_s else None,
         )
 

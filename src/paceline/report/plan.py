@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paceline import units
+from paceline.cost import money
 from paceline.report.page import page
-from paceline.report.terminal import distributed_view, listing
+from paceline.report.terminal import distributed_view, listing, rests_on
 from paceline.spec.planned import Answer, Planned, Range, Ranked, Study
 
 
@@ -19,6 +20,8 @@ def planned_view(p: Planned) -> RenderableType:
         Text.assemble(("best plan  ", "bold"), (str(p.best.plan), "bold green")), distributed_view(p.best.prediction), Text(), _certificate(p)]
     if p.steps:
         lines.append(_job(p))
+    if _shows_money(p):
+        lines.append(_price(p))
     lines += [Text(f"note: {note}", style="yellow") for note in p.notes]
     lines += [Text(), _ranking("top plans", p.top, p.objective)]
     if p.pareto:
@@ -45,7 +48,10 @@ def study_view(study: Study) -> RenderableType:
     title = f"{len(study.answers)} questions, {units.show(study.elapsed_s, 'time')}"
     title += "" if study.engine == "local" else f" on {study.engine}"
     rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
-    return Group(listing(title, columns, rows), *(line for answer in found for line in _besides(answer)))
+    besides = [line for answer in found for line in _besides(answer)]
+    with_money = [answer.planned for answer in found if answer.planned is not None and _shows_money(answer.planned)]
+    prices = {planned.best.cluster.device.name: _price(planned) for planned in with_money}
+    return Group(listing(title, columns, rows), *prices.values(), *besides)
 
 
 def study_html(study: Study) -> str:
@@ -92,6 +98,16 @@ def _certificate(p: Planned) -> Text:
     if p.undecided:
         reasons.append(f"{p.undecided:,} left within the gap")
     return Text.assemble(("certificate  ", "bold"), f"{proof}, as this model predicts: {', '.join(reasons)}; {p.elapsed_s:.1f} s")
+
+
+def _shows_money(p: Planned) -> bool:
+    return p.objective == "cost" or bool(p.steps)
+
+
+def _price(p: Planned) -> Text:
+    """What its money rests on, or why it shows none."""
+    device = p.best.cluster.device
+    return rests_on(money.evidence(device, money.price(device), money.FLAG))
 
 
 def _job(p: Planned) -> Text:

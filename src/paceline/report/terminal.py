@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.spec.prediction import DistributedPrediction, Fit, Memory, Prediction
+from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Prediction
 from paceline.units import show
 
 _BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta", "communication": "blue", "bubble": "red"}
@@ -166,13 +166,13 @@ def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
 
 
 def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
-    styles = {"warning": "yellow"}
-    lines = [
-        Text.assemble(
-            ("  " + e.kind.ljust(10), "dim"), (e.what, styles.get(e.kind, "")), (f"  [{e.source}]", "dim"))
-        for e in p.provenance
-    ]
-    return [Text("rests on:", style="dim"), *lines]
+    return [Text("rests on:", style="dim"), *(rests_on(e) for e in p.provenance)]
+
+
+def rests_on(e: Evidence) -> Text:
+    """One line for an input: how it is known, what it is, and where from."""
+    style = "yellow" if e.kind == "warning" else ""
+    return Text.assemble(("  " + e.kind.ljust(10), "dim"), (e.what, style), (f"  [{e.source}]", "dim"))
 
 
 #: columns of words

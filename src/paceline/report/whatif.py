@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.report.terminal import distributed_view, spent
+from paceline.report.terminal import distributed_view, rests_on, spent
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import Anatomy, BreakEven, Change, Comparison, Explanation, Job, Scaling, Span, Sweep
 from paceline.units import show
@@ -202,6 +202,8 @@ def job_view(j: Job) -> RenderableType:
     add("time to train", j.time_s, "time")
     add("goodput", j.goodput, "fraction")
     add("device-hours", j.device_hours, "count")
+    if j.money is None:
+        table.add_row("money", "no price", "")
     add("money", j.money, "count", unit=" USD")
     add("energy", j.energy_j, "count", 1 / 3600, "Wh")
     more = f", {100 * j.extra:.0f} % more for its batch" if j.extra else ""
@@ -215,4 +217,4 @@ def job_view(j: Job) -> RenderableType:
 
 
 def _rests(evidence: Sequence[Evidence]) -> list[Text]:
-    return [Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")) for e in evidence]
+    return [rests_on(e) for e in evidence]

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.spec.cluster import Cluster
+from paceline.spec.device import Device
+from paceline.spec.facts import Fact
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
@@ -101,7 +103,7 @@ class Planned:
             "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
             "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
             "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto], "notes": list(self.notes),
-            "interrupted": self.interrupted, "calibration": dict(self.calibration),
+            "interrupted": self.interrupted, "calibration": dict(self.calibration), "price": _price(self.best.cluster.device),
         }
 
     def __rich__(self) -> Any:
@@ -113,6 +115,14 @@ class Planned:
         from paceline.report.plan import planned_html
 
         return planned_html(self)
+
+
+def _price(device: Device) -> dict[str, Any] | None:
+    """USD per hour of a device, how that is known, where from and of what date; None where there is no price."""
+    if device.price_per_s is None:
+        return None
+    fact = device.facts.get("price.hour", Fact(value=device.price_per_s, kind="declared", source=device.name))
+    return {"usd_per_hour": 3600 * device.price_per_s, "kind": fact.kind, "source": fact.source, "date": fact.date or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
