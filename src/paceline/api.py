@@ -72,13 +72,15 @@ def plan(
     model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
     seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
     tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
-    price_per_s: float | str | None = None, processes: int | None = None, progress: Any = None, **options: Any,
+    price_per_s: float | str | None = None, processes: int | None = None, progress: Any = None,
+    **options: Any,
 ) -> Planned:
     """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
 
     `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans, of which at
     most `most` (256) are simulated; anything else is captured with `options` and shares its work by data, and all its plans are simulated
-    unless `most` says less. `price_per_s` is USD per second of a device, or a text such as "2.5USD/h"; the catalog's unless given.
+    unless `most` says less. `price_per_s` is USD per second of a device, or a text such as "2.5USD/h"; by
+    default the catalog's.
     """
     from paceline.plan.general import plan_module
     from paceline.plan.run import check_axes, plan_transformer

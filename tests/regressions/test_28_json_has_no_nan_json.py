@@ -22,10 +22,12 @@ def strict(text):
 
 def test_a_mean_of_no_jobs_is_null(capsys, tmp_path):
     trace = tmp_path / "killed.csv"
-    trace.write_text("name,submit_s,devices,seconds,outcome,ends_at\na,0,1,600,killed,0.5\nb,5,1,600,killed,0.5\n")
+    trace.write_text("name,submit_s,devices,seconds,outcome,ends_at\na,0,1,600,killed,0.5\n")
     log = tmp_path / "log.jsonl"
     with pytest.raises(SystemExit) as ended:
-        cli.main(["simulate", "--trace", str(trace), "--cluster", "1x4xv100", "-p", "srtf", "--log", str(log), "--json"])
+        cli.main([
+            "simulate", "--trace", str(trace), "--cluster", "1x4xv100", "-p", "srtf", "--log", str(log),
+            "--json"])
     assert not ended.value.code
     [row] = strict(capsys.readouterr().out)["policies"]
     assert row["avg_successful_jct_s"] is None and row["avg_jct_s"] > 0
@@ -38,7 +40,8 @@ def test_predictions_are_json(value, capsys):
     phases = {**found.phases, "forward": value}
     options.show_prediction(replace(found, energy_j=value, phases=phases), None, True)
     printed = strict(capsys.readouterr().out)
-    assert printed["energy_j"] is None and printed["phases"]["forward"] is None and printed["step_s"] == found.step_s
+    assert printed["energy_j"] is None and printed["phases"]["forward"] is None
+    assert printed["step_s"] == found.step_s
 
 
 def test_every_command_prints_json_by_the_same_function():

@@ -34,7 +34,8 @@ def _quantity(dimension: str) -> Any:
 Count = Parameter(converter=_quantity("count"))
 Seconds = Parameter(converter=_quantity("time"))
 Price = Annotated[float | None, Parameter(
-    converter=_quantity("price_rate"), help="of a device, such as 2.5USD/h; else the catalog's, which says of what date it is",
+    converter=_quantity("price_rate"),
+    help="of a device, such as 2.5USD/h; by default the catalog's, whose date the answer says",
 )]
 
 

@@ -36,7 +36,7 @@ Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activ
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
 ChannelsLast = Annotated[bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")]
 RequireFit = Annotated[bool, Parameter(negative="", help=(
-    "exit with code 1 where something does not fit into memory; else that is an answer like others, with code 0"
+    "exit with code 1 where something does not fit into memory; by default that is an answer, with code 0"
 ))]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
 
@@ -51,7 +51,7 @@ def show(thing: Any) -> None:
 
 
 def print_json(answer: Any) -> None:
-    """Prints plain data as one line of JSON; numbers that are not finite are null. All of --json goes through it."""
+    """Prints plain data as one line of JSON, for every --json; numbers that are not finite are null."""
     from paceline.report import plain
 
     print(plain.text(answer))

@@ -122,7 +122,9 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
             print(f"wrote {path}")
 
 
-def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> bool:
+def _study(
+    asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object],
+) -> bool:
     """Prints the answers; whether each question has a plan that fits."""
     from paceline.api import study
     from paceline.errors import SpecError

@@ -100,7 +100,8 @@ def plan_module(
     if not tried and reason:
         raise PlanError(reason)
     if not tried:
-        raise DoesNotFit(f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
+        raise DoesNotFit(
+            f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
     tried.sort(key=lambda ranked: ranked.value)
     best = tried[0].prediction
     shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]

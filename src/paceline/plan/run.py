@@ -61,7 +61,7 @@ def plan_transformer(
 def goal(
     objective: str, where: Sequence[Cluster], most_s: float = math.inf, *, flag_of: str = "objective",
 ) -> Goal:
-    """What is to be small; SpecError, naming the flag, where a device has no price or power to count it by."""
+    """What is to be small; SpecError, naming the flag, where a device has no price or power to count by."""
     if objective not in OBJECTIVES:
         near = nearest(objective, list(OBJECTIVES))
         raise SpecError(f"unknown objective {objective!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(OBJECTIVES)}"))
@@ -74,7 +74,8 @@ def goal(
         fact = "price" if objective == "cost" else "power"
         flag = "give --price, such as --price 2.5USD/h, " if objective == "cost" else ""
         file = f"add it to a device file (like = \"{missing}\")"
-        raise SpecError(f"{flag_of} {objective}: {missing} has no {fact}; {flag}{file} or leave {objective} out")
+        how = f"{flag}{file} or leave {objective} out"
+        raise SpecError(f"{flag_of} {objective}: {missing} has no {fact}; {how}")
     return Goal(objective, lambda c: factors[objective](c) or math.nan, most_s)
 
 
@@ -122,8 +123,8 @@ def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float 
     """Which constraint leaves no plan, by how much, and the smallest change that would."""
     if found.by_memory < found.space:
         days = f"{(deadline_s or 0) / 86400:.1f} days"
-        return PlanError(
-            f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps); allow more time, or more devices")
+        late = f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps)"
+        return PlanError(f"{late}; allow more time, or more devices")
     assert found.nearest is not None
     plan, cluster, peak, room = found.nearest
     text = (f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs {units.show(peak, 'bytes')} of the "

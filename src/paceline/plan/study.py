@@ -31,8 +31,8 @@ _AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
 _WORDS = ("gpus", "device")
 #: what else a question may set: words of `paceline.plan`
 _OPTIONS = (
-    "objective", "fix", "forbid", "allow", "tokens", "deadline_s", "price_per_s", "top", "pareto", "most", "image", "precision",
-    "optimizer")
+    "objective", "fix", "forbid", "allow", "tokens", "deadline_s", "price_per_s", "top", "pareto", "most",
+    "image", "precision", "optimizer")
 
 
 def questions(
@@ -109,5 +109,7 @@ def study(
     if all(one.planned is None for one in found):
         kind = PlanError if any(one.fits for one in found) else DoesNotFit
         first = found[0].error
-        raise kind(first if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {first}")
+        if len(found) > 1:
+            first = f"none of the {len(found)} questions has a plan; the first: {first}"
+        raise kind(first)
     return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun)

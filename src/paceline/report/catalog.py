@@ -61,7 +61,10 @@ def device_facts(device: Device) -> RenderableType:
 def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
     """Facts (path, fact, dimension) as a table that numbers their sources, and the sources below it."""
     sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact, _ in facts), 1)}
-    rows = [[path, _fact_value(fact, dimension), fact.kind, sources[fact.source]] for path, fact, dimension in facts]
+    rows = [
+        [path, _fact_value(fact, dimension), fact.kind, sources[fact.source]]
+        for path, fact, dimension in facts
+    ]
     return [Fitting(("fact", "value", "kind", "source"), rows), *(Text(f"{number}  {source}", style="dim") for source, number in sources.items())]
 
 

@@ -49,8 +49,8 @@ def study_view(study: Study) -> RenderableType:
     title += "" if study.engine == "local" else f" on {study.engine}"
     rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
     besides = [line for answer in found for line in _besides(answer)]
-    with_money = [answer.planned for answer in found if answer.planned is not None and _shows_money(answer.planned)]
-    prices = {planned.best.cluster.device.name: _price(planned) for planned in with_money}
+    planned = [answer.planned for answer in found if answer.planned is not None]
+    prices = {one.best.cluster.device.name: _price(one) for one in planned if _shows_money(one)}
     return Group(listing(title, columns, rows), *prices.values(), *besides)
 
 

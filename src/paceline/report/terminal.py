@@ -70,7 +70,7 @@ def _ms(seconds: float) -> str:
 
 
 def memory_scale(found: Memory) -> int:
-    """Bytes at which a bar of what is allocated is full: the device, or all that is allocated where it does not fit."""
+    """Bytes at which a bar of what is allocated is full: the device's, or all where they do not fit."""
     allocated = sum(found.by_kind.values())
     return max(found.available_bytes, allocated) if found.fits else allocated
 
@@ -137,7 +137,7 @@ def distributed_view(p: DistributedPrediction) -> RenderableType:
 
 
 def peak_share(p: DistributedPrediction, peak: str) -> str:
-    """The share of peak that the model's FLOPs take; beside it that of all FLOPs, where some are computed again."""
+    """The share of peak of the model's FLOPs; beside it that of all FLOPs, where some are computed again."""
     share = f"{100 * p.mfu:.1f} % of {peak}"
     recomputed = p.hfu > 1.0001 * p.mfu  # equal but for rounding where nothing is
     return f"{share} ({100 * p.hfu:.1f} % with recomputation)" if recomputed else share

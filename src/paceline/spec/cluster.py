@@ -164,7 +164,8 @@ class Cluster:
         def at(device: Device) -> Device:
             return replace(device, price_per_s=per_s, facts={**device.facts, "price.hour": fact})
 
-        return replace(self, device=at(self.device), mix=tuple((at(device), nodes) for device, nodes in self.mix))
+        mix = tuple((at(device), nodes) for device, nodes in self.mix)
+        return replace(self, device=at(self.device), mix=mix)
 
     def group(self, size: int, stride: int = 1, base: int = 0, *, concurrent: bool = True) -> Group:
         """The placement of a process group whose ranks are `base + i * stride`.

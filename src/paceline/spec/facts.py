@@ -27,7 +27,7 @@ _WANTED: dict[type, str] = {dict: "a table [{}]", list: "a list of strings", int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One number and where it comes from; `value` in SI units; `date` (2023, 2023-07 or 2023-07-26) where one is given."""
+    """One number and where it comes from; `value` in SI units, `date` (2023-07) where one is given."""
 
     value: float
     kind: str
@@ -122,7 +122,8 @@ class FactReader:
             source = self.sources.get(source, source)
             date = raw.get("date", "")
             if not isinstance(date, str) or (date and not _DATE.fullmatch(date)):
-                raise self.error(path, f"date: expected a year, month or day such as \"2023-07\", got {date!r}")
+                wanted = 'a year, month or day such as "2023-07"'
+                raise self.error(path, f"date: expected {wanted}, got {date!r}")
             raw = raw["value"]
         if kind not in KINDS:
             raise self.error(path, f"kind {kind!r} is not one of {', '.join(KINDS)}")

@@ -103,7 +103,8 @@ class Planned:
             "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
             "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
             "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto], "notes": list(self.notes),
-            "interrupted": self.interrupted, "calibration": dict(self.calibration), "price": _price(self.best.cluster.device),
+            "interrupted": self.interrupted, "calibration": dict(self.calibration),
+            "price": _price(self.best.cluster.device),
         }
 
     def __rich__(self) -> Any:
@@ -118,11 +119,12 @@ class Planned:
 
 
 def _price(device: Device) -> dict[str, Any] | None:
-    """USD per hour of a device, how that is known, where from and of what date; None where there is no price."""
+    """USD per hour of a device, how it is known, where from and of what date; None where there is none."""
     if device.price_per_s is None:
         return None
     fact = device.facts.get("price.hour", Fact(value=device.price_per_s, kind="declared", source=device.name))
-    return {"usd_per_hour": 3600 * device.price_per_s, "kind": fact.kind, "source": fact.source, "date": fact.date or None}
+    rate = 3600 * device.price_per_s
+    return {"usd_per_hour": rate, "kind": fact.kind, "source": fact.source, "date": fact.date or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

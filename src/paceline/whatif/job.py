@@ -74,7 +74,8 @@ def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
         unit=step.unit, units=units, steps=steps, step_s=step.step_s, devices=step.devices, extra=extra, training_s=training,
         evaluation_s=evaluation, checkpoint_s=write, checkpoint_bytes=written, interval_s=interval, interrupted_s=between, goodput=good, time_s=time,
         device_hours=hours, money=hours.times(3600 * cost.per_s) if cost is not None else None, energy_j=energy,
-        watts=drawn.watts if drawn is not None else None, provenance=tuple(_evidence(cluster.device, budget, cost, drawn)),
+        watts=drawn.watts if drawn is not None else None,
+        provenance=tuple(_evidence(cluster.device, budget, cost, drawn)),
     )
 
 
