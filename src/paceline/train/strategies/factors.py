@@ -83,6 +83,8 @@ class FactorPart(Part):
         self.groups = [groups[id(p)] for p in held]
         self.values = [p.data[self._own] for p in held]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
+        #: of all ranks, where somebody reads them
+        self._whole: list[Tensor] = []
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
 
@@ -144,6 +146,21 @@ class FactorPart(Part):
         torch.mm(errors.t(), inputs.to(errors.dtype), out=self.gradients[0])
         if len(self.gradients) > 1:
             torch.sum(errors, dim=0, out=self.gradients[1])
+
+    def whole(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient of a parameter, once it is here."""
+        (at,) = (i for i, own in enumerate(self.parameters) if own is parameter)
+        return (self._whole if self.mode == "rows" else self.gradients)[at]
+
+    def reading(self) -> Collective | None:
+        if self.mode != "rows":
+            return None
+        self._whole = self._whole or [torch.empty_like(parameter) for parameter in self.parameters]
+        return Collective("gather", self.gradients, self._whole, last=True)
+
+    def take_back(self) -> None:
+        for gradient, whole in zip(self.gradients, self._whole, strict=False):
+            gradient.copy_(whole[self._own])
 
     def update(self, now: Settings, scale: float | None) -> Job:
         for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
