@@ -19,6 +19,7 @@ from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.ddp import refuse_twice
 from paceline.train.transport import said
 
 
@@ -85,6 +86,7 @@ class Hooked(Averaging):
 
 def within_ddp(strategy: Strategy) -> Strategy:
     """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by DDP, too."""
+    refuse_twice(strategy)
     if type(strategy) is not Averaging:
         raise SpecError(f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in DistributedDataParallel, which averages "
                         "gradients, too; pass the module that it wraps, or use allreduce or a compressed strategy (terngrad, dgc, ...)")
