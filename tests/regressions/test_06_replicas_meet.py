@@ -14,7 +14,8 @@ PLANS = [("local", {"period": 4}, 6), ("post-local", {"period": 4, "after": 2}, 
 @pytest.fixture(scope="module")
 def found():
     """What two ranks found; one start of Python for all of it."""
-    calls = [("drifted", {"plan": plan, "options": options, "steps": steps}) for plan, options, steps in PLANS]
+    calls = [("drifted", {"plan": plan, "options": options, "steps": steps})
+             for plan, options, steps in PLANS]
     calls += [("left_over", {}), ("alone", {})]
     ranks = run("workers_06:several", world=2, arguments={"calls": calls}, environment=HERE, timeout_s=99)
     return list(zip(*ranks, strict=True))

@@ -61,7 +61,7 @@ def drifted(plan, options, steps):
 
 
 def left_over():
-    """Under `lazy`, with gradients that stay the same: how many are in the bottom layer before and after `close`."""
+    """Under `lazy`, with gradients that stay the same: those applied before and after `close`."""
     bottom, top = torch.nn.Linear(40, 40, bias=False), torch.nn.Linear(40, 40, bias=False)
     model = torch.nn.Sequential(bottom, top)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

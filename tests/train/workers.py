@@ -481,7 +481,8 @@ def odd(strategy, options, steps=6):
     net = Odd()
     frozen = net.frozen.weight.clone()
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    outer, opt = pt.parallelize(net, opt, plan=strategy, **({"find_unused_parameters": True} if ddp else options))
+    options = {"find_unused_parameters": True} if ddp else options
+    outer, opt = pt.parallelize(net, opt, plan=strategy, **options)
     assert outer is net
     scheduler, losses = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps), []
     for step in range(steps):

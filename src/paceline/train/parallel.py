@@ -42,7 +42,8 @@ def parallelize(
     if name in asynchronous.NAMES:
         return _joined(model, optimizer, name, {**_words(str(plan)), **options})
     if model in _attached:
-        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; call paceline.train.close(model) first")
+        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; "
+                       "call paceline.train.close(model) first")
     if isinstance(plan, str) and name not in strategies.names():
         plan = _parse(plan)
     if isinstance(plan, Plan):
@@ -170,7 +171,7 @@ def _name(plan: Plan) -> str:
 def of(model: nn.Module) -> Strategy:
     """The strategy that a model was given: whatever the plan, it has `synchronize()` and `no_sync()`."""
     if model not in _attached:
-        raise SpecError("this model was not parallelized by paceline.train; pass the model that parallelize was given")
+        raise SpecError("this model was not parallelized by paceline.train; pass what parallelize was given")
     return _attached[model]
 
 

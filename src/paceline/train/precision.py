@@ -41,11 +41,12 @@ def autocast(model: nn.Module, precision: str) -> nn.Module:
 
 
 class Scaler:
-    """Dynamic loss scaling: halved when a gradient overflows (the step is skipped, on all ranks), doubled after
-    `growth` good steps.
+    """Dynamic loss scaling: halved when a gradient overflows, doubled after `growth` good steps.
 
-    Loops written for `torch.amp.GradScaler` run as they are: `scale`, `unscale_`, `step`, `update`. Without `update` the
-    scale changes with the next `scale`.
+    A step with an overflow is skipped, on all ranks.
+
+    Loops written for `torch.amp.GradScaler` run as they are: `scale`, `unscale_`, `step`, `update`. Without
+    `update`, the scale changes with the next `scale`.
     """
 
     def __init__(self, scale: float = 65536.0, *, growth: int = 2000) -> None:
@@ -54,9 +55,9 @@ class Scaler:
         self.value, self.growth = scale, growth
         self.skipped = 0
         self._good = 0
-        #: since the last update: whether the gradients of each optimizer that was unscaled are finite, by its id
+        #: of optimizers that were unscaled since the last update, by id, whether their gradients are finite
         self._unscaled: dict[int, bool] = {}
-        #: and of those that were stepped
+        #: the same of those that were stepped
         self._stepped: list[bool] = []
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class Scaler:
     def unscale_(self, optimizer: Optimizer) -> None:
         """Gradients in true units, in `p.grad`: to clip or read them before `step`."""
         if id(optimizer) in self._unscaled:
-            raise RunError("unscale_() was called twice for this optimizer since the last update(); call it once per step")
+            raise RunError("unscale_() was called twice since the last update(); call it once a step")
         self._unscaled[id(optimizer)] = self._plain(optimizer)
 
     def step(self, optimizer: Optimizer) -> bool:

@@ -1,8 +1,8 @@
-"""torch's DistributedDataParallel round a model that stays the user's own: its buckets, `no_sync` and buffers.
+"""torch's DistributedDataParallel, with its buckets and buffers, round a model that stays the user's own.
 
-The model's `forward` goes through DDP from now on, so that the object which the user holds is the one to call, with
-the keys in its `state_dict` that it had. Passes without gradients stay on their rank, as under the other strategies:
-one rank may evaluate alone.
+The model's `forward` goes through DDP from now on: the object which the user holds is the one to call, with
+the keys in its `state_dict` that it had. Passes without gradients stay on their rank, as under the other
+strategies: one rank may evaluate alone.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class DDP(Strategy):
 
     def __init__(
         self, *, bucket_cap_mb: float | None = None, broadcast_buffers: bool | None = None,
-        find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False, static_graph: bool = False,
+        find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
     ) -> None:
         super().__init__()
         asked = {"bucket_cap_mb": bucket_cap_mb, "broadcast_buffers": broadcast_buffers}
         self._options: dict[str, Any] = {
             **{name: value for name, value in asked.items() if value is not None},
-            "find_unused_parameters": find_unused_parameters, "gradient_as_bucket_view": gradient_as_bucket_view,
-            "static_graph": static_graph,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": gradient_as_bucket_view, "static_graph": static_graph,
         }
         #: whether there was a forward pass through DDP since the last step
         self._passed = False
@@ -72,8 +73,8 @@ class DDP(Strategy):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._passed and not (args or kwargs) and any(p.grad is not None for _, p in self.parameters):
             raise RunError(
-                "there are gradients, but no forward pass went through the model itself, which torch's DDP needs "
-                "to average them; call model(...) in place of its parts or methods, or use plan='allreduce'")
+                "there are gradients, but no forward pass went through the model itself, which torch's DDP "
+                "needs to average them; call model(...) in place of its parts or methods, or use allreduce")
         result = self._plain_step(*args, **kwargs)
         self._passed = False
         return result

@@ -1,7 +1,7 @@
 """Models that something else keeps the same: parameter servers, shared memory, FSDP2, tensor parallelism.
 
-`paceline.train.of` gives one of these for them, so that a loop which asks for `synchronize` or `no_sync` is written
-once for all plans.
+`paceline.train.of` gives one of these for them, so that a loop which asks for `synchronize` or `no_sync` is
+written once for all plans.
 """
 
 from __future__ import annotations
