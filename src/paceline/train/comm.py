@@ -269,7 +269,10 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed (gloo's serve whoever holds them)."""
+        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed.
+
+        Destroyed groups of gloo serve whoever holds them, as this engine does.
+        """
         return self._error is not None or (self._in_turn and not dist.is_initialized())
 
     def end(self) -> list[threading.Thread]:
@@ -293,8 +296,10 @@ class Engine:
             raise self._error
 
     def waiting(self) -> list[threading.Thread]:
-        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted.
-        Each ends with the last collective that is on its way."""
+        """Threads that wait within the backend, up to its limit; each ends with its last collective.
+
+        The end of the process must not find them there: it would be aborted.
+        """
         return [thread for lane in self._each_lane() if (thread := lane.dismiss()) is not None]
 
     def _each_lane(self) -> list[Lane]:
