@@ -12,8 +12,9 @@ from paceline.cost import memory as memory_model
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host import HostCurve, default_host, issue_times
-from paceline.cost.operators import OpTimes, times
+from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import Packed, pack
+from paceline.cost.power import rule
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
@@ -73,6 +74,14 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
         cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
         timeline=_timeline(workload, step, starts, ends) if trace else None,
     )
+
+
+def power_evidence(device: Device) -> list[Evidence]:
+    """What the clock that matrix units sustain rests on."""
+    found = rule(device)
+    if found is None:
+        return []
+    return [Evidence(what=f"{device.name} power limit of matrix units", kind=found.kind, source=found.source)]
 
 
 def errors_for(device: Device, curves: Curves) -> Errors:
@@ -162,14 +171,16 @@ class Timed:
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
         target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
         packed = pack(workload)
-        costs = times(packed, target, curves)
+        costs = sustained(times(packed, target, curves), packed, device)
         step = Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
         return Timed(workload, device, target, curves, packed, costs, step, conditions.errors or errors_for(device, curves))
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
-        return device_sigma(self.step.group_shares(self.packed), self.errors)
+        spent = np.bincount(self.step.index, weights=self.step.busy, minlength=self.packed.size)
+        operators = device_sigma(self.step.group_shares(self.packed), self.errors)
+        return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
@@ -199,6 +210,7 @@ class Timed:
         unknown = "no source; derived from the rest of the file"
         out += [Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown) for path in self.chip.assumed]
         out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+        out += power_evidence(device)
         inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
         out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
         leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(self.step.group_shares(self.packed).items())[:4])
