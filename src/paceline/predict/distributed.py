@@ -53,8 +53,10 @@ def predict(
     return step.prediction(errors)
 
 
-def default_framework(plan: Plan) -> str:
-    """Sharded parameters are torch's way, everything else Megatron's."""
+def default_framework(plan: Plan, device: Device) -> str:
+    """TPUs run JAX; of the rest, sharded parameters are torch's way, everything else Megatron's."""
+    if device.kind == "tpu":
+        return "jax"
     return "torch-compile" if plan.sharding in ("fsdp", "hsdp") else "megatron-core"
 
 
@@ -64,7 +66,7 @@ class Step(Gradients):
 
     @staticmethod
     def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
-        style = framework or frameworks.get(plan.framework or default_framework(plan))
+        style = framework or frameworks.get(plan.framework or default_framework(plan, cluster.device))
         if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
             raise PlanError(f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them")
         shape = Step.shape_of(model, plan, style)
@@ -84,8 +86,9 @@ class Step(Gradients):
 
     def replanned(self, plan: Plan) -> Step:
         """The step under another resolved plan, for its memory alone: its operators are still those of the first."""
-        usual = not plan.framework and self.framework.name == default_framework(self.plan)
-        style = frameworks.get(default_framework(plan)) if usual else self.framework
+        device = self.cluster.device
+        usual = not plan.framework and self.framework.name == default_framework(self.plan, device)
+        style = frameworks.get(default_framework(plan, device)) if usual else self.framework
         return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
     def stages(self) -> list[StageTime]:
