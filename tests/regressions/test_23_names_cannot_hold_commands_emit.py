@@ -11,8 +11,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import PacelineError, SpecError
-from paceline.plan.emit import EMITTERS, emit
-from paceline.plan.emit.launch import job_name
+from paceline.plan.emit import EMITTERS, emit, launch
 from paceline.plan.run import plan_transformer
 from paceline.spec.transformer import Transformer, from_hf
 
@@ -80,4 +79,4 @@ def words(text):
 
 @pytest.mark.parametrize("name", [NASTY, "meta/llama 3", "../../x", "a;b", "--wrap=id", "模型", ""])
 def test_names_of_jobs_are_words(name):
-    assert re.fullmatch(r"[A-Za-z0-9._-]+", job_name(name)) and not job_name(name).startswith(("-", "."))
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", launch.job_name(name)) and not launch.job_name(name).startswith(("-", "."))

@@ -10,7 +10,8 @@ from dataclasses import replace
 from paceline import units
 from paceline.catalog import clusters
 from paceline.errors import PlanError, SpecError, nearest
-from paceline.plan.answer import AXES, distinct, front, why
+from paceline.plan import evidence
+from paceline.plan.answer import AXES, best_measured, distinct, front, why
 from paceline.plan.ranges import ranges
 from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
 from paceline.plan.space import LOSSY, Limits, Space
@@ -54,7 +55,8 @@ def plan_transformer(
     return Planned(
         model=model.name, sizes=model, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
         by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
-        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), ranges=stays, pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
+        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), measured=best_measured(shown), ranges=stays,
+        pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
         interrupted=found.interrupted, steps=steps)
 
 
@@ -101,7 +103,8 @@ def _ranked(tried: Tried, best: Tried) -> Ranked:
     lost = "" if tried is best else why(tried.prediction, best.prediction)
     lossy = ", ".join(word for word, fields in LOSSY.items() if all(getattr(tried.plan, name) == value for name, value in fields.items()))
     return Ranked(
-        plan=tried.plan, cluster=tried.cluster, prediction=tried.prediction, value=tried.value, bound_s=tried.bound_s, lost=lost, lossy=lossy)
+        plan=tried.plan, cluster=tried.cluster, prediction=tried.prediction, value=tried.value, bound_s=tried.bound_s, lost=lost, lossy=lossy,
+        unmeasured=evidence.of_plan(tried.plan))
 
 
 def _notes(found: Found) -> list[str]:

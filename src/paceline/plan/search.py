@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from multiprocessing import get_all_start_methods, get_context
 from typing import Protocol, TypeVar
@@ -25,6 +26,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.plan import evidence
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
 from paceline.plan.space import Block, Space
@@ -181,14 +183,23 @@ class _Candidates:
         # of plans with the same bound the plainest, which a block lists first, come first
         self._places = places[np.argsort(low[places], kind="stable")]
         self._lows = low[self._places]
-        self._next = 0
+        self._taken = np.zeros(len(self._places), dtype=bool)
 
-    def take(self, count: int, below: float) -> list[tuple[int, int, float]]:
-        """The next plans whose bounds are below a value: (block, place in it, bound)."""
-        stop = min(self._next + count, int(np.searchsorted(self._lows, below, side="left")))
-        chosen = range(self._next, stop)
-        self._next = max(self._next, stop)
-        return [self._where(i) for i in chosen]
+    @cached_property
+    def _measured(self) -> NDArray[np.bool_]:
+        """Whether plans have only features that were ever measured."""
+        of_blocks = [block.measured.ravel() for block in self._blocks]
+        return np.asarray(np.concatenate(of_blocks)[self._places]) if of_blocks else np.zeros(0, dtype=bool)
+
+    def take(self, count: int, below: float, measured: bool) -> list[tuple[int, int, float]]:
+        """The next plans whose bounds are below a value, or those of measured features: (block, place in it, bound)."""
+        stop = int(np.searchsorted(self._lows, below, side="left"))
+        open_ = ~self._taken[:stop]
+        if measured:
+            open_ &= self._measured[:stop]
+        chosen = np.flatnonzero(open_)[:count]
+        self._taken[chosen] = True
+        return [self._where(int(i)) for i in chosen]
 
     def _where(self, i: int) -> tuple[int, int, float]:
         place = int(self._places[i])
@@ -197,29 +208,63 @@ class _Candidates:
 
     def left(self) -> Array:
         """Bounds of the plans that were not taken."""
-        return self._lows[self._next :]
+        return np.asarray(self._lows[~self._taken])
 
 
 def _simulate(candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> tuple[list[Tried], bool]:
-    """Simulates plans until the best is settled or the budget is spent; best first."""
-    tried: list[Tried] = []
-    best, count = math.inf, 0
+    """Simulates plans until the best is settled or the budget is spent; best first.
+
+    Where the best has a feature that was never measured, what is left of the budget, and a little kept for it, goes to the best plan
+    that has none.
+    """
+    run = _Simulating(candidates, goal, pool, most, tell)
     try:
-        while count < most and (batch := candidates.take(min(BATCH, most - count), best * (1 - SETTLED))):
-            for (_, _, low), found in zip(batch, pool.map(_try, [(block, place) for block, place, _ in batch]), strict=True):
-                if found is None:
-                    candidates.tight += 1
-                    continue
-                count += 1
-                cluster, plan, prediction = found
-                if prediction.step_s <= goal.most_s:
-                    value = prediction.step_s * goal.factor(cluster)
-                    tried.append(Tried(cluster, plan, low / goal.factor(cluster), value, prediction))
-                    best = min(best, value)
-            tell("simulating", count, most, best)
+        run.until(most - min(BATCH, most // 8), measured=False)
+        run.until(most, measured=run.doubtful)
     except KeyboardInterrupt:
-        return sorted(tried, key=lambda t: t.value), True
-    return sorted(tried, key=lambda t: t.value), False
+        return run.ranked, True
+    return run.ranked, False
+
+
+class _Simulating:
+    """Plans that were simulated, and how many more may be."""
+
+    def __init__(self, candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> None:
+        self._candidates, self._goal, self._pool, self._most, self._tell = candidates, goal, pool, most, tell
+        self._tried: list[Tried] = []
+        self._count = 0
+
+    @property
+    def ranked(self) -> list[Tried]:
+        return sorted(self._tried, key=lambda tried: tried.value)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the best plan has a feature that was never measured."""
+        return bool(self._tried) and bool(evidence.of_plan(self.ranked[0].plan))
+
+    def until(self, most: int, *, measured: bool) -> None:
+        """Simulates until the best plan, or the best of measured features, is settled, or so many plans were simulated."""
+        while self._count < most:
+            rivals = [tried.value for tried in self._tried if not measured or not evidence.of_plan(tried.plan)]
+            below = min(rivals, default=math.inf) * (1 - SETTLED)
+            batch = self._candidates.take(min(BATCH, most - self._count), below, measured)
+            if not batch:
+                return
+            found = self._pool.map(_try, [(block, place) for block, place, _ in batch])
+            for (_, _, low), one in zip(batch, found, strict=True):
+                self._add(low, one)
+            self._tell("simulating", self._count, self._most, min((tried.value for tried in self._tried), default=math.inf))
+
+    def _add(self, low: float, found: tuple[Cluster, Plan, DistributedPrediction] | None) -> None:
+        if found is None:
+            self._candidates.tight += 1
+            return
+        self._count += 1
+        cluster, plan, prediction = found
+        factor = self._goal.factor(cluster)
+        if prediction.step_s <= self._goal.most_s:
+            self._tried.append(Tried(cluster, plan, low / factor, prediction.step_s * factor, prediction))
 
 
 def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] | None:
