@@ -17,7 +17,7 @@ from paceline.spec.transformer import Transformer, from_hf
 
 TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024)
 #: what a shell, Python or sbatch would carry out if it were written as it is
-NASTY = '"""; import os; os.abort() #" $(touch /tmp/owned) `id` \' \\'
+NASTY = '"""; import os; os.abort() #" $(touch owned) `id` \' \\'
 TOML = 'like = "dgx-a100"\nname = {name}\n'
 
 

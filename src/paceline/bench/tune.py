@@ -69,6 +69,8 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
 
     begun = time.monotonic()
     first = planned(where)
+    if first.interrupted:
+        return replace(first, top=first.top[:top])
     before = {ranked.plan: ranked.prediction.step_s for ranked in first.top}
     truth = measure(question.model, how, [ranked.plan for ranked in distinct(first.top)[:count]], where)
     compute, network = factors(captured, where, truth)

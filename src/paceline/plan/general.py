@@ -19,6 +19,7 @@ from paceline.plan.answer import best_measured, front, why
 from paceline.plan.run import goal
 from paceline.plan.search import Progress
 from paceline.plan.space import BUCKETS, Limits, spell
+from paceline.plan.workers import Interrupted
 from paceline.predict.degrees import resolve
 from paceline.predict.parallel import predict
 from paceline.spec.cluster import Cluster
@@ -98,7 +99,7 @@ def plan_module(
                 progress("simulating", i, len(plans), min(t.value for t in tried))
     except KeyboardInterrupt:
         if not tried:
-            raise
+            raise Interrupted(f"none of {len(plans)} plans was simulated yet") from None
         interrupted = True
     if not tried:
         raise PlanError(reason or f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from multiprocessing import get_all_start_methods, get_context
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +27,7 @@ from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
 from paceline.plan.space import Block, Space
 from paceline.plan.table import Table
+from paceline.plan.workers import Interrupted, Pool, reached, workers
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import Simulation
@@ -39,8 +36,6 @@ from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 
-A = TypeVar("A")
-B = TypeVar("B")
 Array = NDArray[np.float64]
 #: plans that are simulated at most
 MOST = 256
@@ -92,14 +87,19 @@ class Found:
 
 
 def search(space: Space, goal: Goal, *, most: int = MOST, processes: int | None = None, progress: Progress | None = None) -> Found:
-    """Search the whole space; with more processes sooner, with the same result."""
+    """Search the whole space; with more processes sooner, with the same result.
+
+    Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
+    """
     begun = time.monotonic()
     tell = progress or (lambda *_: None)
     blocks = space.blocks
-    with _workers(space, processes) as pool:
+    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, processes) as pool:
         lows, fits, nearest = _bound_all(blocks, goal, pool, tell)
         candidates = _Candidates(blocks, lows, fits)
         tried, interrupted = _simulate(candidates, goal, pool, most, tell)
+    if interrupted and not tried:
+        raise Interrupted(f"all {len(space):,} plans have bounds, and none was simulated yet")
     best = tried[0].value if tried else math.inf
     left = candidates.left()
     open_ = int(np.count_nonzero(left < best * (1 - SETTLED)))
@@ -127,16 +127,19 @@ def _bound_all(
     lows: list[Array] = [np.zeros(0)] * len(blocks)
     fits: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(blocks)
     nearest: tuple[float, int, int, float, float] | None = None
-    done = 0
-    for task, found in zip(tasks, pool.map(_bound_some, tasks), strict=True):
-        for i, (low, inside, over) in zip(task, found, strict=True):
-            lows[i] = low * goal.factor(blocks[i].cluster)
-            lows[i][low > goal.most_s] = math.inf
-            fits[i] = inside
-            if nearest is None or over[0] < nearest[0]:
-                nearest = (over[0], i, *over[1:])
-            done += len(blocks[i])
-        tell("bounding", done, sum(map(len, blocks)), math.inf)
+    done, total = 0, sum(map(len, blocks))
+    try:
+        for task, found in zip(tasks, pool.map(_bound_some, tasks), strict=True):
+            for i, (low, inside, over) in zip(task, found, strict=True):
+                lows[i] = low * goal.factor(blocks[i].cluster)
+                lows[i][low > goal.most_s] = math.inf
+                fits[i] = inside
+                if nearest is None or over[0] < nearest[0]:
+                    nearest = (over[0], i, *over[1:])
+                done += len(blocks[i])
+            tell("bounding", done, total, math.inf)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
     if nearest is None:
         return lows, fits, None
     _, i, place, peak, room_ = nearest
@@ -286,31 +289,13 @@ _blocks: Sequence[Block] = ()
 _tables: dict[str, Table] = {}
 
 
-class Pool(Protocol):
-    """Whatever runs a function over tasks and gives results in order."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]: ...
-
-
-class _Here:
-    """No other process."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]:
-        return map(run, tasks)
-
-
 @contextmanager
 def _workers(space: Space, processes: int | None) -> Iterator[Pool]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
     global _model, _blocks
     _model, _blocks = space.model, space.blocks
     _tables.clear()
-    count = processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if count < 2 or "fork" not in get_all_start_methods() or len(_blocks) < TASK:
-        yield _Here()
-        return
-    pool = ProcessPoolExecutor(count, get_context("fork"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
-    try:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    count = (processes or cores) if len(_blocks) >= TASK else 1
+    with workers(count) as pool:
         yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -186,6 +186,8 @@ class Study:
     answers: tuple[Answer, ...]
     engine: str
     elapsed_s: float
+    #: ended by Ctrl-C before all questions had their answers
+    interrupted: bool = False
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data for `--json`: a list."""
