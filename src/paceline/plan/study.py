@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline import on_ray
 from paceline.errors import DoesNotFit, PlanError, SpecError, UnknownName
+from paceline.plan.workers import Interrupted
 from paceline.spec.facts import read_text
 from paceline.spec.planned import Answer, Question, Study
 
@@ -96,15 +97,23 @@ def study(
         if progress:
             progress(done, len(asked))
 
+    interrupted = False
     if engine == "ray":
         found = on_ray.over(answer, asked, tell)
     else:
         found = []
         for question in asked:
-            found.append(answer(question))
+            try:
+                found.append(answer(question))
+            except KeyboardInterrupt as stop:
+                if not found:
+                    raise Interrupted(f"the first of {len(asked)} questions has no answer yet; {stop}".removesuffix("; ")) from None
+                interrupted = True
+                break
             tell(len(found))
             planned = found[-1].planned
             if planned is not None and planned.interrupted:
+                interrupted = True
                 break
     if all(one.planned is None for one in found):
         kind = PlanError if any(one.fits for one in found) else DoesNotFit
@@ -112,4 +121,4 @@ def study(
         if len(found) > 1:
             first = f"none of the {len(found)} questions has a plan; the first: {first}"
         raise kind(first)
-    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun)
+    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted)

@@ -18,13 +18,14 @@ from paceline.cost import money
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
+from paceline.cost.operators import power_sigma
 from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.predict.layer import NOTHING, Held
-from paceline.predict.step import errors_for
+from paceline.predict.step import errors_for, power_evidence
 from paceline.predict.stragglers import straggling
 from paceline.sim.schedules import V_SHAPED, bubble_s, chunks_per_rank, span_s
 from paceline.sim.timeline import Timeline
@@ -53,8 +54,10 @@ def predict(
     return step.prediction(errors)
 
 
-def default_framework(plan: Plan) -> str:
-    """Sharded parameters are torch's way, everything else Megatron's."""
+def default_framework(plan: Plan, device: Device) -> str:
+    """TPUs run JAX; of the rest, sharded parameters are torch's way, everything else Megatron's."""
+    if device.kind == "tpu":
+        return "jax"
     return "torch-compile" if plan.sharding in ("fsdp", "hsdp") else "megatron-core"
 
 
@@ -64,7 +67,7 @@ class Step(Gradients):
 
     @staticmethod
     def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
-        style = framework or frameworks.get(plan.framework or default_framework(plan))
+        style = framework or frameworks.get(plan.framework or default_framework(plan, cluster.device))
         if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
             raise PlanError(f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them")
         shape = Step.shape_of(model, plan, style)
@@ -84,8 +87,9 @@ class Step(Gradients):
 
     def replanned(self, plan: Plan) -> Step:
         """The step under another resolved plan, for its memory alone: its operators are still those of the first."""
-        usual = not plan.framework and self.framework.name == default_framework(self.plan)
-        style = frameworks.get(default_framework(plan)) if usual else self.framework
+        device = self.cluster.device
+        usual = not plan.framework and self.framework.name == default_framework(self.plan, device)
+        style = frameworks.get(default_framework(plan, device)) if usual else self.framework
         return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
     def stages(self) -> list[StageTime]:
@@ -208,7 +212,9 @@ class Step(Gradients):
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
         spent = self.found.packed.groups.total(self.costs.seconds)
         total = sum(spent.values()) or 1.0
-        operators = device_sigma({group: seconds / total for group, seconds in spent.items()}, errors)
+        shares = {group: seconds / total for group, seconds in spent.items()}
+        limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
+        operators = math.hypot(device_sigma(shares, errors), limit)
         groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
         share = exposed / step
@@ -222,6 +228,7 @@ class Step(Gradients):
             if path.startswith("tier.") and path.endswith("bandwidth"):
                 yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
         yield Evidence(what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0)
+        yield from power_evidence(device)
         yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind="derived", source="the framework's code")
 
 

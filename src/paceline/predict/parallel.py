@@ -28,7 +28,7 @@ from paceline.cost import money
 from paceline.cost.collectives import collective_s, sigma
 from paceline.predict.degrees import resolve as resolve
 from paceline.predict.interval import around
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.step import Conditions, Timed, as_run
 from paceline.predict.stragglers import slowest_of as slowest_of
 from paceline.predict.stragglers import straggling
 from paceline.sim.overlap import Overlapped, Transfer, steady
@@ -65,6 +65,7 @@ def predict(
         kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
         found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation, trace=trace) for each in kinds]
         return max(found, key=lambda prediction: prediction.step_s)
+    workload = as_run(workload, cluster.device)
     plan = resolve(plan, workload, cluster)
     if not plan.relax.plain:
         from paceline.predict import relaxed  # it builds on this module

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.capture.fuse import fuse
 from paceline.cost import memory as memory_model
 from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host import HostCurve, default_host, issue_times
-from paceline.cost.operators import OpTimes, times
+from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import Packed, pack
+from paceline.cost.power import rule
 from paceline.predict.interval import Errors, around, device_sigma
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
@@ -50,6 +53,7 @@ class Conditions:
 
 def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
     """Step time with interval, memory, breakdown and provenance."""
+    workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
     step, packed, costs = timed.step, timed.packed, timed.costs
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
@@ -77,10 +81,32 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     )
 
 
+def power_evidence(device: Device) -> list[Evidence]:
+    """What the clock that matrix units sustain rests on."""
+    found = rule(device)
+    if found is None:
+        return []
+    return [Evidence(what=f"{device.name} power limit of matrix units", kind=found.kind, source=found.source)]
+
+
+_FUSED: WeakKeyDictionary[Workload, Workload] = WeakKeyDictionary()
+
+
+def as_run(workload: Workload, device: Device) -> Workload:
+    """The workload as it runs on a device: XLA, which alone drives TPUs, compiles whole steps, so that pointwise work is fused."""
+    if device.kind != "tpu" or workload.options.get("compiled"):
+        return workload
+    if workload not in _FUSED:
+        _FUSED[workload] = fuse(workload)
+    return _FUSED[workload]
+
+
 def errors_for(device: Device, curves: Curves) -> Errors:
     """The errors to expect: least on a device whose own curves were fitted, most on one known by its datasheet only."""
     if device.kind == "cpu":
         return Errors(device=0.35)
+    if device.kind == "tpu":  # curves of GPUs, scaled by peaks, bandwidth and lanes
+        return Errors(device=0.25)
     if device.calibration:
         return Errors()
     if curves.name == device.name or (device.architecture == curves.name == "hopper" and device.name in ("h200",)):
@@ -164,14 +190,18 @@ class Timed:
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
         target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
         packed = pack(workload)
-        costs = times(packed, target, curves)
-        step = Expanded.of(workload, packed, costs, host, conditions.host_scale * device.calibration.get("host", 1.0))
+        costs = sustained(times(packed, target, curves), packed, device)
+        # a step that XLA compiled is issued in one call, while the one before it runs
+        pace = 0.0 if device.kind == "tpu" else conditions.host_scale * device.calibration.get("host", 1.0)
+        step = Expanded.of(workload, packed, costs, host, pace)
         return Timed(workload, device, target, curves, packed, costs, step, conditions.errors or errors_for(device, curves))
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
-        return device_sigma(self.step.group_shares(self.packed), self.errors)
+        spent = np.bincount(self.step.index, weights=self.step.busy, minlength=self.packed.size)
+        operators = device_sigma(self.step.group_shares(self.packed), self.errors)
+        return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
@@ -201,10 +231,13 @@ class Timed:
         unknown = "no source; derived from the rest of the file"
         out += [Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown) for path in self.chip.assumed]
         out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+        out += power_evidence(device)
         inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
         out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
         leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(self.step.group_shares(self.packed).items())[:4])
         out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
+        if device.kind == "tpu":
+            out.append(Evidence(what="the whole step is one program: fused, issued at once", kind="derived", source="XLA"))
         captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))

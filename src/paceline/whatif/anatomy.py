@@ -21,7 +21,7 @@ from paceline.predict.parallel import Ranks
 from paceline.predict.relaxed.captured import Relaxed
 from paceline.predict.relaxed.transformer import averaged
 from paceline.predict.simulated import Simulation
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.step import Conditions, Timed, as_run
 from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import resolve
@@ -40,6 +40,7 @@ def anatomy(subject: Subject, found: DistributedPrediction) -> Anatomy:
 
 def _captured(subject: Subject, workload: Workload, found: DistributedPrediction) -> Anatomy:
     plan = parallel.resolve(subject.plan, workload, subject.cluster)
+    workload = as_run(workload, subject.cluster.device)
     timed = Timed.of(workload, subject.cluster.device, Conditions())
     sends: list[tuple[str, float, str]] = []
 

@@ -80,7 +80,7 @@ class Subject:
         """The plan's, with a host of another speed where that is asked for."""
         if self.host_speed == 1.0:
             return None
-        style = frameworks.get(self.plan.framework or default_framework(self.plan))
+        style = frameworks.get(self.plan.framework or default_framework(self.plan, self.cluster.device))
         names = ("issue_s", "issue_backward_s", "issue_collective_s", "step_s", "micro_batch_s")
         return replace(style, **{name: getattr(style, name) / self.host_speed for name in names})
 
