@@ -26,6 +26,8 @@ _DDP = nn.parallel.DistributedDataParallel
 _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
 #: what makes models whole again that FSDP2 or tensor parallelism has split
 _split: WeakKeyDictionary[nn.Module, Callable[[], None]] = WeakKeyDictionary()
+#: what takes models out of the asynchronous runs that they train in; several optimizers are several runs
+_joined: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictionary()
 
 
 def parallelize(
@@ -51,7 +53,10 @@ def parallelize(
                 raise SpecError("the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; name another strategy, or none")
             return strategies.called(name, _DDP, model, **{**_words(plan), **options}), optimizer
         if name in asynchronous.NAMES:
-            return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **{**_words(plan), **options})
+            given = {"timeout_s": timeout_s, **_words(plan), **options}
+            model, joined = strategies.called(name, asynchronous.strategies()[name], model, optimizer, **given)
+            _joined.setdefault(model, []).append(joined.close)
+            return model, joined
     strategy = strategies.make(plan, **options) if isinstance(plan, str) else plan
     if not isinstance(strategy, Strategy):
         raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
@@ -178,6 +183,8 @@ def close(model: nn.Module | Pipeline) -> None:
         return
     if (undo := _split.pop(model, None)) is not None:
         undo()
+    for leave in _joined.pop(model, ()):
+        leave()
     strategy = _attached.pop(model, None)
     if strategy is None:
         return
