@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import codec
+from paceline.train.asynchronous.moments import Kept, packed, unpacked
 from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous, RunStore
+
+T = TypeVar("T")
 
 #: options of each parameter group, as plain data
 Options = Sequence[Mapping[str, Any]]
@@ -69,6 +72,21 @@ class Client:
     def join(self) -> Tensor:
         """Parameters as they are now."""
         return torch.cat(list(self._pool.map(lambda link: link.join(), self._links)))
+
+    def state(self) -> list[list[dict[str, Any]]]:
+        """What each server's optimizer keeps of each of its parts."""
+        self._between_steps()
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return [unpacked(raw) for raw in self._pool.map(lambda link: link.ask(wire.STATE, nothing), self._links)]
+
+    def load(self, kept: Kept) -> None:
+        """Has each server's optimizer go on from this."""
+        self._between_steps()
+        list(self._pool.map(lambda link, one: link.ask(wire.LOAD, packed(one)), self._links, kept))
+
+    def _between_steps(self) -> None:
+        if self._begun:
+            raise RunError("the optimizer's state is asked for between backward() and step(), which overlap has begun already; ask after step()")
 
     def exchange(
         self, update: Tensor, *, fetch: bool = True, options: Options | None = None,
@@ -129,8 +147,20 @@ class _Link:
         self.sent = 0
 
     def join(self) -> Tensor:
-        values, _, _ = self._until_done(None)
+        values, _, _ = self._until_done(lambda _: self._joined)
         return values
+
+    def ask(self, kind: int, payload: Tensor) -> Tensor:
+        """The bytes that the server answers to a question that is no update."""
+
+        def exchange(pair: Pair) -> Tensor:
+            pair.send(Ask(kind=kind, worker=self._worker, sequence=0, base=0, payload_bytes=payload.numel()).pack())
+            if payload.numel():
+                pair.send(payload)
+            answer = Answer.unpack(pair.receive_header())
+            return pair.receive_bytes(answer.payload_bytes) if answer.payload_bytes else torch.empty(0, dtype=torch.uint8)
+
+        return self._until_done(exchange)
 
     def push(
         self, update: Tensor, sequence: int, fetch: bool, options: Options | None,
@@ -140,7 +170,12 @@ class _Link:
         ask = Ask(kind=wire.PUSH, worker=self._worker, sequence=sequence, base=self._version,
                   payload_bytes=payload.numel(), fetch=fetch)
         text = b"" if options is None else json.dumps(options).encode()
-        values, answer, down_s = self._until_done((ask, payload, text))
+
+        def exchange(pair: Pair) -> tuple[Tensor, Answer, float]:
+            self._send(pair, ask, payload, text)
+            return self._receive(pair)
+
+        values, answer, down_s = self._until_done(exchange)
         if fetch:
             self._version = answer.version
         return values, answer, down_s
@@ -151,18 +186,15 @@ class _Link:
                 self._pair.send(Ask(kind=wire.LEAVE, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
             self._pair = None
 
-    def _until_done(self, push: tuple[Ask, Tensor, bytes] | None) -> tuple[Tensor, Answer, float]:
-        """The answer, across lost connections and new lives of the server."""
+    def _until_done(self, exchange: Callable[[Pair], T]) -> T:
+        """What an exchange with the server gives, across lost connections and new lives of the server."""
         deadline = time.monotonic() + self._retry_s
         while True:
             try:
                 if self._pair is None:
-                    joined = self._connect()
-                    if push is None:
-                        return joined
-                assert push is not None and self._pair is not None
-                self._send(self._pair, *push)
-                return self._receive(self._pair)
+                    self._joined = self._connect()
+                assert self._pair is not None
+                return exchange(self._pair)
             except Lost as error:
                 self._pair = None
                 self._raise_failure()

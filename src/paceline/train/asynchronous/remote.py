@@ -17,6 +17,7 @@ from paceline.errors import RunError
 from paceline.train._torch import mark_stepped
 from paceline.train.asynchronous.client import Client, Exchange, Joined
 from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.moments import divided, whole
 from paceline.train.asynchronous.record import Recorder
 
 #: how many times as long this worker is to take for its compute: to try out what a slow one does to the others
@@ -113,7 +114,9 @@ class ServerOptimizer(Distributed):
         self, optimizer: Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1, overlap: bool = False,
     ) -> None:
         super().__init__(optimizer, client)
+        self.inner.state.clear()  # which the servers have now
         self._client = client
+        self._shards = self.flat.shards(len(client.sizes))
         self._push_every, self._fetch_every = push_every, fetch_every
         self._steps, self._unfetched = 0, 0
         self._sum: Tensor | None = None
@@ -138,6 +141,21 @@ class ServerOptimizer(Distributed):
             self.flat.load(values)
             self._unfetched = 0
         return exchange
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer of one process would give it; the servers are asked for what they keep."""
+        kept = self._client.state()
+        mine, self.inner.state = self.inner.state, whole(self.flat.parameters, self._shards, kept)  # type: ignore[assignment]
+        try:
+            return self.inner.state_dict()
+        finally:
+            self.inner.state = mine
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Hands state to the servers; all workers load the same, before the first step."""
+        self.inner.load_state_dict(state_dict)
+        self._client.load(divided(self.flat.parameters, self._shards, self.inner.state))
+        self.inner.state.clear()
 
     def close(self) -> None:
         if self._early is not None:

@@ -19,7 +19,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,7 @@ from torch import Tensor
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import Codec, codec
+from paceline.train.asynchronous.moments import packed, unpacked
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.shard import Part, Shard
 from paceline.train.asynchronous.store import VARIABLE, Store, StoreLost
@@ -58,6 +59,8 @@ class ServerSpec:
     #: MODULE:CLASS
     optimizer: str
     policy: Policy
+    #: of its optimizer, to begin with: of each part
+    moments: Sequence[Mapping[str, Any]] = ()
     #: parameter groups of the whole model
     groups: int = 1
     up: str = "none"
@@ -79,6 +82,8 @@ class Server:
         if spec.checkpoint is not None:
             spec.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         self.shard = Shard(spec.start, spec.parts, optimizer_class(spec.optimizer), spec.policy)
+        if spec.moments:
+            self.shard.load_moments(spec.moments)
         #: tells the checkpoints of this run from those of earlier ones in the same folder
         self._run = hashlib.sha256(spec.rendezvous.prefix.encode()).hexdigest()[:16]
         self._changed = threading.Condition()
@@ -149,6 +154,9 @@ class Server:
                 self._changed.notify_all()
 
     def _exchange(self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None) -> None:
+        if ask.kind in (wire.STATE, wire.LOAD):
+            self._tell_moments(pair, ask)
+            return
         raw, receive_s, waited_s = torch.empty(0, dtype=torch.uint8), 0.0, 0.0
         if ask.kind == wire.PUSH:
             with self._inward.take() as waited:
@@ -175,6 +183,19 @@ class Server:
         self._save()  # before the answer: with a checkpoint at every update none that was answered can be lost
         self._reply(pair, self._down, values, Answer(version=version, staleness=staleness, outcome=kind, payload_bytes=0,
                                                      receive_s=receive_s, update_s=update_s, waited_s=waited_s))
+
+    def _tell_moments(self, pair: Pair, ask: Ask) -> None:
+        """The optimizer's state: taken from a worker, or told."""
+        given = pair.receive_bytes(ask.payload_bytes) if ask.payload_bytes else None
+        with self._changed:
+            if given is not None:
+                self.shard.load_moments(unpacked(given))
+            told = packed(self.shard.moments()) if ask.kind == wire.STATE else torch.empty(0, dtype=torch.uint8)
+            version = self.shard.version
+        pair.send(Answer(version=version, staleness=0, outcome=0, payload_bytes=told.numel(),
+                         receive_s=0.0, update_s=0.0, waited_s=0.0).pack())
+        if told.numel():
+            pair.send(told)
 
     def _reply(self, pair: Pair, down: Codec, values: Tensor, answer: Answer) -> None:
         payload = down.encode(values) if values.numel() else torch.empty(0, dtype=torch.uint8)
@@ -251,6 +272,7 @@ def publish(store: RunStore, spec: ServerSpec) -> None:
         "pace_Bps": spec.pace_Bps, "timeout_s": spec.rendezvous.timeout_s,
     }
     store.put(f"start/{spec.number}", spec.start.float().numpy().tobytes())
+    store.put(f"moments/{spec.number}", bytes(packed(spec.moments).numpy()))
     store.put(f"spec/{spec.number}", json.dumps(fields).encode())
 
 
@@ -265,6 +287,7 @@ def published(place: Rendezvous, number: int) -> ServerSpec:
         folder = str(Path(scratch, f"server{number}.pt"))
     start = torch.frombuffer(bytearray(store.take(f"start/{number}")), dtype=torch.float32)
     return ServerSpec(number=number, rendezvous=place, start=start, parts=parts, policy=policy,
+                      moments=unpacked(store.take(f"moments/{number}")),
                       checkpoint=None if folder is None else Path(folder), **fields)
 
 

@@ -152,6 +152,19 @@ class Shard:
         centre += torch.stack([self._moves[worker] for worker in updates]).sum(dim=0)
         self.version += 1
 
+    # -- the optimizer's state -----------------------------------------------------------------------
+
+    def moments(self) -> list[dict[str, Any]]:
+        """What the optimizer keeps of each part."""
+        kept = {} if self._optimizer is None else self._optimizer.state
+        return [_copied(dict(kept.get(view, {}))) for view in self._views]
+
+    def load_moments(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Takes what `moments` gives."""
+        if self._optimizer is not None:
+            for view, entries in zip(self._views, kept, strict=True):
+                self._optimizer.state[view] = dict(entries)
+
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

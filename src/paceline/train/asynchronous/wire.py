@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from paceline.train._torch import gloo_pair
 from paceline.train.asynchronous.store import Rendezvous, RunStore, own_address, serve_store
 
-__all__ = ["JOIN", "LEAVE", "PUSH", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns", "answer_knock",
+__all__ = ["JOIN", "LEAVE", "LOAD", "PUSH", "STATE", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns", "answer_knock",
            "knock", "knocked", "serve_store"]
 
 _TAG = 7
@@ -84,7 +84,7 @@ class Answer:
 
 
 #: kinds of ask
-JOIN, PUSH, LEAVE = 1, 2, 3
+JOIN, PUSH, LEAVE, STATE, LOAD = 1, 2, 3, 4, 5
 
 
 class Pair:

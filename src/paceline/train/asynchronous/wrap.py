@@ -20,6 +20,7 @@ from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
 from paceline.train.asynchronous.launch import announce
 from paceline.train.asynchronous.meeting import rendezvous, world
+from paceline.train.asynchronous.moments import divided
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
 from paceline.train.asynchronous.server import ServerSpec
@@ -51,10 +52,12 @@ def served(
     folder = _folder(checkpoint, place.number)
     store = place.store()
     if store.add("first", 1) == 1:  # whoever comes first says how the model starts
+        moments = divided(flat.parameters, shards, optimizer.state)
         starts = flat.values().split([size for size, _ in shards])
         for number, (start, (_, parts)) in enumerate(zip(starts, shards, strict=True)):
             server.publish(store, ServerSpec(
                 number=number, rendezvous=place, start=start, parts=parts, optimizer=kind, policy=policy,
+                moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
                 groups=len(optimizer.param_groups), up=up, down=down, checkpoint_every=checkpoint_every,
                 checkpoint=folder / f"server{number}.pt" if folder else None, streams=streams, pace_Bps=pace_Bps,
             ))
