@@ -54,7 +54,8 @@ def parallelize(
             return strategies.called(name, _DDP, model, **{**_words(plan), **options}), optimizer
         if name in asynchronous.NAMES:
             given = {"timeout_s": timeout_s, **_words(plan), **options}
-            model, joined = strategies.called(name, asynchronous.strategies()[name], model, optimizer, **given)
+            make = asynchronous.strategies()[name]
+            model, joined = strategies.called(name, make, model, optimizer, **given)
             _joined.setdefault(model, []).append(joined.close)
             return model, joined
     strategy = strategies.make(plan, **options) if isinstance(plan, str) else plan
