@@ -54,6 +54,27 @@ def test_a_store_listens_on_the_address_it_is_given_only():
     assert not reached("127.0.0.2", store.port)
 
 
+def test_other_machines_are_not_sent_to_a_loopback_address(monkeypatch):
+    from paceline.train.asynchronous.meeting import _host
+
+    told = {"MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert _host(object()) == "localhost"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RunError, match="'localhost' is a loopback address on rank 0's machine"):
+        _host(object())
+
+
+@pytest.mark.parametrize(("text", "host"), [("10.0.0.1:29500:abc", "10.0.0.1"), ("fe80::1:29500:abc", "fe80::1")])
+def test_a_session_is_read_as_it_is_written(text, host):
+    found = Rendezvous.parse(text, number=2)
+    assert (found.host, found.port, found.run, found.prefix) == (host, 29500, "abc", "abc/2") and str(found) == text
+    for wrong in ("file:///tmp/rendezvous", "10.0.0.1:29500", "10.0.0.1:port:abc"):
+        with pytest.raises(RunError, match="must be HOST:PORT:RUN"):
+            Rendezvous.parse(wrong)
+
+
 def test_a_run_has_a_secret_name_that_is_on_no_command_line():
     names = set()
     for _ in range(2):

@@ -173,7 +173,8 @@ def keep(host: str, trusted: str | None = None) -> Rendezvous:
 
 def _end() -> None:
     kept = _kept.pop()
-    kept.supervisor.wait_for_workers(kept.place.timeout_s)
+    if not hasattr(sys, "last_value"):  # else this process ends by an error, and the run with it
+        kept.supervisor.wait_for_workers(kept.place.timeout_s)
     kept.supervisor.close()
 
 

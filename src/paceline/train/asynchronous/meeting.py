@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import socket
@@ -16,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous as rendezvous_of_torch
 
 from paceline.errors import RunError
 from paceline.train._torch import default_store
-from paceline.train.asynchronous.store import TIMEOUT_S, VARIABLE, Rendezvous
+from paceline.train.asynchronous.store import TIMEOUT_S, VARIABLE, Rendezvous, resolve
 from paceline.train.launch import Place
 from paceline.train.patience import within
 
@@ -91,4 +92,9 @@ def _host(store: Any) -> str:
     """This machine as other ranks know it: MASTER_ADDR, the address of the store, or the machine's name."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname()
+    host = os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname()
+    here, everywhere = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if here != everywhere and here is not None and ipaddress.ip_address(resolve(host)[1]).is_loopback:
+        raise RunError(f"{host!r} is a loopback address on rank 0's machine, which ranks of other machines cannot reach; "
+                       "set MASTER_ADDR to an address of its network")
+    return host
