@@ -55,8 +55,9 @@ def worker(arguments: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     task = tasks.get("digits-cnn")
-    for number, job in enumerate(json.loads(arguments.jobs.read_text()), 1):  # the strategies' own count of runs
-        found = train(task, job, arguments, Rendezvous.parse(os.environ["PACELINE_RENDEZVOUS"], number=number).store())
+    session = Rendezvous.parse(os.environ["PACELINE_RENDEZVOUS"])
+    for number, job in enumerate(json.loads(arguments.jobs.read_text()), 1):  # as the strategies count runs
+        found = train(task, job, arguments, replace(session, number=number).store())
         if arguments.number == 0:
             with arguments.json.open("a") as f:
                 f.write(json.dumps({**job, **found}) + "\n")
@@ -166,8 +167,11 @@ def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: ar
     common = ["--jobs", str(todo), "--json", str(out), "--workers", str(arguments.workers),
               "--slow", str(arguments.slow), "--limit", str(arguments.limit)]
     roles = [["--serve"], *(["--worker", "--number", str(number)] for number in range(arguments.workers))]
-    processes = [subprocess.Popen([sys.executable, __file__, *role, *common, *(["--core", str(cores[i])] if cores else [])],
-                                  env={**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_RENDEZVOUS": str(session)}) for i, role in enumerate(roles)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_RENDEZVOUS": str(session)}
+    processes = []
+    for i, role in enumerate(roles):
+        core = ["--core", str(cores[i])] if cores else []
+        processes.append(subprocess.Popen([sys.executable, __file__, *role, *common, *core], env=variables))
     try:
         yield processes
     finally:

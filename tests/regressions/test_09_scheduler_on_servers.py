@@ -15,10 +15,12 @@ STEPS = 8
 #: each makes a scheduler of an optimizer with two parameter groups
 MAKE = {
     "step": lambda o: schedulers.StepLR(o, step_size=2, gamma=0.5),
-    "by group": lambda o: schedulers.LambdaLR(o, [lambda step: step / 4, lambda step: 1 / (step + 1)]),  # the first from zero
+    # the first group begins at a rate of zero
+    "by group": lambda o: schedulers.LambdaLR(o, [lambda step: step / 4, lambda step: 1 / (step + 1)]),
     "cosine": lambda o: schedulers.CosineAnnealingLR(o, T_max=STEPS),
     "one cycle": lambda o: schedulers.OneCycleLR(o, max_lr=0.1, total_steps=STEPS + 1),  # also the momentum
-    "in sequence": lambda o: schedulers.SequentialLR(o, [schedulers.ConstantLR(o), schedulers.ExponentialLR(o, 0.8)], [3]),
+    "in sequence": lambda o: schedulers.SequentialLR(
+        o, [schedulers.ConstantLR(o), schedulers.ExponentialLR(o, 0.8)], [3]),
     "plateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=0, factor=0.5),
 }
 
@@ -71,7 +73,7 @@ def alone(make):
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_server_steps_as_the_scheduler_says(serving, name, first):
-    """One worker and one server are plain training, whether the scheduler was made before the run or on what it returned."""
+    """One worker and one server are plain training, with a scheduler made before the run or in it."""
     serving()
     model, optimizer = made()
     scheduler = MAKE[name](optimizer) if first else None

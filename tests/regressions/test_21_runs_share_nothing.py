@@ -1,4 +1,4 @@
-"""An asynchronous run has parameters, servers and memory of its own, whatever ran before it, and leaves nothing behind."""
+"""An asynchronous run has parameters, servers and memory of its own, and leaves nothing behind."""
 
 import os
 import stat
@@ -26,8 +26,10 @@ def ours():
 
 def test_each_run_starts_from_its_own_parameters(tmp_path):
     before = ours()
-    runs = [("ps-async", 1), ("ps-sync", 2), ("ps-sync", 3), ("hogwild", 4), ("easgd", 5), ("hogwild", 6), ("gossip", 7)]
-    found = run("workers_21:several", world=2, arguments={"runs": runs}, timeout_s=150, environment={**HERE, "TMPDIR": str(tmp_path)})
+    names = ["ps-async", "ps-sync", "ps-sync", "hogwild", "easgd", "hogwild", "gossip"]
+    runs = [(name, seed) for seed, name in enumerate(names, 1)]
+    found = run("workers_21:several", world=2, arguments={"runs": runs}, timeout_s=150,
+                environment={**HERE, "TMPDIR": str(tmp_path)})
     for rank in found:
         assert [one["start"] for one in rank] == [[float(seed)] for _, seed in runs]
     files = [one["files"] for one in found[0]]
@@ -63,7 +65,7 @@ def test_memory_of_a_killed_run_is_swept_and_that_of_a_live_one_is_not():
 
 
 def test_a_run_goes_on_from_the_folder_it_is_given_and_no_two_share_one(tmp_path, monkeypatch):
-    """An earlier run's folder gives parameters, not the numbers of its workers: no update counts as applied before."""
+    """An earlier run's folder gives parameters, not its workers' numbers: no update counts as applied."""
     import sys
 
     command = [sys.executable, COUNTING, "ps-async", "5", "0", "{}"]

@@ -54,6 +54,27 @@ def test_a_store_listens_on_the_address_it_is_given_only():
     assert not reached("127.0.0.2", store.port)
 
 
+def test_other_machines_are_not_sent_to_a_loopback_address(monkeypatch):
+    from paceline.train.asynchronous.meeting import _host
+
+    told = {"MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert _host(object()) == "localhost"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RunError, match="'localhost' is a loopback address on rank 0's machine"):
+        _host(object())
+
+
+@pytest.mark.parametrize(("text", "host"), [("10.0.0.1:29500:abc", "10.0.0.1"), ("fe80::1:29500:abc", "fe80::1")])
+def test_a_session_is_read_as_it_is_written(text, host):
+    found = Rendezvous.parse(text, number=2)
+    assert (found.host, found.port, found.run, found.prefix) == (host, 29500, "abc", "abc/2") and str(found) == text
+    for wrong in ("file:///tmp/rendezvous", "10.0.0.1:29500", "10.0.0.1:port:abc"):
+        with pytest.raises(RunError, match="must be HOST:PORT:RUN"):
+            Rendezvous.parse(wrong)
+
+
 def test_a_run_has_a_secret_name_that_is_on_no_command_line():
     names = set()
     for _ in range(2):
@@ -85,8 +106,11 @@ def test_a_server_runs_no_code_from_its_store(tmp_path):
     assert client.check(["failed/0"])  # workers that wait for it hear of it
 
 
-@pytest.mark.parametrize(("name", "said"), [("os:system", "servers run optimizers of torch.optim"),
-                                            ("__main__:Mine", "put it into a module"), ("torch.optim:lr_scheduler", "no optimizer")])
+@pytest.mark.parametrize(("name", "said"), [
+    ("os:system", "servers run optimizers of torch.optim"),
+    ("__main__:Mine", "put it into a module"),
+    ("torch.optim:lr_scheduler", "no optimizer"),
+])
 def test_servers_run_known_optimizers_only(name, said, monkeypatch):
     with pytest.raises(SpecError, match=said):
         server.optimizer_class(name)
@@ -101,18 +125,20 @@ def test_a_specification_comes_back_as_it_was(tmp_path):
     from paceline.train.asynchronous.policy import Policy
 
     layers = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW([{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": torch.tensor(0.5)}],
-                                  betas=(0.8, 0.9))
+    groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": torch.tensor(0.5)}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9))
     flat = Flat(optimizer)
     store = serve_store("127.0.0.1", timeout_s=5.0)
     place = Rendezvous(host="127.0.0.1", port=store.port, run="probe", timeout_s=5.0)
     (_, parts), = flat.shards(1)
-    spec = server.ServerSpec(number=0, rendezvous=place, start=flat.values(), parts=parts, optimizer=server.name_of(torch.optim.AdamW),
-                             policy=Policy(mode="sync", workers=3), groups=2, checkpoint=tmp_path / "a.pt", streams=2)
+    policy, name = Policy(mode="sync", workers=3), server.name_of(torch.optim.AdamW)
+    spec = server.ServerSpec(number=0, rendezvous=place, start=flat.values(), parts=parts, optimizer=name,
+                             policy=policy, groups=2, streams=2, checkpoint=tmp_path / "a.pt")
     server.publish(place.store(), spec)
     found = server.published(place, 0)
     assert torch.equal(found.start, spec.start)
-    assert [part.options["lr"] for part in found.parts] == [1e-3, 0.5] and found.parts[0].options["betas"] == (0.8, 0.9)
+    assert [part.options["lr"] for part in found.parts] == [1e-3, 0.5]
+    assert found.parts[0].options["betas"] == (0.8, 0.9)
     assert replace(found, start=spec.start, parts=parts) == spec
 
 
@@ -145,7 +171,8 @@ def parallel(net, optimizer):
     """The optimizer as a strategy holds it, so that what each rank keeps is loaded, too."""
     from types import SimpleNamespace
 
-    by = SimpleNamespace(name="", load_optimizer_state=optimizer.load_state_dict, load_state_dict=lambda state: None)
+    load = optimizer.load_state_dict
+    by = SimpleNamespace(name="", load_optimizer_state=load, load_state_dict=lambda state: None)
     optimizer._paceline = SimpleNamespace(by=by)
     return optimizer
 
@@ -153,7 +180,7 @@ def parallel(net, optimizer):
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
     net, optimizer = checkpoint(tmp_path)
     saved = Checkpoints(tmp_path, asynchronous=False)
-    with pytest.raises(SpecError, match=r"extra\['loader'\] is of type Evil; checkpoints hold tensors and plain data"):
+    with pytest.raises(SpecError, match=r"extra\['loader'\] is of type Evil; checkpoints hold tensors"):
         saved.save(4, net, optimizer, extra={"loader": Evil(tmp_path / "ran")})
     assert saved.load(net, optimizer) == 3
 
@@ -161,7 +188,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
 def test_every_load_in_the_sources_is_of_plain_data():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
-        assert not re.search(r"^\s*import (pickle|cPickle|dill|cloudpickle|marshal|shelve)\b", text, re.M), path
+        assert not re.search(r"^\s*import (pickle|dill|cloudpickle|marshal|shelve)\b", text, re.M), path
         assert "weights_only=False" not in text, path
         for call in re.finditer(r"torch\.load\(", text):
             assert "weights_only=True" in text[call.start() : call.start() + 200], path

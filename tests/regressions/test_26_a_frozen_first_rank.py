@@ -1,4 +1,4 @@
-"""A rank that is stopped and not dead ends the run within the time-out, also where it keeps the store by which all meet."""
+"""A rank that is stopped, not dead, ends the run within the time-out, also where it keeps the store."""
 
 import os
 import subprocess
@@ -17,10 +17,11 @@ pytestmark = pytest.mark.timeout(280)
 
 
 def test_a_script_ends_with_a_line_that_says_who_is_silent():
-    told = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [subprocess.Popen([sys.executable, str(FOLDER / "script_26.py")], env={**told, "RANK": str(rank)}, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(2)]
+    told = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(FOLDER / "script_26.py")]
+    ranks = [subprocess.Popen(command, env={**told, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) for rank in range(2)]
     try:
         said, _ = ranks[1].communicate(timeout=150)
     finally:
@@ -34,7 +35,7 @@ def test_a_script_ends_with_a_line_that_says_who_is_silent():
 
 
 @pytest.mark.parametrize(("strategy", "saved", "said"), [
-    ("local", True, "rank 1 of 2: another rank is gone, or hangs"),  # ranks meet after each step, to save together
+    ("local", True, "rank 1 of 2: another rank is gone, or hangs"),  # they meet after each step, to save
     ("ps-async", False, "the store of this run at .* has not answered for 9 s"),
 ])
 def test_a_rank_that_does_not_wait_for_gradients_ends_too(tmp_path, strategy, saved, said):

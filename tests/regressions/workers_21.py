@@ -18,7 +18,7 @@ def shared_files():
 
 
 def one(name, seed, steps=3):
-    """Trains a layer whose parameters all equal the seed; what they were once the run had begun, and the files they share."""
+    """Trains a layer whose parameters all equal the seed; what they were at first, and shared files."""
     model = torch.nn.Linear(8, 1)
     with torch.no_grad():
         for p in model.parameters():

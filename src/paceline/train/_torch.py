@@ -83,7 +83,7 @@ plain_functions: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
 
 def gloo_pair(store: Any, end: int, limit: timedelta, address: str) -> Any:
-    """A gloo group of two that listens on one address, or on the interfaces of GLOO_SOCKET_IFNAME where that is set."""
+    """A gloo group of two that listens on one address, or on the interfaces that GLOO_SOCKET_IFNAME names."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return dist.ProcessGroupGloo(store, end, 2, limit)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -93,5 +93,5 @@ def gloo_pair(store: Any, end: int, limit: timedelta, address: str) -> Any:
 
 
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Says that an optimizer has stepped, which its servers did; a scheduler that was made for it would warn that it had not."""
+    """Says that an optimizer has stepped, which its servers did: its scheduler would warn that it had not."""
     optimizer._opt_called = True  # type: ignore[attr-defined]

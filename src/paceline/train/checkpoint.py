@@ -218,8 +218,8 @@ def _read(path: Path) -> Any:
     except UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({named[1]})" if named else ""
-        raise RunError(f"{path} holds more than tensors and plain data{what}, which could run code; if it is yours, allow "
-                       "its types with torch.serialization.add_safe_globals") from None
+        raise RunError(f"{path} holds more than tensors and plain data{what}, which could run code; if it is "
+                       "yours, allow its types with torch.serialization.add_safe_globals") from None
 
 
 #: types of which checkpoints may hold values beside tensors and containers
@@ -235,9 +235,12 @@ def _check_plain(value: Any, name: str) -> None:
     elif type(value) in (list, tuple, set):
         for i, item in enumerate(value):
             _check_plain(item, f"{name}[{i}]")
-    elif not isinstance(value, Tensor) and type(value) not in (*_PLAIN, *torch.serialization.get_safe_globals()):
-        raise SpecError(f"{name} is of type {type(value).__name__}; checkpoints hold tensors and plain data (numbers, words, "
-                        "lists, dictionaries), or types given to torch.serialization.add_safe_globals")
+    elif isinstance(value, Tensor):
+        return
+    elif type(value) not in (*_PLAIN, *torch.serialization.get_safe_globals()):
+        raise SpecError(f"{name} is of type {type(value).__name__}; checkpoints hold tensors and plain data "
+                        "(numbers, words, lists, dictionaries), or types given to "
+                        "torch.serialization.add_safe_globals")
 
 
 def _copy(value: Any) -> Any:

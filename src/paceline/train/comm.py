@@ -531,7 +531,8 @@ class Engine:
         try:
             silent = within(_STORE_S, self._silent)
         except TimeoutError:
-            return "; no sign of the rank that keeps the store of the process group (rank 0, unless torchrun keeps it)"
+            return ("; no sign of the rank that keeps the store of the process group (rank 0, unless "
+                    "torchrun keeps it)")
         except (RuntimeError, ValueError):  # the store was on the rank that is gone
             return ""
         if not silent:

@@ -1,4 +1,4 @@
-"""Calls into torch's stores that may never return: a store does not answer while the process that keeps it is stopped."""
+"""Calls into torch's stores that may never return: a stopped process does not answer for its store."""
 
 from __future__ import annotations
 

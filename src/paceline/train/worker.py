@@ -32,7 +32,7 @@ def main(target: str, arguments: str) -> None:
     try:
         dist.barrier()
     except RuntimeError as error:
-        print(f"rank {dist.get_rank()}: another rank is gone, or hangs, at the end ({said(error)})", flush=True)
+        print(f"rank {dist.get_rank()}: another rank is gone at the end, or hangs: {said(error)}", flush=True)
         os._exit(1)
     dist.destroy_process_group()
 

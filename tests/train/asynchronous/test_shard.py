@@ -204,7 +204,8 @@ def test_refuses():
 
 
 def test_options_of_an_update_are_those_of_its_worker():
-    parts = [Part(count=2, options={"lr": 1.0, "momentum": 0.0}), Part(count=2, options={"lr": 1.0, "momentum": 0.0}, group=1)]
+    options = {"lr": 1.0, "momentum": 0.0}
+    parts = [Part(count=2, options=options), Part(count=2, options=options, group=1)]
     shard = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
     shard.join(0)
     shard.push(0, 1, 0, ONE, [{"lr": 0.5}, {"lr": 0.25}])
@@ -214,4 +215,4 @@ def test_options_of_an_update_are_those_of_its_worker():
     again = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
     again.restore(shard.state(), same_run=False)
     again.join(0)
-    assert again.push(0, 1, again.version, ONE).kind == APPLIED  # of another run: not one that was applied before
+    assert again.push(0, 1, again.version, ONE).kind == APPLIED  # of another run: not one of before

@@ -1,6 +1,6 @@
 """One host of a measurement: waits for a part in a run, plays it, reports.
 
-    python -m paceline.bench.throughput.agent RANK        where it meets the others stands in PACELINE_RENDEZVOUS
+    python -m paceline.bench.throughput.agent RANK        meets the others where PACELINE_RENDEZVOUS says
 """
 
 from __future__ import annotations

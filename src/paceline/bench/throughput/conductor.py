@@ -33,8 +33,8 @@ class Conductor:
     """Runs side by side on as many hosts as there are; `prepare` sets the links of hosts before a run."""
 
     def __init__(
-        self, store: Store, place: Rendezvous, agents: Iterable[int], out: Path, *, shaping: str, machine: str,
-        prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
+        self, store: Store, place: Rendezvous, agents: Iterable[int], out: Path, *, shaping: str,
+        machine: str, prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
     ) -> None:
         self._all, self._place = store, place
         self._store = PrefixStore(place.prefix, store)

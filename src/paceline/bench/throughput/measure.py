@@ -65,8 +65,8 @@ def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 60
             print(f"no emulated cluster ({error}); servers pace themselves", flush=True)
             made = stack.enter_context(_loopback(hosts))
         stack.enter_context(_mixed([process.pid for process in made.processes]))
-        conductor = Conductor(made.store, made.place, range(1, hosts), out, shaping=made.shaping, machine=machine,
-                              prepare=made.prepare, tries=tries)
+        conductor = Conductor(made.store, made.place, range(1, hosts), out, shaping=made.shaping,
+                              machine=machine, prepare=made.prepare, tries=tries)
         conductor.wait_for_agents()
         left = conductor.conduct(todo, until)
         conductor.dismiss()

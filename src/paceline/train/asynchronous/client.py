@@ -91,13 +91,15 @@ class Client:
     def exchange(
         self, update: Tensor, *, fetch: bool = True, options: Options | None = None,
     ) -> tuple[Tensor | None, Exchange]:
-        """Pushes an update, computed under these options of the optimizer; new parameters (or moves) where wanted."""
+        """Pushes an update that was computed under these options; new parameters (or moves) where wanted."""
         for server, piece in enumerate(update.split(self.sizes)):
             self.begin(server, piece, fetch=fetch, options=options)
         values, exchange = self.finish()
         return values, replace(exchange, leads=(), lead_s=0.0)
 
-    def begin(self, server: int, piece: Tensor, *, fetch: bool = True, options: Options | None = None) -> None:
+    def begin(
+        self, server: int, piece: Tensor, *, fetch: bool = True, options: Options | None = None,
+    ) -> None:
         """Pushes the part of one server, and returns at once; all parts of an update have the same number."""
         if not self._begun:
             self._sequence += 1
@@ -213,7 +215,7 @@ class _Link:
         return joined
 
     def _next_life(self, store: RunStore) -> int:
-        """The life of the server to knock at; the one that was lost is most likely over, so the next one is waited for."""
+        """The life of the server to knock at: not the one that was lost, which is most likely over."""
         key = f"life/{self._server}"
         patience = time.monotonic() + (3.0 if self._life else self._where.timeout_s)
         while time.monotonic() < patience:
@@ -229,14 +231,15 @@ class _Link:
         """Raises what the server has said of why it cannot serve."""
         key = f"failed/{self._server}"
         try:
-            said = self._store.get(key).decode() if self._store is not None and self._store.check([key]) else ""
+            failed = self._store is not None and self._store.check([key])
+            said = self._store.get(key).decode() if failed and self._store is not None else ""
         except Lost:  # the store is gone, too
             return
         if said:
             raise RunError(f"server {self._server} cannot serve: {said}")
 
     def _send(self, pair: Pair, ask: Ask, payload: Tensor, text: bytes) -> None:
-        """An update, and the options of the optimizer where they have changed since the last one on this connection."""
+        """An update, and the options of the optimizer where they have changed since the last one."""
         new = text if text != self._told else b""
         pair.send(replace(ask, options_bytes=len(new)).pack())
         if new:

@@ -23,7 +23,8 @@ def plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [plain(name, item) for item in value]
-    raise SpecError(f"option {name!r} of the optimizer is {type(value).__name__}; servers take numbers, words and lists of them")
+    raise SpecError(f"option {name!r} of the optimizer is of type {type(value).__name__}; "
+                    "servers take numbers, words and lists of them")
 
 
 class Flat:
@@ -35,11 +36,12 @@ class Flat:
         if not self.parameters:
             raise SpecError("an optimizer without parameters cannot be distributed")
         self._optimizer = optimizer
-        self._names = [[name for name in group if name not in _OF_PARAMETERS] for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        self._names = [[name for name in group if name not in _OF_PARAMETERS] for group in groups]
         self.count = sum(p.numel() for p in self.parameters)
 
     def options(self) -> list[dict[str, Any]]:
-        """Of each parameter group, those that it had at the start with their values now: schedulers change them."""
+        """Of each parameter group, those that it had at the start, as schedulers have them now."""
         return [{name: plain(name, group[name]) for name in names}
                 for group, names in zip(self._optimizer.param_groups, self._names, strict=True)]
 

@@ -76,7 +76,8 @@ def _write(p: Tensor, gradient: Tensor, rate: float) -> None:
 
 
 def hogwild(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, workers: int | None = None, timeout_s: float = TIMEOUT_S,
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, workers: int | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, HogwildOptimizer]:
     """Maps the parameters of all workers of the run onto one file in memory."""
     flat, place, expected = Flat(optimizer), rendezvous(timeout_s), world(workers)
@@ -90,13 +91,14 @@ def hogwild(
         announce(place, workers=expected)
     else:
         file = SharedFile.join(Path(store.get("memory").decode()))
-        if file.path.stat().st_size != 4 * flat.count:
-            raise RunError(f"worker {worker} has {flat.count} parameters, the first one {file.path.stat().st_size // 4}; "
+        count = file.path.stat().st_size // 4
+        if count != flat.count:
+            raise RunError(f"worker {worker} has {flat.count} parameters, the first one {count}; "
                            "all workers train the same model")
         shared = _mapped(file.path, flat.count)
     deadline = time.monotonic() + place.timeout_s
     mapped = store.add("mapped", 1)
-    while mapped < expected and time.monotonic() < deadline:  # the memory is gone when all who have come have left
+    while mapped < expected and time.monotonic() < deadline:  # else a late one finds them gone
         time.sleep(0.005)
         mapped = store.add("mapped", 0)
     for p, piece in zip(flat.parameters, shared.split([p.numel() for p in flat.parameters]), strict=True):

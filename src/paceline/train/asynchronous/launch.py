@@ -29,7 +29,7 @@ from paceline.train.asynchronous.store import VARIABLE, Rendezvous, TCPStore, se
 
 
 class Supervisor:
-    """Starts the servers of each run of a session once a worker has said what they serve, and again when they die.
+    """Starts the servers of each run once a worker has said what they serve, and again when they die.
 
     Those of a run whose workers have all left end when the next run begins, the others with the session.
     """
@@ -112,8 +112,8 @@ class _Run:
     def _start(self, number: int, trusted: Collection[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "paceline.train.asynchronous.server", str(number)]
         allowed = ",".join(filter(None, (os.environ.get(server.OPTIMIZERS), *sorted(trusted))))
-        told = {VARIABLE: str(self._place), server.RUN_NUMBER: str(self._place.number), server.OPTIMIZERS: allowed,
-                server.SCRATCH: str(self._scratch), "OMP_NUM_THREADS": "1"}
+        told = {VARIABLE: str(self._place), server.RUN_NUMBER: str(self._place.number),
+                server.OPTIMIZERS: allowed, server.SCRATCH: str(self._scratch), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, env={**os.environ, **told})
 
     def left(self) -> bool:
@@ -173,7 +173,8 @@ def keep(host: str, trusted: str | None = None) -> Rendezvous:
 
 def _end() -> None:
     kept = _kept.pop()
-    kept.supervisor.wait_for_workers(kept.place.timeout_s)
+    if not hasattr(sys, "last_value"):  # else this process ends by an error, and the run with it
+        kept.supervisor.wait_for_workers(kept.place.timeout_s)
     kept.supervisor.close()
 
 

@@ -26,8 +26,8 @@ class Peers:
             self._store.put("start", start.float().numpy().tobytes())
         self._start = torch.frombuffer(bytearray(self._store.take("start")), dtype=torch.float32)
         if self._start.numel() != start.numel():
-            raise RunError(f"worker {self.worker} has {start.numel()} parameters, the first one {self._start.numel()}; "
-                           "all workers train the same model")
+            raise RunError(f"worker {self.worker} has {start.numel()} parameters, the first one "
+                           f"{self._start.numel()}; all workers train the same model")
         self.lock = threading.RLock()
         self._read: Callable[[], Tensor] | None = None
         self._met: Callable[[Tensor], None] | None = None

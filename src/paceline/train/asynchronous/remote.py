@@ -27,7 +27,8 @@ SLOW = "PACELINE_SLOW"
 class Wrapper(Optimizer, ABC):
     """What all of these optimizers share: the user's own underneath, records, an orderly end.
 
-    They are optimizers to torch, so that its schedulers and scalers take them. Parameter groups and state are the user's own.
+    They are optimizers to torch, so that its schedulers and scalers take them. Parameter groups and state are
+    the user's own.
     """
 
     def __init__(self, optimizer: Optimizer, worker: int) -> None:
@@ -35,7 +36,7 @@ class Wrapper(Optimizer, ABC):
         self.recorder = Recorder(worker)
         self.last: Exchange | None = None
         self._slow = float(os.environ.get(SLOW, "1"))
-        self.__setstate__({})  # hooks and profiling, as of an optimizer that was copied: its own __init__ would add groups
+        self.__setstate__({})  # hooks and profiling, as of a copied optimizer: its __init__ would add groups
         atexit.register(self.close)
 
     @property
@@ -53,7 +54,8 @@ class Wrapper(Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not in the middle of a run: its servers and workers have divided the parameters."""
-        raise RunError("a run has the parameters that its optimizer had at the start; add parameter groups before parallelize")
+        raise RunError("a run has the parameters that its optimizer had at the start; "
+                       "add parameter groups before parallelize")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none=set_to_none)
@@ -111,7 +113,8 @@ class ServerOptimizer(Distributed):
     """
 
     def __init__(
-        self, optimizer: Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1, overlap: bool = False,
+        self, optimizer: Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1,
+        overlap: bool = False,
     ) -> None:
         super().__init__(optimizer, client)
         self.inner.state.clear()  # which the servers have now
@@ -135,7 +138,8 @@ class ServerOptimizer(Distributed):
         if self._steps % self._push_every:
             return None
         fetch = self._unfetched >= self._fetch_every
-        values, exchange = self._client.exchange(self._sum / self._push_every, fetch=fetch, options=self.flat.options())
+        mean = self._sum / self._push_every
+        values, exchange = self._client.exchange(mean, fetch=fetch, options=self.flat.options())
         self._sum = None
         if values is not None:
             self.flat.load(values)

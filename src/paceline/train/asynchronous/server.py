@@ -2,8 +2,8 @@
 
     python -m paceline.train.asynchronous.server NUMBER
 
-Its run stands in the environment (a command line is there for all users of the machine to read), what it serves in the run's
-store: JSON, and the parameters as numbers. Nothing that is read from there is executed.
+Its run stands in the environment (all users of a machine can read command lines), what it serves in the
+run's store: JSON, and the parameters as numbers. Nothing that is read from there is executed.
 
 One life of a server ends with its process. The next one takes the checkpoint, a new number in the store, and waits for workers
 to knock again; updates they resend are recognised by their number.
@@ -97,7 +97,8 @@ class Server:
                 self.shard.restore(state, same_run=state.get("run") == self._run)
             except Exception as error:
                 said = str(error).strip().splitlines()[0]
-                raise RunError(f"cannot go on from checkpoint {spec.checkpoint}: {said}; remove it to start again") from None
+                raise RunError(f"cannot go on from checkpoint {spec.checkpoint}: {said}; "
+                               "remove it to start again") from None
             self._saved = self.shard.version
 
     def serve(self) -> None:
@@ -153,7 +154,9 @@ class Server:
                 self.shard.leave(worker)
                 self._changed.notify_all()
 
-    def _exchange(self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None) -> None:
+    def _exchange(
+        self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None,
+    ) -> None:
         if ask.kind in (wire.STATE, wire.LOAD):
             self._tell_moments(pair, ask)
             return
@@ -234,7 +237,8 @@ def check_optimizer(name: str, trusted: str | None = None) -> None:
     """Raises where servers would not run an optimizer; `trusted` is one that their starter names itself."""
     module, _, kind = name.partition(":")
     if module == "__main__" or "." in kind:
-        raise SpecError(f"servers run in processes of their own and cannot import {kind!r} from {module!r}; put it into a module")
+        raise SpecError(f"servers run in processes of their own and cannot import {kind!r} from {module!r}; "
+                        "put it into a module")
     known = any(module == one or module.startswith(f"{one}.") for one in _KNOWN_MODULES)
     if not known and name != trusted and name not in os.environ.get(OPTIMIZERS, "").split(","):
         raise SpecError(f"servers run optimizers of {' and '.join(_KNOWN_MODULES)}; got {name}; "
@@ -266,8 +270,9 @@ def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
 def publish(store: RunStore, spec: ServerSpec) -> None:
     """Leaves in the store what server `spec.number` is to serve, in this life and any later one."""
     fields = {
-        "parts": [asdict(part) for part in spec.parts], "optimizer": spec.optimizer, "policy": asdict(spec.policy),
-        "groups": spec.groups, "up": spec.up, "down": spec.down, "checkpoint_every": spec.checkpoint_every,
+        "parts": [asdict(part) for part in spec.parts], "optimizer": spec.optimizer,
+        "policy": asdict(spec.policy), "groups": spec.groups, "up": spec.up, "down": spec.down,
+        "checkpoint_every": spec.checkpoint_every,
         "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint), "streams": spec.streams,
         "pace_Bps": spec.pace_Bps, "timeout_s": spec.rendezvous.timeout_s,
     }
@@ -292,7 +297,7 @@ def published(place: Rendezvous, number: int) -> ServerSpec:
 
 
 def run(rendezvous: Rendezvous, number: int) -> Server:
-    """Serves what stands in the store for that number, to its end; workers hear of it where that cannot be done."""
+    """Serves what stands in the store for that number, to its end; tells workers where it cannot."""
     try:
         server = Server(published(rendezvous, number))
     except StoreLost:
@@ -320,7 +325,8 @@ def main() -> None:
     except (StoreLost, wire.Lost) as error:
         with contextlib.suppress(KeyError):
             shutil.rmtree(os.environ[SCRATCH], ignore_errors=True)
-        print(f"paceline: server {number} ends, since its run is gone: {str(error).splitlines()[0]}", file=sys.stderr)
+        said = str(error).splitlines()[0]
+        print(f"paceline: server {number} ends, since its run is gone: {said}", file=sys.stderr)
         os._exit(1)  # threads may wait for a store that does not answer
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)

@@ -81,7 +81,7 @@ class Shard:
         self, worker: int, sequence: int, base: int, update: Tensor,
         options: Sequence[Mapping[str, Any]] | None = None,
     ) -> Outcome:
-        """Takes one update. A number seen before is not applied again: its worker lost the answer, not the update.
+        """Takes one update. A number seen before is not applied again: its worker lost the answer.
 
         `options` are those of each parameter group at the worker, whose schedulers change them.
         """
@@ -178,7 +178,7 @@ class Shard:
         }
 
     def restore(self, state: Mapping[str, Any], *, same_run: bool = True) -> None:
-        """Goes on from `state`, with nobody connected yet; from that of an earlier run without its workers' numbers."""
+        """Goes on from `state`, with nobody connected yet; of an earlier run without its workers' numbers."""
         self.values.detach().copy_(state["values"])
         self.version = state["version"]
         if self._optimizer is not None:

@@ -1,7 +1,7 @@
-"""Memory that workers of one machine share: a file of a random name that only its user can open, gone when nobody has it.
+"""Memory that workers of one machine share: a file of a random name that only its user can open.
 
-Every worker holds a lock on the file as long as it lives. The last one to leave removes it; where all were killed, the next
-run, or whoever had started them, finds a file that nobody has locked, and removes it.
+Every worker holds a lock on the file as long as it lives. The last one to leave removes it. Where all were
+killed, the next run, or whoever had started them, finds a file that nobody has locked, and removes it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SharedFile:
         try:
             found = cls._locked(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW))
         except OSError as error:
-            raise RunError(f"shared parameters {path} cannot be opened: {error.strerror}; all workers of a Hogwild run are "
-                           "on one machine, and of one user") from None
+            raise RunError(f"shared parameters {path} cannot be opened: {error.strerror}; all workers of a "
+                           "Hogwild run are on one machine, and of one user") from None
         if found is None:
             raise RunError(f"shared parameters {path} are gone: all workers of this run have left")
         return found

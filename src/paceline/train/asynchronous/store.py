@@ -1,7 +1,8 @@
-"""Where the processes of a run find each other: a store of keys that the launcher, or rank 0, keeps on the address it is given.
+"""Where the processes of a run find each other: a store of keys that the launcher or rank 0 keeps.
 
-torch's store has no authentication of its own. The name of a run is random, and nothing that is read from the
-store is executed: specifications are JSON, tensors are loaded with `weights_only=True`.
+It listens on the address it is given. torch's store has no authentication of its own: the name of a run is
+random, and nothing that is read from the store is executed: specifications are JSON, tensors are loaded
+with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 from paceline.errors import RunError
 from paceline.train.patience import within
 
-__all__ = ["TIMEOUT_S", "VARIABLE", "PrefixStore", "Rendezvous", "RunStore", "Store", "StoreLost", "TCPStore", "own_address", "resolve",
-           "secret", "serve_store"]
+__all__ = ["TIMEOUT_S", "VARIABLE", "PrefixStore", "Rendezvous", "RunStore", "Store", "StoreLost", "TCPStore",
+           "own_address", "resolve", "secret", "serve_store"]
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ TIMEOUT_S = 60.0
 VARIABLE = "PACELINE_RENDEZVOUS"
 #: seconds beyond a store's own limit before it counts as stopped
 _GRACE_S = 5.0
+_ADVICE = "set MASTER_ADDR to an address of rank 0's machine"
 #: bytes of one value: the store itself takes a few MB at a time
 _PIECE = 2**21
 
@@ -48,8 +50,9 @@ class RunStore:
         try:
             return within(self._limit_s + _GRACE_S, call)
         except TimeoutError:
-            raise StoreLost(f"the store of this run at {self._where} has not answered for {self._limit_s + _GRACE_S:g} s; "
-                            "the process that keeps it (rank 0, or the launcher) is stopped or cut off") from None
+            waited = f"{self._limit_s + _GRACE_S:g} s"
+            raise StoreLost(f"the store of this run at {self._where} has not answered for {waited}; the "
+                            "process that keeps it (rank 0, or the launcher) is stopped or cut off") from None
 
     def set(self, key: str, value: str | bytes) -> None:
         self.bounded(lambda: self.raw.set(key, value))  # type: ignore[arg-type]
@@ -84,7 +87,7 @@ def secret() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """A run within a session. A session is what a launcher starts; each of its runs has parameters and servers of its own."""
+    """A run of a session, which is what a launcher starts. Each has parameters and servers of its own."""
 
     host: str
     port: int
@@ -102,7 +105,7 @@ class Rendezvous:
             host, _, rest = text.rpartition(":")[0].rpartition(":")[0], "", ":".join(text.rsplit(":", 2)[1:])
         port, _, run = rest.partition(":")
         if not (host and port.isdecimal() and run):
-            raise RunError(f"{VARIABLE} must be HOST:PORT:RUN as the launcher of this run has set it; got {text[:60]!r}")
+            raise RunError(f"{VARIABLE} must be HOST:PORT:RUN as the launcher has set it; got {text[:60]!r}")
         return cls(host=host, port=int(port), run=run, number=number)
 
     def __str__(self) -> str:
@@ -114,7 +117,7 @@ class Rendezvous:
         return f"{self.run}/{self.number}"
 
     def store(self) -> RunStore:
-        """Keys of this run, through a connection of its own: a blocking call of one thread must not hold up another's."""
+        """Keys of this run, over a new connection: a thread that waits must not hold up the others."""
         return self._connected(self.prefix)
 
     def session(self) -> RunStore:
@@ -140,20 +143,24 @@ def resolve(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise RunError(f"the address of {host!r} cannot be found: {error.strerror}; set MASTER_ADDR to one of rank 0's machine") from None
+        raise RunError(f"the address of {host!r} cannot be found: {error.strerror}; {_ADVICE}") from None
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, str(address[0])
 
 
 def serve_store(host: str = "127.0.0.1", port: int = 0, timeout_s: float = TIMEOUT_S) -> TCPStore:
-    """A store for sessions, which listens on that address and no other; keep it as long as they last. `port` is the one to pass on."""
+    """A store for sessions, to be kept as long as they last. It listens on that address and no other.
+
+    Its `port` is the one to pass on.
+    """
     family, address = resolve(host)
     try:
         listener = socket.create_server((address, port), family=family)
     except OSError as error:
-        raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; set MASTER_ADDR to an address of rank 0's machine") from None
+        raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; {_ADVICE}") from None
     chosen = int(listener.getsockname()[1])
-    return TCPStore(host, chosen, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s),
+    limit = timedelta(seconds=timeout_s)
+    return TCPStore(host, chosen, is_master=True, wait_for_workers=False, timeout=limit,
                     master_listen_fd=listener.detach())
 
 

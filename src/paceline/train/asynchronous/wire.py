@@ -23,8 +23,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from paceline.train._torch import gloo_pair
 from paceline.train.asynchronous.store import Rendezvous, RunStore, own_address, serve_store
 
-__all__ = ["JOIN", "LEAVE", "LOAD", "PUSH", "STATE", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns", "answer_knock",
-           "knock", "knocked", "serve_store"]
+__all__ = ["JOIN", "LEAVE", "LOAD", "PUSH", "STATE", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns",
+           "answer_knock", "knock", "knocked", "serve_store"]
 
 _TAG = 7
 _FIELDS = 8
@@ -49,14 +49,15 @@ class Ask:
     options_bytes: int = 0
 
     def pack(self) -> Tensor:
-        fields = [self.kind, self.worker, self.sequence, self.base, self.payload_bytes, int(self.fetch), self.options_bytes, 0]
+        fields = [self.kind, self.worker, self.sequence, self.base, self.payload_bytes, int(self.fetch),
+                  self.options_bytes, 0]
         return torch.tensor(fields, dtype=torch.int64)
 
     @classmethod
     def unpack(cls, raw: Tensor) -> Ask:
         kind, worker, sequence, base, size, fetch, options, _ = raw.tolist()
-        return cls(kind=kind, worker=worker, sequence=sequence, base=base, payload_bytes=size, fetch=bool(fetch),
-                   options_bytes=options)
+        return cls(kind=kind, worker=worker, sequence=sequence, base=base, payload_bytes=size,
+                   fetch=bool(fetch), options_bytes=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,9 @@ def served(
     """Workers round parameter servers; see `Policy` for modes and rules.
 
     `up` and `down` name codecs; `checkpoint` is a folder of the servers' machine in which they save every
-    `checkpoint_every` updates, and from which a later run goes on; `elasticity` is 0.9 / workers unless given, the
-    stable choice of the paper; `overlap` sends each server's part during the backward pass, once its gradients are there.
+    `checkpoint_every` updates, and from which a later command goes on; `elasticity` is 0.9 / workers unless
+    given, the stable choice of the paper; `overlap` sends each server's part during the backward pass, once
+    its gradients are there.
     """
     kind = server.name_of(type(optimizer))
     policy = _checked(mode=mode, rule=rule, workers=world(workers), staleness=staleness, backups=backups, staleness_aware=staleness_aware,
@@ -59,7 +60,8 @@ def served(
                 number=number, rendezvous=place, start=start, parts=parts, optimizer=kind, policy=policy,
                 moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
                 groups=len(optimizer.param_groups), up=up, down=down, checkpoint_every=checkpoint_every,
-                checkpoint=folder / f"server{number}.pt" if folder else None, streams=streams, pace_Bps=pace_Bps,
+                checkpoint=folder / f"server{number}.pt" if folder else None, streams=streams,
+                pace_Bps=pace_Bps,
             ))
         announce(place, workers=policy.workers, servers=count)
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
@@ -83,8 +85,8 @@ def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
         return None if told is None else Path(told).absolute() / (f"run{number}" if number > 1 else "")
     folder = Path(checkpoint).absolute()
     if folder in _folders:
-        raise SpecError(f"the servers of an earlier run of this process save in {str(folder)!r}, from which this one would "
-                        "go on; name a folder for each run")
+        raise SpecError(f"the servers of an earlier run of this process save in {str(folder)!r}, from which "
+                        "this one would go on; name a folder for each run")
     _folders.add(folder)
     return folder
 
