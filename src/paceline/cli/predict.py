@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def predict(
     model: str, /, *, device: Annotated[str | None, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")] = None,
-    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s, in place of --device")] = None,
+    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, in place of --device")] = None,
     plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
     batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
     checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,

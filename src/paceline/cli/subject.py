@@ -24,7 +24,7 @@ from paceline.cli.options import (
 if TYPE_CHECKING:
     from paceline.whatif.subject import Subject
 
-Where = Annotated[str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s or a .toml file")]
+Where = Annotated[str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s/gpu or a .toml file")]
 How = Annotated[str, Parameter(name="--plan", help='words such as "fsdp tp=8 gbs=1024" or "terngrad", or a .toml file')]
 Plot = Annotated[Path | None, Parameter(name="--plot", help="also draw it (.png, .svg or .pdf)")]
 Html = Annotated[Path | None, Parameter(name="--html", help="also write it as a page, with its plot")]

@@ -101,14 +101,14 @@ def check_axes(axes: Sequence[str], where: Sequence[Cluster]) -> None:
 
 
 def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:
-    """Clusters of a device from `low` to `high` devices, doubling: of the catalog's nodes with it, else eight to a node at 400 Gb/s."""
+    """Clusters of a device from `low` to `high` devices, doubling: of the catalog's nodes with it, else eight to a node that share 400 Gb/s."""
     known = next((name for name in clusters.names() if clusters.get(name).device.name == device and clusters.get(name).nodes == 1), None)
     out = []
     count = low
     while count <= high:
         per_node = clusters.get(known).node_devices if known else min(8, count)
         if count >= per_node and count % per_node == 0:
-            out.append(clusters.get(f"{count // per_node}x{known}" if known else f"{count // per_node}x{per_node}x{device}@400Gb/s"))
+            out.append(clusters.get(f"{count // per_node}x{known}" if known else f"{count // per_node}x{per_node}x{device}@400Gb/s/node"))
         count *= 2
     if not out:
         raise SpecError(f"--gpus {low}..{high}: no whole nodes of {device} in between; its nodes have {per_node}")

@@ -127,7 +127,7 @@ class Cluster:
 
     @staticmethod
     def parse(text: str) -> Cluster:
-        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s`, `pod.toml` (see `catalog.clusters.get`)."""
+        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s/gpu`, `pod.toml` (see `catalog.clusters.get`)."""
         from paceline.catalog import clusters
 
         return clusters.get(text)
