@@ -95,7 +95,7 @@ def plan(
     fix, forbid, allow, pareto = (_split(words) for words in (fix, forbid, allow, pareto))
     where = _clusters(cluster, gpus, device)
     if price_per_s is not None:
-        rate = units.parse(price_per_s, "price_rate")
+        rate = units.parse(price_per_s, "price_rate") if isinstance(price_per_s, str) else price_per_s
         where = tuple(one.priced(rate) for one in where)
     check_axes(pareto, where)
     sized = sizes(model)

@@ -35,7 +35,7 @@ Count = Parameter(converter=_quantity("count"))
 Seconds = Parameter(converter=_quantity("time"))
 Price = Annotated[float | None, Parameter(
     converter=_quantity("price_rate"),
-    help="of a device, such as 2.5USD/h; by default the catalog's, whose date the answer says",
+    help="USD per device-hour, such as 2.5 (or 2.5USD/h); by default the catalog's, whose date the answer says",
 )]
 
 

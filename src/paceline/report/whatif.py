@@ -160,7 +160,7 @@ def _concurrency(e: Explanation) -> list[RenderableType]:
 def comparison_view(c: Comparison) -> RenderableType:
     """Plans side by side, the fastest that fits marked."""
     even = any(row.break_even is not None for row in c.rows)
-    table = _table("plan", "step", "throughput", "", "exposed", "memory", *(["pays below"] if even else []), "what it may cost in accuracy",
+    table = _table("plan", "step", "throughput", "", "exposed", "memory", *(["pays at"] if even else []), "what it may cost in accuracy",
                    left=("", "what it may cost in accuracy"))
     first = next((row.prediction for row in c.rows if row.prediction is not None), None)
     most = max((row.prediction.throughput for row in c.rows if row.prediction is not None), default=1.0)
@@ -182,9 +182,17 @@ def comparison_view(c: Comparison) -> RenderableType:
 def _even(found: BreakEven | None) -> str:
     if found is None:
         return "-"
-    if found.bandwidth_Bps is None:
-        return "any rate" if found.always else "no rate"
-    return f"{show(8 * found.bandwidth_Bps, 'count')}b/s"
+    if found.always:
+        return "any rate"
+    return " and ".join(_range(*ends) for ends in found.ranges) or "no rate"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """The rates between two in words; None: no such end."""
+    start, end = ("" if rate is None else f"{show(8 * rate, 'count')}b/s" for rate in (low, high))
+    if not start:
+        return f"below {end}"
+    return f"{start} to {end}" if end else f"above {start}"
 
 
 # -- job -------------------------------------------------------------------------------------------
