@@ -37,7 +37,9 @@ for _command in (
 ):
     app.command(_command)
 app.command(bench.app)
-for _listing, _name in ((catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.models_, "models")):
+for _listing, _name in (
+    (catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.frameworks_, "frameworks"), (catalog.models_, "models"),
+):
     app.command(_listing, name=_name)
 
 

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.cost.curves import Curves, curves_for
 from paceline.plan.pieces import piece_s, recomputed_s
 from paceline.plan.space import Block, Choice
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange
 from paceline.sim.schedules import V_SHAPED
-from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster
 from paceline.spec.transformer import Transformer
 

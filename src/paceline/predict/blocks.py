@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from paceline.cost import memory as memory_model
+from paceline.predict.interval import CAPTURED_MEMORY, bounded
 from paceline.predict.parallel import BUBBLE, GATHER, REDUCE, SHARDED, TRANSFERS, Array, Ranks
 from paceline.predict.rounds import enough, folded
 from paceline.sim import engine
@@ -223,7 +224,10 @@ class Pipeline(Ranks):
             more = {"parameters": (1 + min(p.prefetch, len(mine) - 1)) * largest * self.gathered_share, "gradients": largest}
         elif p.sharding != "none" and self.style.copies:
             more = {"gradients": sum(chunk.gradient_bytes for chunk in mine)}
-        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1)
+        found = memory_model.memory(
+            self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1,
+        )
+        return bounded(found, CAPTURED_MEMORY)
 
     def in_flight(self, rank: int) -> float:
         """The most of a micro-batch's activations that a stage holds at once, in whole micro-batches."""

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.catalog import frameworks
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
@@ -21,13 +22,11 @@ from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
-from paceline.predict.interval import Errors, around, device_sigma
+from paceline.predict.interval import BUBBLE_SHARE, COUNTED_MEMORY, Errors, around, bounded, transformer_errors
 from paceline.predict.layer import NOTHING, Held
-from paceline.predict.step import errors_for
 from paceline.predict.stragglers import straggling
 from paceline.sim.schedules import V_SHAPED, bubble_s, chunks_per_rank, span_s
 from paceline.sim.timeline import Timeline
-from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -40,16 +39,16 @@ TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange"
 
 
 def predict(
-    model: Transformer, cluster: Cluster, plan: Plan, *, errors: Errors | None = None, framework: Framework | None = None,
+    model: Transformer, cluster: Cluster, plan: Plan, *, framework: Framework | None = None, host_speed: float = 1.0,
     curves: Curves | None = None,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage."""
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
         from paceline.predict import relaxed  # it builds on this module
 
-        return relaxed.transformer(step, errors, simulate=False)
-    return step.prediction(errors)
+        return relaxed.transformer(step, simulate=False)
+    return step.prediction()
 
 
 def default_framework(plan: Plan) -> str:
@@ -62,15 +61,20 @@ class Step(Gradients):
     """A resolved plan on a cluster, with everything timed that it is made of."""
 
     @staticmethod
-    def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
-        style = framework or frameworks.get(plan.framework or default_framework(plan))
+    def of(
+        model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None,
+        host_speed: float = 1.0,
+    ) -> Step:
+        usual = frameworks.running(plan.framework or default_framework(plan), "transformers")
+        style = (framework or usual).sped_up(host_speed)
         if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
             raise PlanError(f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them")
         shape = Step.shape_of(model, plan, style)
         found, target = blocks(shape), chip(cluster.device)
         constants = curves or curves_for(cluster.device)
         pieces, costs = piece_times(found, cluster.device, target, constants)
-        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
+        named = framework is not None or bool(plan.framework)
+        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs, named)
 
     @staticmethod
     def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
@@ -139,11 +143,11 @@ class Step(Gradients):
 
     def memory(self, stage: Held, index: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
-        return memory.stage_memory(self, stage, index)
+        return bounded(memory.stage_memory(self, stage, index), COUNTED_MEMORY)
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def prediction(self, errors: Errors | None) -> DistributedPrediction:
+    def prediction(self) -> DistributedPrediction:
         p = self.plan
         stages = self.stages()
         steady, bubble, transfers = self.pipeline(stages)
@@ -167,10 +171,10 @@ class Step(Gradients):
         parts |= {"pipeline bubble": bubble, "pipeline transfers": transfers, "gradient reduction": reduce_s, "optimizer": update}
         parts["parameter gathers"] += gather_s
         parts["host"] += self.framework.step_s
-        return self.answer(parts, stages, bubble, steady, errors)
+        return self.answer(parts, stages, bubble, steady)
 
     def answer(
-        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float, errors: Errors | None,
+        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float,
         timeline: Timeline | None = None,
     ) -> DistributedPrediction:
         """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady` seconds of computation."""
@@ -178,7 +182,7 @@ class Step(Gradients):
         parts["stragglers"] = steady * self.straggling
         step = sum(parts.values())
         exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
-        low, high = around(step, self.sigma(step, exposed, bubble, errors or errors_for(device, self.curves)))
+        low, high = around(step, self.sigma(step, exposed, bubble))
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq)
         peak = self.chip.peaks[p.precision] * p.ranks
@@ -202,15 +206,23 @@ class Step(Gradients):
         """By what share of its computation a step is longer because all wait for the slowest rank."""
         return straggling(self.cluster)
 
-    def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:
+    @property
+    def errors(self) -> Errors:
+        """The spreads that concern this step."""
+        return transformer_errors(
+            self.cluster.device, self.curves, self.framework, named=self.named, precision=self.plan.precision,
+            experts=bool(self.model.experts),
+        )
+
+    def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
         spent = self.found.packed.groups.total(self.costs.seconds)
         total = sum(spent.values()) or 1.0
-        operators = device_sigma({group: seconds / total for group, seconds in spent.items()}, errors)
+        operators = self.errors.device_sigma({group: seconds / total for group, seconds in spent.items()})
         groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
         share = exposed / step
-        return math.hypot((1 - share) * operators, share * network, 0.3 * bubble / step)
+        return math.hypot((1 - share) * operators, share * network, BUBBLE_SHARE * bubble / step)
 
     def provenance(self, device: Device) -> Iterator[Evidence]:
         for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
@@ -220,7 +232,8 @@ class Step(Gradients):
             if path.startswith("tier.") and path.endswith("bandwidth"):
                 yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
         yield Evidence(what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0)
-        yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind="derived", source="the framework's code")
+        yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind=self.framework.kind, source=self.framework.source)
+        yield from self.errors.evidence()
 
 
 def _hidden(communication: float, compute: float, layers: int, contention: float) -> float:

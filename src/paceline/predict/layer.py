@@ -105,6 +105,8 @@ class Layer:
     found: Blocks
     pieces: Mapping[str, PieceTime]
     costs: OpTimes
+    #: the user named the framework, rather than taking what is usual
+    named: bool = False
 
     # -- groups ------------------------------------------------------------------------------------
 

@@ -23,16 +23,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
 from paceline.cost.collectives import collective_s, sigma
 from paceline.predict.degrees import resolve as resolve
-from paceline.predict.interval import around
+from paceline.predict.interval import CAPTURED_MEMORY, around, bounded
 from paceline.predict.step import Conditions, Timed
 from paceline.predict.stragglers import slowest_of as slowest_of
 from paceline.predict.stragglers import straggling
 from paceline.sim.overlap import Overlapped, Transfer, steady
 from paceline.sim.timeline import Span, Timeline, kernel
-from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
@@ -56,20 +56,21 @@ HOST_SUM_BPS = 20e9
 
 
 def predict(
-    workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions = Conditions(),  # noqa: B008
-    synchronisation: Synchronisation | None = None, trace: bool = False,
+    workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions | None = None, trace: bool = False,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of a rank of each stage; with `trace`, the timeline too."""
     if cluster.mix:  # all wait for the slowest
         kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
-        found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation, trace=trace) for each in kinds]
+        found = [predict(workload, each, plan, conditions=conditions, trace=trace) for each in kinds]
         return max(found, key=lambda prediction: prediction.step_s)
     plan = resolve(plan, workload, cluster)
+    if conditions is None:
+        conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
     if not plan.relax.plain:
         from paceline.predict import relaxed  # it builds on this module
 
-        return relaxed.captured(workload, cluster, plan, conditions, synchronisation, trace)
-    style = synchronisation or synchronisations.get(plan.framework or "ddp")
+        return relaxed.captured(workload, cluster, plan, conditions, trace)
+    style = conditions.synchronisation
     kind: type[_Ranks] = _Ranks
     if plan.pp > 1:
         from paceline.predict.blocks import Pipeline  # it builds on this module
@@ -286,7 +287,8 @@ class _Ranks:
 
     def wire(self, parameter: Parameter) -> float:
         """Bytes of a gradient as it is sent."""
-        return parameter.numel * min(self.style.wire_bytes or math.inf, ITEMSIZE[parameter.dtype])
+        half = self.style.half_when_mixed and self.workload.precision.startswith("amp")
+        return parameter.numel * min(2 if half else math.inf, ITEMSIZE[parameter.dtype])
 
     def gradient_buckets(self) -> list[tuple[float, int, int]]:
         """Bytes of each bucket, after which operator its last gradient is ready, and before which the first of its parameters is needed."""
@@ -400,7 +402,10 @@ class _Ranks:
         if self.style.server and kind != "none":
             held["optimizer"] = 0.0
         several = self.plan.micro_batches > 1
-        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, inside=inside, accumulated=several)
+        found = memory_model.memory(
+            self.workload, self.cluster.device, held=held, more=more, inside=inside, accumulated=several,
+        )
+        return bounded(found, CAPTURED_MEMORY)
 
     # -- the answer --------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from paceline.cost.curves import Curves
 from paceline.cost.transformer import Collective
 from paceline.predict.distributed import TITLES, Step
 from paceline.predict.gradients import Exchange, StageTime
-from paceline.predict.interval import Errors
 from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
@@ -44,16 +43,16 @@ BUBBLE, GATHERS, REDUCTION, TRANSFERS = "pipeline bubble", "parameter gathers", 
 
 
 def predict(
-    model: Transformer, cluster: Cluster, plan: Plan, *, errors: Errors | None = None, framework: Framework | None = None,
+    model: Transformer, cluster: Cluster, plan: Plan, *, framework: Framework | None = None, host_speed: float = 1.0,
     curves: Curves | None = None, trace: bool = False,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage; with `trace`, the timeline too."""
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
         from paceline.predict import relaxed  # it builds on this module
 
-        return relaxed.transformer(step, errors, simulate=True, trace=trace)
-    return Simulation(step).prediction(errors, trace)
+        return relaxed.transformer(step, simulate=True, trace=trace)
+    return Simulation(step).prediction(trace)
 
 
 @dataclass
@@ -375,11 +374,11 @@ class Simulation:
     def found(self) -> engine.Run:
         return engine.run(self.program, self.step.framework.contention, self.share)
 
-    def prediction(self, errors: Errors | None, trace: bool = False) -> DistributedPrediction:
+    def prediction(self, trace: bool = False) -> DistributedPrediction:
         """The answer, from the point of view of the stage that waits least."""
         parts = self.spent(self.freest()) if trace else folded(self.step.plan, self.at)
         steady = sum(parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", *TITLES.values()))
-        return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, errors, self.timeline() if trace else None)
+        return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, self.timeline() if trace else None)
 
     def spent(self, rank: int) -> dict[str, float]:
         """Where the time of a stage goes."""

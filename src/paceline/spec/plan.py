@@ -84,7 +84,7 @@ class Plan:
     @staticmethod
     def parse(text: str) -> Plan:
         """The plan written as words and `key=value`s, or in a `.toml` file of such keys."""
-        if text.strip().endswith(".toml"):
+        if text.strip().endswith(".toml") and "=" not in text:
             text = _from_file(Path(text.strip()))
         given: dict[str, Any] = {}
         relaxed: dict[str, Any] = {}

@@ -35,8 +35,8 @@ class Synchronisation:
     overlap: bool = True
     #: and also where micro-batches are accumulated, or then once, after the last of them
     overlap_accumulated: bool = True
-    #: bytes of one element on the wire; 0: as the parameter is kept
-    wire_bytes: int = 0
+    #: in mixed precision, gradients cross in half precision, not as the parameter is kept
+    half_when_mixed: bool = False
     #: times that gradients are copied on the device besides: into buckets, and back
     copies: float = 0.0
     #: share by which operators slow down while a collective runs beside them
@@ -50,6 +50,9 @@ HOROVOD = Synchronisation(name="horovod", title="Horovod", bucket_bytes=64 * 2.0
 SYNCHRONISATIONS: dict[str, Synchronisation] = {s.name: s for s in (
     DDP,
     HOROVOD,
+    replace(HOROVOD, name="horovod-half", title="Horovod under TensorFlow", half_when_mixed=True),
+    # MPI on a node of 32 cores (Cori's Haswell nodes): sending takes one of them
+    replace(DDP, name="own-core", title="buckets sent by a core of their own", contention=1 / 32),
     replace(DDP, name="after-backward", title="one all-reduce after the backward pass", bucket_bytes=math.inf, overlap=False),
     Synchronisation(name="replicated", title="TensorFlow replicated variables: every gradient is reduced by itself", bucket_bytes=0.0),
     Synchronisation(name="parameter-server", title="TensorFlow parameter server on the host", bucket_bytes=0.0, server=True, contention=0.0),

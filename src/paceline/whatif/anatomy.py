@@ -70,7 +70,7 @@ def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
 def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
     assert not isinstance(subject.model, Workload)
     cluster = subject.cluster
-    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), subject.framework, None))
+    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), None, None, subject.host_speed))
     program = Simulation(step).program
     widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
     sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")

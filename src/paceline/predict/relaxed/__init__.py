@@ -10,18 +10,16 @@ from dataclasses import replace
 
 from paceline.errors import PlanError
 from paceline.predict.distributed import Step
-from paceline.predict.interval import Errors
 from paceline.predict.parallel import Ranks
 from paceline.predict.relaxed import modes
 from paceline.predict.relaxed import transformer as transformers
 from paceline.predict.relaxed.captured import Relaxed
 from paceline.predict.step import Conditions, Timed
 from paceline.sim.overlap import Transfer
-from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
-from paceline.spec.synchronisation import PLAIN, Synchronisation
+from paceline.spec.synchronisation import PLAIN
 from paceline.spec.workload import ITEMSIZE, Workload
 
 #: modes whose replicas average every step, so that the simulation of a step holds all there is
@@ -42,13 +40,13 @@ def check(plan: Plan) -> None:
 
 
 def captured(
-    workload: Workload, cluster: Cluster, plan: Plan, conditions: Conditions, synchronisation: Synchronisation | None = None, trace: bool = False,
+    workload: Workload, cluster: Cluster, plan: Plan, conditions: Conditions, trace: bool = False,
 ) -> DistributedPrediction:
     """A captured module under a resolved plan."""
     check(plan)
     if plan.ranks > plan.dp:
         raise PlanError(f"plan cannot run: {plan.relax.label} is modelled for captured modules that are split by data only (tp 1, pp 1)")
-    style = synchronisation or synchronisations.get(plan.framework or "ddp")
+    style = conditions.synchronisation
     timed = Timed.of(workload, cluster.device, conditions)
     if plan.relax.mode in EVERY_STEP:
         relaxed = Relaxed(workload, cluster, plan, style, timed)
@@ -61,10 +59,10 @@ def captured(
     ))
 
 
-def transformer(step: Step, errors: Errors | None, *, simulate: bool, trace: bool = False) -> DistributedPrediction:
+def transformer(step: Step, *, simulate: bool, trace: bool = False) -> DistributedPrediction:
     """A transformer under a resolved plan, simulated or in closed form."""
     check(step.plan)
-    return transformers.predict(step, errors, simulate=simulate, trace=trace)
+    return transformers.predict(step, simulate=simulate, trace=trace)
 
 
 class Alone(Ranks):

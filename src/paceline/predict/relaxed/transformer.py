@@ -14,7 +14,6 @@ from paceline.cost.compression import assign, exchanges
 from paceline.errors import PlanError
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange, StageTime
-from paceline.predict.interval import Errors
 from paceline.predict.relaxed import modes
 from paceline.predict.relaxed.accuracy import accuracy
 from paceline.predict.relaxed.coding import decode_s, encode_s
@@ -27,10 +26,10 @@ from paceline.spec.synchronisation import PLAIN
 CODING = "encoding and decoding"
 
 
-def predict(step: Step, errors: Errors | None, *, simulate: bool, trace: bool = False) -> DistributedPrediction:
+def predict(step: Step, *, simulate: bool, trace: bool = False) -> DistributedPrediction:
     """The answer for a step of a relaxed plan."""
     relax = step.plan.relax
-    found = _answer(averaged(step), errors, simulate, trace)
+    found = _answer(averaged(step), simulate, trace)
     if relax.mode == "replicas":
         return replace(found, plan=str(step.plan), accuracy=accuracy(relax))
     return modes.predict(replica(step, found))
@@ -60,8 +59,8 @@ def replica(step: Step, alone: DistributedPrediction) -> modes.Replica:
     )
 
 
-def _answer(step: Step, errors: Errors | None, simulate: bool, trace: bool) -> DistributedPrediction:
-    return Simulation(step).prediction(errors, trace) if simulate else step.prediction(errors)
+def _answer(step: Step, simulate: bool, trace: bool) -> DistributedPrediction:
+    return Simulation(step).prediction(trace) if simulate else step.prediction()
 
 
 def _as(kind: type[Step], step: Step, plan: Plan | None = None) -> Step:
@@ -107,7 +106,7 @@ class Averaged(Step):
         return [(op, size * count, axis) for axis, count in counts for op, size in self._coded[0].items()], []
 
     def answer(
-        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float, errors: Errors | None,
+        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float,
         timeline: Timeline | None = None,
     ) -> DistributedPrediction:
         """With the time of encoders; or less of the reduction, where the next forward pass hides some."""
@@ -118,7 +117,7 @@ class Averaged(Step):
             room = max(stage.forward_s for stage in stages) * (1 - self.framework.contention)
             first = self.total(self.exchanges(self.layer_parameters(), 0.0)[0])
             parts[REDUCTION] = max(min(first, parts[REDUCTION]), parts[REDUCTION] - room)
-        found = super().answer(parts, list(stages), bubble, steady, errors, timeline)
+        found = super().answer(parts, list(stages), bubble, steady, timeline)
         if CODING not in parts:
             return found
         what = f"{CODING} {1e3 * parts[CODING]:.3g} ms, {relax.scheme.title}"
