@@ -10,7 +10,6 @@ A layer's time and what a rank holds are in `predict/layer.py`, gradients and pa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +21,7 @@ from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
-from paceline.predict.interval import BUBBLE_SHARE, COUNTED_MEMORY, Errors, around, bounded, transformer_errors
+from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
 from paceline.predict.layer import NOTHING, Held
 from paceline.predict.stragglers import straggling
 from paceline.sim.schedules import V_SHAPED, bubble_s, chunks_per_rank, span_s
@@ -218,11 +217,10 @@ class Step(Gradients):
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
         spent = self.found.packed.groups.total(self.costs.seconds)
         total = sum(spent.values()) or 1.0
-        operators = self.errors.device_sigma({group: seconds / total for group, seconds in spent.items()})
+        shares = {group: seconds / total for group, seconds in spent.items()}
         groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
-        share = exposed / step
-        return math.hypot((1 - share) * operators, share * network, BUBBLE_SHARE * bubble / step)
+        return self.errors.step_sigma(shares, exposed / step, network, bubble / step)
 
     def provenance(self, device: Device) -> Iterator[Evidence]:
         for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):

@@ -5,7 +5,8 @@ family of the model, and the host, which varies from run to run:
 
     time of the device   sigma^2 = sum over groups of (share * group)^2 + framework^2 + device^2 + family^2
     step of one device   sigma^2 = (device share * sigma)^2 + (host share * host)^2
-    step of many         sigma^2 = (computing share * sigma)^2 + (exposed share * network)^2 + (0.3 * bubble share)^2
+    step of many         sigma^2 = (computing share * groups)^2 + (exposed share * network)^2 + (0.3 * bubble share)^2
+                                   + framework^2 + device^2 + family^2
 
 All are standard deviations of the logarithm. Each says what it was estimated on (`paceline validate` scores the rows
 that are named, with these very intervals); what was never measured has a spread of its own and is named in the answer.
@@ -117,7 +118,7 @@ NEW_PRECISION = Spread(sigma=0.15, source="fp8 rows beside bf16 rows of one sour
 #: of allocated bytes where lifetimes are captured and workspaces are not
 CAPTURED_MEMORY = _spread(0.03, "h200_steps")
 #: where activations are counted by formula
-COUNTED_MEMORY = _spread(0.06, "bloom_prequel_a100_topologies, torchtitan_llama, simumax_b200_measured")
+COUNTED_MEMORY = _spread(0.044, "bloom_prequel_a100_topologies, torchtitan_llama, simumax_b200_measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +130,22 @@ class Errors:
     common: tuple[tuple[str, Spread], ...]
     host: Spread = HOST
 
+    def group_sigma(self, shares: Mapping[str, float]) -> float:
+        """Of what groups of operators err apart from one another, given each group's share of their time."""
+        return math.sqrt(sum((share * self.group.sigma) ** 2 for share in shares.values()))
+
+    def common_sigma(self) -> float:
+        """Of what all of a step has in common."""
+        return math.sqrt(sum(spread.sigma**2 for _, spread in self.common))
+
     def device_sigma(self, shares: Mapping[str, float]) -> float:
         """Of device time, given each group's share of it."""
-        groups = sum((share * self.group.sigma) ** 2 for share in shares.values())
-        return math.sqrt(groups + sum(spread.sigma**2 for _, spread in self.common))
+        return math.hypot(self.group_sigma(shares), self.common_sigma())
+
+    def step_sigma(self, shares: Mapping[str, float], exposed: float, network: float, bubble: float) -> float:
+        """Of a step on many devices, of which shares are exposed communication, with the network's spread, and bubble."""
+        groups = self.group_sigma(shares)
+        return math.hypot((1 - exposed) * groups, exposed * network, BUBBLE_SHARE * bubble, self.common_sigma())
 
     def evidence(self) -> Iterator[Evidence]:
         """What the interval is as wide as it is for, widest first; what was never measured says so."""
