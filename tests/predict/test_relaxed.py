@@ -13,12 +13,11 @@ pytest.importorskip("torch", reason="capture needs torch")
 import paceline as pl
 from paceline.catalog import clusters, devices, models, transformers
 from paceline.cost.chip import chip
-from paceline.cost.compression import model_bytes
+from paceline.cost.compression import decode_s, encode_s, model_bytes
 from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
 from paceline.predict.relaxed.accuracy import _KNOWN, accuracy
 from paceline.predict.relaxed.captured import Relaxed
-from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.step import Conditions, Timed
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES, COMPRESSIONS, DDP, MODES, RELAXED_WORDS, Relaxation

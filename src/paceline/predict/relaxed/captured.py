@@ -18,10 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.cost.compression import assign, exchanges, wire_bytes
+from paceline.cost.compression import assign, decode_s, encode_s, exchanges, wire_bytes
 from paceline.predict.parallel import GATHER, REDUCE, Array, Ranks, buckets
 from paceline.predict.relaxed.accuracy import accuracy
-from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.relaxed.hosts import Servers, servers
 from paceline.sim.overlap import Transfer
 from paceline.spec.compression import Scheme

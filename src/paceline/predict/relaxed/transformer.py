@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 
-from paceline.cost.compression import assign, exchanges
+from paceline.cost.compression import assign, decode_s, encode_s, exchanges
 from paceline.errors import PlanError
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.relaxed import modes
 from paceline.predict.relaxed.accuracy import accuracy
-from paceline.predict.relaxed.coding import decode_s, encode_s
 from paceline.predict.simulated import REDUCTION, Simulation
 from paceline.sim.timeline import Timeline
 from paceline.spec.plan import Plan
