@@ -11,7 +11,8 @@ from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.predict import remedy
 from paceline.predict.distributed import Step, predict
 from paceline.predict.memory import cached, communicators, in_flight, kept, passing, placeholders, stage_memory
-from paceline.sim.schedules import V_SHAPED, actions, chunks_per_rank
+from paceline.sim.schedules import actions
+from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES, Plan, resolve
 from paceline.spec.transformer import Transformer
 
@@ -137,11 +138,11 @@ def test_offloading():
 # -- micro-batches in flight -----------------------------------------------------------------------
 
 
-@given(schedule=st.sampled_from(SCHEDULES), pp=st.integers(2, 8), more=st.integers(0, 20), vpp=st.integers(1, 4), rank=st.integers(0, 7))
+@given(schedule=st.sampled_from(list(SCHEDULES)), pp=st.integers(2, 8), more=st.integers(0, 20), vpp=st.integers(1, 4), rank=st.integers(0, 7))
 def test_in_flight_is_what_the_actions_hold(schedule, pp, more, vpp, rank):
     rank %= pp
     vpp = vpp if schedule in ("interleaved", "looped-bfs") else 1
-    count = 2 * pp + more if schedule in V_SHAPED else 1 + more
+    count = 2 * pp + more if schedules.get(schedule).v_shaped else 1 + more
     if schedule == "interleaved":
         count = pp * (1 + more % 4)
     live = most = 0
@@ -149,7 +150,7 @@ def test_in_flight_is_what_the_actions_hold(schedule, pp, more, vpp, rank):
         live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind]
         most = max(most, live)
     assert live == 0
-    assert in_flight(schedule, rank, pp, count, vpp) == pytest.approx(most / chunks_per_rank(schedule, vpp))
+    assert in_flight(schedule, rank, pp, count, vpp) == pytest.approx(most / schedules.get(schedule).chunks_per_rank(vpp))
 
 
 def test_one_device_holds_one_micro_batch():

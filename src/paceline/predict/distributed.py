@@ -24,8 +24,9 @@ from paceline.predict.gradients import Gradients, StageTime
 from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
 from paceline.predict.layer import NOTHING, Held
 from paceline.predict.stragglers import straggling
-from paceline.sim.schedules import V_SHAPED, bubble_s, chunks_per_rank, span_s
+from paceline.sim.schedules import bubble_s, span_s
 from paceline.sim.timeline import Timeline
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -130,7 +131,7 @@ class Step(Gradients):
                 for seconds in (0.0, hop))
             bubble, transfers = alone - p.micro_batches * slowest, sent - alone
         else:
-            each = chunks_per_rank(p.schedule, p.vpp)
+            each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
             others, last = [stage for stage in stages if not stage.last], next(stage for stage in stages if stage.last)
             forward, backward, weight = (
                 sum(getattr(stage, name) for stage in others) / len(others) / each for name in ("forward_s", "backward_s", "weight_s"))
@@ -151,7 +152,7 @@ class Step(Gradients):
         stages = self.stages()
         steady, bubble, transfers = self.pipeline(stages)
         reduce_s, gather_s = self.data_parallel(stages)
-        if p.schedule in V_SHAPED and self.replicated and self.framework.dp_overlap:
+        if schedules.get(p.schedule).v_shaped and self.replicated and self.framework.dp_overlap:
             reduce_s -= min(bubble, reduce_s) / 2  # of a rank's two chunks one is done long before the other; its gradients fill the bubble
         update = self.optimizer(stages)
         slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)

@@ -19,7 +19,7 @@ from paceline.cost.collectives import collective_s
 from paceline.cost.curves import Curves
 from paceline.cost.operators import OpTimes
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, saved_bytes
-from paceline.sim.schedules import V_SHAPED, chunks_of, chunks_per_rank
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, stage_layers
@@ -238,8 +238,9 @@ class Layer:
     def chunks(self) -> list[tuple[tuple[int, int], ...]]:
         """The chunks of each rank of the pipeline, as (number along the model, layers)."""
         p = self.plan
-        each = chunks_per_rank(p.schedule, p.vpp)
-        held = [chunks_of(p.schedule, rank, p.pp, each) for rank in range(p.pp)]
+        schedule = schedules.get(p.schedule)
+        each = schedule.chunks_per_rank(p.vpp)
+        held = [schedule.chunks_of(rank, p.pp, each) for rank in range(p.pp)]
         whole, total = self.model.layers, p.pp * each
         if whole % total and (whole + 2) % total == 0 and total > 1:  # one layer fewer beside the embedding and beside the head
             return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
@@ -248,7 +249,7 @@ class Layer:
 
     def ends(self, rank: int) -> tuple[bool, bool]:
         """Whether a rank of the pipeline holds the embedding, and the head."""
-        return rank == 0, rank == (0 if self.plan.schedule in V_SHAPED else self.plan.pp - 1)
+        return rank == 0, rank == (0 if schedules.get(self.plan.schedule).v_shaped else self.plan.pp - 1)
 
     def held(self) -> list[Layers]:
         """What each stage of the pipeline holds, in order."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
-from paceline.sim.schedules import actions, chunks_per_rank
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Memory
@@ -232,21 +232,15 @@ def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int =
     """
     if pp == 1:
         return 1.0
-    if schedule in ("gpipe", "looped-bfs"):
-        return float(micro_batches)
-    if schedule in ("1f1b", "zb-h1"):  # as many weight gradients are put off as there are ranks before this one
-        return float(min(micro_batches, pp - (index if schedule == "1f1b" else 0)))
-    if schedule == "interleaved":
-        round_ = micro_batches // max(1, micro_batches // pp)
-        return min(micro_batches, ((vpp - 1) * round_ + 2 * (pp - 1 - index) + 1) / vpp)
-    return _walked(schedule, index, pp, min(micro_batches, 4 * pp), vpp)
+    known = schedules.get(schedule).in_flight(index, pp, micro_batches, vpp)
+    return known if known is not None else _walked(schedule, index, pp, min(micro_batches, 4 * pp), vpp)
 
 
 @lru_cache(maxsize=65536)
 def _walked(schedule: str, index: int, pp: int, micro_batches: int, vpp: int) -> float:
     """The same, counted along a rank's actions."""
     live = most = 0
-    for action in actions(schedule, index, pp, micro_batches, vpp):
+    for action in schedules.get(schedule).actions(index, pp, micro_batches, vpp):
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         most = max(most, live)
-    return most / chunks_per_rank(schedule, vpp)
+    return most / schedules.get(schedule).chunks_per_rank(vpp)

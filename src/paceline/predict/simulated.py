@@ -27,8 +27,9 @@ from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
-from paceline.sim.schedules import actions, chunks_per_rank, in_order, rank_of, sources
+from paceline.sim.schedules import actions, in_order, sources
 from paceline.sim.timeline import Span, Timeline, task_span
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve
@@ -159,7 +160,7 @@ class Simulation:
     @cached_property
     def _last_chunk(self) -> int:
         p = self.step.plan
-        return p.pp * chunks_per_rank(p.schedule, p.vpp) - 1
+        return p.pp * schedules.get(p.schedule).chunks_per_rank(p.vpp) - 1
 
     def whole(self, chunk: int, layers: int, kind: str) -> Label:
         """A pass through a chunk as one task."""
@@ -291,12 +292,12 @@ class Simulation:
         """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
         p = self.step.plan
         target = chunk + (1 if kind == "F" else -1)
-        if not 0 <= target <= self._last_chunk or rank_of(p.schedule, target, p.pp) == rank:
+        if not 0 <= target <= self._last_chunk or schedules.get(p.schedule).rank_of(target, p.pp) == rank:
             return after
         way = "forward" if kind == "F" else "backward"
         if not self.step.framework.p2p_overlap:
             return self.exchange(builder, builder.stream(rank), self._hop, TRANSFERS, (), crowds=False) or after
-        receiver = builder.stream(rank_of(p.schedule, target, p.pp), f"pp from {chunk} {way}")
+        receiver = builder.stream(schedules.get(p.schedule).rank_of(target, p.pp), f"pp from {chunk} {way}")
         return self.exchange(builder, builder.stream(rank, f"pp {way}"), self._hop, TRANSFERS, after, receiver, crowds=False) or after
 
     def _updated(self, builder: Builder, rank: int, chunks: Sequence[tuple[int, int]]) -> dict[tuple[int, int, str], list[int]]:

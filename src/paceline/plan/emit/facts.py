@@ -12,12 +12,6 @@ from paceline.spec.planned import Planned
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 
-#: schedule -> the class of torch.distributed.pipelining
-TORCH_SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "zb-h1": "InterleavedZeroBubble",
-    "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

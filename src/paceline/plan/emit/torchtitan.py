@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.plan.emit.facts import TORCH_SCHEDULES, Facts
+from paceline.plan.emit.facts import Facts
 from paceline.plan.emit.launch import command
+from paceline.spec import schedules
 
 #: catalog name -> torchtitan's module and configuration
 _KNOWN = {"llama3-8b": ("llama3", "llama3_8b"), "llama3-70b": ("llama3", "llama3_70b"), "llama3-405b": ("llama3", "llama3_405b")}
@@ -25,7 +26,7 @@ def arguments(f: Facts) -> list[str]:
     if p.tp > 1:
         out.append(f"--parallelism.{'' if p.sp else 'no-'}enable_sequence_parallel")
     if p.pp > 1:
-        out += [f"--parallelism.pipeline_parallel_degree {p.pp}", f"--parallelism.pipeline_parallel_schedule {TORCH_SCHEDULES[p.schedule]}",
+        out += [f"--parallelism.pipeline_parallel_degree {p.pp}", f"--parallelism.pipeline_parallel_schedule {schedules.get(p.schedule).torch}",
                 f"--parallelism.pipeline_parallel_microbatch_size {p.mbs}"]
     out += ["--training.enable_cpu_offload"] * (p.offload == "optimizer")
     return out
