@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
-from paceline.errors import PacelineError, SpecError
+from paceline.errors import PacelineError, SpecError, UnknownSizes
 from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
-from paceline.spec.plan import Plan
+from paceline.spec.plan import PRECISIONS, Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import Workload
@@ -54,10 +55,11 @@ def predict(
         predict(model, plan="dp=fsdp tp=8 gbs=1024", cluster="32xdgx-h100")
         predict(model, Plan(tp=8, gbs=1024), "32xdgx-h100")
 
-    `model` is a workload, a file with a saved one (`.json`), or whatever `paceline.capture` takes; `options` are those
-    of `paceline.capture`. On a cluster, a transformer of the catalog (or `hf:PATH`, or a `Transformer`) takes every plan,
-    and the plan says batch, sequence and precision; anything else is captured with the plan's micro-batch and takes data
-    parallel, sharded and pipelined plans. With `trace`, the answer carries its timeline.
+    `model` is a workload, a file with a saved one (`.json`), or whatever `paceline.capture` takes; `options`
+    are those of `paceline.capture`. On a cluster, a transformer of the catalog (or a `Transformer`, or an
+    `hf:PATH` that its sizes describe) takes every plan, and the plan says batch, sequence and precision;
+    anything else is captured with the plan's micro-batch and takes data parallel, sharded and pipelined
+    plans. With `trace`, the answer carries its timeline.
 
     `framework` is who runs the step: a name of `paceline.catalog.frameworks`, a `.toml` file, or a `Framework`; the word
     `framework=` of a plan says the same. `curves` are operator constants other than the device's own.
@@ -80,11 +82,10 @@ def predict(
         captured = _workload(model, options if isinstance(model, Workload) or _saved(model) else settings(chosen, str(given), options))
         style = _framework(framework or chosen.framework or frameworks.USUAL, "modules")
         return parallel.predict(captured, where, chosen, conditions=Conditions(framework=style, curves=curves), trace=trace)
-    if options:
-        raise SpecError(f"{next(iter(options))} does not go with a cluster; batch, sequence, precision and recomputation are words of the plan")
     named = framework or chosen.framework
     runs = _framework(named, "transformers") if named else None
-    return simulated.predict(sized, where, chosen, framework=runs, curves=curves, trace=trace)
+    asked = worded(chosen, str(given), options)
+    return simulated.predict(sized, where, asked, framework=runs, curves=curves, trace=trace)
 
 
 def _framework(framework: Framework | str, runs: str) -> Framework:
@@ -170,6 +171,8 @@ def sizes(model: Any) -> Transformer | None:
         return None
     try:
         return transformers.get(model)
+    except UnknownSizes:
+        return None
     except PacelineError:
         if model.startswith("hf:"):
             raise
@@ -184,6 +187,26 @@ def settings(plan: Plan, text: str, options: dict[str, Any]) -> dict[str, Any]:
         "checkpointing": True if plan.recompute == "full" else None,
     }
     return {**{name: value for name, value in found.items() if value is not None}, **options}
+
+
+def worded(plan: Plan, text: str, options: dict[str, Any]) -> Plan:
+    """The plan of a transformer known by its sizes, with the options that a plan has: `seq` and `precision`.
+
+    `text` is the plan as the user wrote it. An option that contradicts it is refused, as are options that
+    only captures have.
+    """
+    for name, value in options.items():
+        if name not in ("seq", "precision"):
+            words = "batch, sequence, precision and recomputation are words of the plan"
+            raise SpecError(f"{name} does not go with a cluster; {words}")
+        if name == "precision" and value not in PRECISIONS:
+            raise SpecError(
+                f"precision {value!r} is for captured models; a plan takes {', '.join(PRECISIONS)}")
+        planned = getattr(plan, name)
+        said = planned != getattr(Plan, name) or (name == "precision" and planned in text)
+        if said and planned != value:
+            raise SpecError(f"{name} is given twice: {value}, and {planned} in the plan; leave one out")
+    return replace(plan, **options)
 
 
 def _saved(model: Any) -> bool:

@@ -3,6 +3,7 @@
     PacelineError               anything raised on purpose; the command line prints it and exits 2
     ├── UnitError               a quantity that cannot be read
     ├── SpecError               a file or object whose content is wrong (file, line and key named)
+    │   └── UnknownSizes        a model that a transformer's sizes do not describe; it can be captured
     ├── UnknownName             a device, model or set that does not exist; suggests the nearest
     ├── CaptureError            a module that could not be traced; carries the user's traceback
     ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests the nearest
@@ -29,6 +30,10 @@ class UnitError(PacelineError, ValueError):
 
 class SpecError(PacelineError, ValueError):
     """A file or object whose content is wrong."""
+
+
+class UnknownSizes(SpecError):
+    """A model that is no stack of equal transformer layers; as a module it can be captured."""
 
 
 class CaptureError(PacelineError):

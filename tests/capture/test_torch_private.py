@@ -157,6 +157,14 @@ def test_torchvision_imports_beside_any_build():
     assert "resnet50" in _torch.import_torchvision().models.list_models()
 
 
+def test_torchvision_is_importable_by_others_too():
+    finders = list(sys.meta_path)
+    with _torch.torchvision_importable():
+        assert sys.meta_path[1:] == finders
+        assert importlib.util.find_spec("torchvision_of_nobody") is None
+    assert sys.meta_path == finders
+
+
 def test_compiling_is_what_model_code_sees():
     with _torch.compiling():
         assert torch.compiler.is_compiling()

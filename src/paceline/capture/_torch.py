@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import torch
@@ -131,13 +134,41 @@ def boolean_dispatch_targets() -> dict[Any, tuple[Any, Any, str, bool]]:
 
 
 def import_torchvision() -> types.ModuleType:
-    """torchvision, also beside a torch build that its compiled operators do not match.
-
-    Only the models are used; the detection operators that its import registers are declared
-    (without code) when the binary that holds them does not load.
-    """
-    try:
+    """torchvision, also beside a torch build that its compiled operators do not match."""
+    with torchvision_importable():
         return importlib.import_module("torchvision")
+
+
+@contextmanager
+def torchvision_importable() -> Iterator[None]:
+    """Within it, `import torchvision` works also beside a torch build that its operators do not match.
+
+    Only the models are used; the detection operators that its import registers are declared (without code)
+    when the binary that holds them does not load. Code of users may import it too, as transformers does.
+    """
+    finder = _TorchvisionFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _TorchvisionFinder(MetaPathFinder):
+    """Finds torchvision where it is, and has it executed by `_execute_torchvision`."""
+
+    def find_spec(self, name: str, path: Any, target: types.ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == "torchvision" else None
+        if spec is not None and spec.loader is not None:
+            execute = functools.partial(_execute_torchvision, spec.loader.exec_module)
+            vars(spec.loader)["exec_module"] = execute
+        return spec
+
+
+def _execute_torchvision(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+    try:
+        execute(module)
+        return
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
@@ -147,6 +178,6 @@ def import_torchvision() -> types.ModuleType:
             torch.library.define(f"torchvision::{name}", schema)
         except RuntimeError:  # declared already
             continue
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
         del sys.modules[name]
-    return importlib.import_module("torchvision")
+    execute(module)

@@ -1,4 +1,4 @@
-"""Build modules without allocating them, and move them to meta in the precision asked for."""
+"""Build modules without allocating them, and put tensors on meta in the precision asked for."""
 
 from __future__ import annotations
 
@@ -45,36 +45,23 @@ def _elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return math.prod(int(s) for s in sizes) if sizes else 0
 
 
-def to_meta(module: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> None:
-    """Move floating-point parameters and buffers to meta in place; shared ones stay shared, integers stay real."""
-    seen: dict[int, Any] = {}
-    for sub in module.modules():
-        for table, wrap in ((sub._parameters, True), (sub._buffers, False)):
-            for name, old in table.items():
-                if old is None or not old.is_floating_point():
-                    continue
-                if id(old) not in seen:
-                    seen[id(old)] = (_wrap(old, dtype, channels_last) if wrap else _empty(old, dtype, channels_last)), old
-                table[name] = seen[id(old)][0]
-
-
-def _wrap(old: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> nn.Parameter:
-    return nn.Parameter(_empty(old, dtype, channels_last), requires_grad=old.requires_grad)
-
-
-def _empty(old: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> torch.Tensor:
-    fmt = {4: torch.channels_last, 5: torch.channels_last_3d}.get(old.dim(), torch.contiguous_format) if channels_last else torch.contiguous_format
+def as_meta(old: torch.Tensor, dtype: torch.dtype | None, channels_last: bool) -> torch.Tensor:
+    """An empty tensor of the same shape on meta, in the precision and layout asked for."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d} if channels_last else {}
+    layout = formats.get(old.dim(), torch.contiguous_format)
     target = dtype if dtype is not None and old.dtype in (torch.float32, torch.float64) else old.dtype
-    return torch.empty(old.shape, dtype=target, device="meta", memory_format=fmt)
+    return torch.empty(old.shape, dtype=target, device="meta", memory_format=layout)
 
 
 def inputs_to_meta(value: Any, dtype: torch.dtype | None, channels_last: bool) -> Any:
-    """The same for inputs; integer tensors are copied to the CPU where they have values, else filled with zeros."""
+    """Inputs on meta; integers are copied to the CPU where they have values, else filled with zeros."""
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():
-            fresh = _empty(value, dtype, channels_last)
+            fresh = as_meta(value, dtype, channels_last)
             return fresh.requires_grad_(value.requires_grad)
-        return torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.cpu()
+        if value.is_meta:
+            return torch.zeros(value.shape, dtype=value.dtype)
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, (list, tuple)):
         return type(value)(inputs_to_meta(item, dtype, channels_last) for item in value)
     if isinstance(value, dict):

@@ -154,7 +154,7 @@ class Folder:
             yield
         finally:
             for _, block, _ in blocks:
-                del block.__dict__["forward"]
+                vars(block).pop("forward", None)  # a block may be in two containers
 
     def _folding(self, path: str, block: nn.Module, key: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0

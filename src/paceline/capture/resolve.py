@@ -6,23 +6,23 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.capture import _torch
+from paceline.capture import _torch, fallbacks
 from paceline.capture.build import BuildMode
 from paceline.capture.step import Job, _user_code
-from paceline.catalog import models
+from paceline.catalog import hugging_face, models
 from paceline.errors import CaptureError, MissingExtra, SpecError, UnknownName, nearest
+from paceline.spec.transformer import usual_seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
     loaded = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        with _user_code(str(path), "import"):
+        with _torch.torchvision_importable(), _user_code(str(path), "import"):
             spec.loader.exec_module(loaded)
         make = getattr(loaded, function, None)
         if not callable(make):
@@ -96,7 +96,7 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
         accepted = inspect.signature(make).parameters
         every = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         offered = {"batch": batch, **({"seq": seq} if seq is not None else {})}
-        with BuildMode(), _user_code(f"{path}:{function}", "build"):
+        with _torch.torchvision_importable(), BuildMode(), _user_code(f"{path}:{function}", "build"):
             built = make(**{k: v for k, v in offered.items() if every or k in accepted})
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -157,17 +157,10 @@ def transformers() -> Any:
 
 
 def _huggingface(path: Path, batch: int, seq: int | None) -> Job:
-    if path.is_dir():
-        path = path / "config.json"
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise SpecError(f"cannot read {str(path)!r}: {error.strerror}; give hf:PATH/config.json") from None
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{path}: not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from None
-    if not isinstance(data, dict) or "model_type" not in data:
-        raise SpecError(f"{path}: no model_type; expected the config.json of a transformers model")
-    return huggingface(data, batch=batch, seq=seq, name=f"hf:{path}")
+    config = hugging_face.read(path)
+    job = huggingface(config, batch=batch, seq=seq, name=f"hf:{path}")
+    parameters = sum(parameter.numel() for parameter in job.module.parameters())
+    return replace(job, name=hugging_face.name(config, parameters))
 
 
 def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: str, head: str | None = None, attention: str | None = None,
@@ -177,17 +170,21 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
     settings = {k: v for k, v in config.items() if k not in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype")}
     try:
         made = library.AutoConfig.for_model(config["model_type"], **settings)
-    except (ValueError, KeyError) as error:
+    except Exception as error:
         known = list(library.CONFIG_MAPPING.keys()) if hasattr(library, "CONFIG_MAPPING") else []
+        if config["model_type"] in known:
+            raise SpecError(f"{name}: transformers refuses it: {' '.join(str(error).split())}") from error
         near = nearest(str(config["model_type"]), known)
-        raise SpecError(f"{name}: unknown model_type {config['model_type']!r}{'; did you mean ' + repr(near[0]) + '?' if near else ''}") from error
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SpecError(f"{name}: unknown model_type {config['model_type']!r}{hint}") from error
     made.use_cache = False
     if not dropout:
         for key, value in made.to_dict().items():
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
                 setattr(made, key, 0.0)
-    heads = [head] if head else [*config.get("architectures", []), *_HEADS]
-    with BuildMode(), _user_code(name, "build"):
+    usual = _HEADS_OF_PAIRS + _HEADS if made.is_encoder_decoder else _HEADS
+    heads = [head] if head else [*(config.get("architectures") or ()), *usual]
+    with fallbacks.noticed() as slow, BuildMode(), _user_code(name, "build"):
         module = None
         for candidate in heads:
             cls = getattr(library, candidate, None)
@@ -201,32 +198,49 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
                 continue
     if module is None:
         raise CaptureError(f"{name}: no model class of transformers fits model_type {config['model_type']!r}")
-    kwargs, unit, count = _huggingface_inputs(module, batch, seq)
-    return Job(name=name, module=module, kwargs=kwargs, batch=batch, seq=seq, unit=unit, units_per_step=count)
+    kwargs, length = _huggingface_inputs(module, batch, seq, name)
+    unit = "tokens" if length else "images"
+    return Job(
+        name=name, module=module, kwargs=kwargs, batch=batch, seq=length, unit=unit,
+        units_per_step=batch * (length or 1), fallbacks=slow,
+    )
 
 
+#: heads to try where a configuration names no architecture; for encoder-decoders, those that run both first
+_HEADS_OF_PAIRS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 _HEADS = (
     "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification",
     "AutoModelForSequenceClassification", "AutoModel",
 )
 
 
-def _huggingface_inputs(module: Any, batch: int, seq: int | None) -> tuple[dict[str, Any], str, int]:
-    config = module.config
-    if module.main_input_name == "pixel_values":
+def _huggingface_inputs(
+    module: Any, batch: int, seq: int | None, name: str,
+) -> tuple[dict[str, Any], int | None]:
+    """Inputs with labels, and the tokens of a sample; None for models that take images."""
+    config, takes = module.config, module.main_input_name
+    if takes == "pixel_values":
+        if seq is not None:
+            raise SpecError(f"{name} takes no seq; got seq={seq}, leave it out")
         side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
         labels = torch.zeros(batch, dtype=torch.int64)
-        return {"pixel_values": torch.empty(batch, channels, side, side, device="meta"), "labels": labels}, "images", batch
-    if module.main_input_name != "input_ids":
-        raise CaptureError(f"models that take {module.main_input_name!r} need a build function of their own: FILE.py:FUNCTION")
-    limits = (getattr(config, "max_position_embeddings", None), getattr(config, "n_positions", None))
-    length = seq or min([limit for limit in limits if limit] or [512])
+        return {takes: torch.empty(batch, channels, side, side, device="meta"), "labels": labels}, None
+    length = seq or usual_seq(config.get_text_config(decoder=True).to_dict())
     ids = torch.zeros(batch, length, dtype=torch.int64)
+    if takes == "input_features" and hasattr(config, "max_source_positions"):
+        # the encoder's first layers halve the number of frames
+        frames = 2 * config.max_source_positions
+        return {takes: torch.empty(batch, config.num_mel_bins, frames, device="meta"), "labels": ids}, length
+    if takes != "input_ids":
+        hint = "give a function that builds the module with its inputs: FILE.py:FUNCTION"
+        raise CaptureError(f"{name}: inputs for models that take {takes!r} are not known; {hint}")
     kwargs: dict[str, Any] = {"input_ids": ids}
     accepted = inspect.signature(module.forward).parameters
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if "decoder_attention_mask" in accepted:  # some decoders make one themselves and ask for its values
+        kwargs["decoder_attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
     if "labels" in accepted:
         per_sample = type(module).__name__.endswith(("ForSequenceClassification", "ForNextSentencePrediction"))
         kwargs["labels"] = torch.zeros(batch, dtype=torch.int64) if per_sample else ids
-    return kwargs, "tokens", batch * length
+    return kwargs, length

@@ -16,11 +16,12 @@ from torch.nn.modules import module as module_hooks
 
 import paceline
 from paceline.capture import _torch, assemble, optimizer
-from paceline.capture.build import default_loss, inputs_to_meta, to_meta
+from paceline.capture.build import default_loss, inputs_to_meta
 from paceline.capture.classify import DTYPE_NAMES, tensors
 from paceline.capture.fold import Folder
 from paceline.capture.fuse import fuse
 from paceline.capture.interpose import InterposeMode
+from paceline.capture.module_state import stand_ins
 from paceline.capture.record import ALLOCATION_UNIT, Event, Recorder, RecordMode
 from paceline.errors import CaptureError, PacelineError, UnknownName
 from paceline.spec.workload import Parameter, Workload
@@ -68,13 +69,22 @@ class Job:
     seq: int | None = None
     unit: str = "samples"
     units_per_step: int = 1
+    #: messages with which a library said, while the module was built, that it has no fused kernels
+    fallbacks: list[str] = field(default_factory=list)
 
 
 def trace(job: Job, settings: Settings) -> Workload:
-    """Run one step of the job on tensors without data and return what it did."""
+    """Run one step of the job on tensors without data and return what it did; its module stays as it is."""
+    dtype, _ = PRECISIONS[settings.precision]
+    modules = [job.module, *([job.loss] if isinstance(job.loss, nn.Module) else [])]
+    with stand_ins(modules, dtype, settings.channels_last):
+        return _traced(job, settings)
+
+
+def _traced(job: Job, settings: Settings) -> Workload:
+    """Run one step with the module's tensors on meta."""
     dtype, autocast = PRECISIONS[settings.precision]
     module = job.module
-    to_meta(module, dtype, settings.channels_last)
     args = inputs_to_meta(job.args, dtype, settings.channels_last)
     kwargs = inputs_to_meta(dict(job.kwargs), dtype, settings.channels_last)
     recorder = Recorder(settings.precision)
@@ -106,8 +116,6 @@ def trace(job: Job, settings: Settings) -> Workload:
                 torch.autograd.backward([loss])
         segments, order = assemble.segments(recorder, backward_start)
     finally:
-        for parameter in names:
-            parameter.grad = None
         if collecting:
             gc.enable()
     parameters = tuple(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from paceline.catalog import models
+from paceline.catalog import hugging_face, models
 from paceline.errors import SpecError
 from paceline.spec.transformer import Transformer, from_hf
 
@@ -65,7 +64,8 @@ _SIZES = (
 def get(name: str) -> Transformer:
     """The transformer called `name`: a catalog name, or `hf:PATH` of a config.json."""
     if name.startswith("hf:"):
-        return _read(Path(name[3:]))
+        config = hugging_face.read(Path(name[3:]))
+        return from_hf(config, hugging_face.name(config))
     sized = next((t for t in _SIZES if models.fold(t.name) == models.fold(name)), None)
     if sized is not None:
         return sized
@@ -87,13 +87,3 @@ def names() -> list[str]:
     """Names that `get` takes."""
     return [*captured(), *(t.name for t in _SIZES)]
 
-
-def _read(path: Path) -> Transformer:
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise SpecError(f"cannot read {str(path)!r}: {error}") from None
-    if not isinstance(config, dict):
-        raise SpecError(f"{path}: expected a JSON object, got {type(config).__name__}")
-    return from_hf(config, path.parent.name)

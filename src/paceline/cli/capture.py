@@ -12,7 +12,8 @@ from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Image, Opti
 
 def capture(
     model: str, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"], help="the file to write")], batch: Batch = 1, seq: Seq = None,
-    image: Image = None, precision: Precision = "fp32", optimizer: Optimizer = None, checkpointing: Checkpointing = False,
+    image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
+    checkpointing: Checkpointing = False,
     channels_last: ChannelsLast = None,
 ) -> None:
     """Capture a model's training step into a file, to predict from later without torch.

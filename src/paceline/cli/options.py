@@ -23,9 +23,13 @@ def whole(_: Any, tokens: Sequence[Any]) -> int:
 
 
 Batch = Annotated[int, Parameter(name=["--batch", "-b"], converter=whole, help="samples per step")]
-Seq = Annotated[int | None, Parameter(converter=whole, help="tokens per sample, for models that take text")]
+Seq = Annotated[int | None, Parameter(converter=whole, help=(
+    "tokens per sample, for models that take text; for hf: 4096 by default, or the model's maximum if less"
+))]
 Image = Annotated[int | None, Parameter(converter=whole, help="side of the square images, for models that take them")]
-Precision = Annotated[str, Parameter(help="fp32, tf32, bf16, fp16, amp_bf16 or amp_fp16")]
+Precision = Annotated[str, Parameter(help=(
+    "fp32 (default), tf32, bf16 (default for hf: models), fp16, amp_bf16 or amp_fp16"
+))]
 Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw, each also -fused, -foreach, -single")]
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
@@ -63,7 +67,8 @@ def workload(
     from paceline.capture import capture
 
     return capture(
-        model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision or "fp32", optimizer=optimizer,
+        model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision,
+        optimizer=optimizer,
         checkpointing=checkpointing, channels_last=channels_last, compile=compile,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.capture import capture
+from paceline.capture import capture, usual_precision
 from paceline.errors import PacelineError, PlanError, nearest
 from paceline.plan.answer import front, why
 from paceline.plan.run import goal
@@ -88,11 +88,12 @@ def plan_module(
     best = tried[0].prediction
     shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]
     space = len(plans) - failed
+    notes = (f"values are per sample; {', '.join(allow)} may change the result of training",) if allow else ()
     return Planned(
-        model=captured.name, objective=objective, gbs=batch, seq=settings.get("seq") or 0, space=space, by_memory=over, by_bound=0,
-        by_evaluation=len(tried), undecided=space - over - len(tried), gap_pct=100.0 if interrupted else 0.0, elapsed_s=time.monotonic() - begun,
-        top=tuple(shown[:top]), pareto=front(shown, pareto) if pareto else (), interrupted=interrupted,
-        notes=(f"values are per sample; {', '.join(allow)} may change the result of training",) if allow else ())
+        model=captured.name, objective=objective, gbs=batch, seq=best.seq, space=space, by_memory=over,
+        by_bound=0, by_evaluation=len(tried), undecided=space - over - len(tried),
+        gap_pct=100.0 if interrupted else 0.0, elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]),
+        pareto=front(shown, pareto) if pareto else (), interrupted=interrupted, notes=notes)
 
 
 def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
@@ -109,7 +110,8 @@ class Captured:
         self._kept: dict[tuple[int, bool], Workload] = {}
         self.fixed = model if isinstance(model, Workload) else None
         self.name = self.fixed.name if self.fixed else str(model)
-        self.precision = self.fixed.precision if self.fixed else options.get("precision", "fp32")
+        usual = options.get("precision") or usual_precision(model)
+        self.precision = self.fixed.precision if self.fixed else usual
 
     def get(self, plan: Plan) -> Workload:
         if self.fixed:

@@ -184,7 +184,7 @@ class Step(Gradients):
         exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
         low, high = around(step, self.sigma(step, exposed, bubble))
         tokens = p.gbs * p.seq
-        flops = m.flops(tokens, p.seq)
+        flops = m.flops(tokens, p.seq, trained=not p.adapters)
         peak = self.chip.peaks[p.precision] * p.ranks
         recomputed = self.recomputed().flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
         shown = tuple(

@@ -202,6 +202,7 @@ class Timed:
         captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
+        out += [Evidence(what=line, kind="warning", source="capture") for line in workload.warnings]
         return (*out, *self.errors.evidence())
 
 

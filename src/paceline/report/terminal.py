@@ -147,7 +147,12 @@ def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
 
 
 def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
-    lines = [Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")) for e in p.provenance]
+    styles = {"warning": "yellow"}
+    lines = [
+        Text.assemble(
+            ("  " + e.kind.ljust(10), "dim"), (e.what, styles.get(e.kind, "")), (f"  [{e.source}]", "dim"))
+        for e in p.provenance
+    ]
     return [Text("rests on:", style="dim"), *lines]
 
 

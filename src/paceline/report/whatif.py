@@ -50,10 +50,12 @@ def change_view(c: Change) -> RenderableType:
         if before != after or name in ("step", "throughput"):
             table.add_row(name, before, after)
     style = "bold green" if c.speedup >= 1 else "bold red"
-    head = Text.assemble((c.before.model, "bold"), f" on {c.before.cluster}: ", (", ".join(c.edits), "bold"), "  ->  ",
-                         (f"{c.speedup:.3g} x", style), " the throughput")
+    asked = Text.assemble((c.before.model, "bold"), f" on {c.before.cluster}: {c.before.plan}")
+    factor = (f"{c.speedup:.3g} x", style)
+    head = Text.assemble((", ".join(c.edits), "bold"), "  ->  ", factor, " the throughput")
     why = [Text(f"  {reason}", style="green" if reason.saved_s > 0 else "red") for reason in c.reasons]
-    return Group(head, Text(), table, *([Text(), Text("why, along the critical path:"), *why] if why else []))
+    reasons = [Text(), Text("why, along the critical path:"), *why] if why else []
+    return Group(asked, head, Text(), table, *reasons)
 
 
 def _fit(p: DistributedPrediction) -> str:

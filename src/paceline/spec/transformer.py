@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from paceline.errors import SpecError
+from paceline.errors import SpecError, UnknownSizes
 
 #: what Megatron pads a vocabulary to, times the tensor-parallel degree
 VOCABULARY_UNIT = 128
@@ -144,12 +144,16 @@ class Transformer:
         whole = unit * tp
         return -(-self.vocab // whole) * whole
 
-    def flops(self, tokens: float, seq: int) -> float:
-        """Model FLOPs of one training step over `tokens`: forward and backward, causal attention by half, no recomputation."""
+    def flops(self, tokens: float, seq: int, trained: bool = True) -> float:
+        """Model FLOPs of one training step over `tokens`: forward and backward, no recomputation.
+
+        Causal attention counts by half. A product with weights is done once forward, and twice backward: for
+        the gradients of its input and (where the weights are `trained`) of its weights.
+        """
         feeds = self.top_k * self._feed(self.ffn) + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
         weights = self.layers * (self.attention_parameters + feeds + self.hidden * self.experts) + self.vocab * self.hidden
         scores = self.layers * 2 * self.q_size * seq * (0.5 if self.causal else 1.0)
-        return 6.0 * tokens * (weights + scores)
+        return 2.0 * tokens * ((3 if trained else 2) * weights + 3 * scores)
 
 
 #: Hugging Face's names for a size, first found wins
@@ -161,7 +165,7 @@ _HF = {
     "vocab": ("vocab_size",),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
-    "context": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok",),
 }
@@ -171,24 +175,54 @@ _CLASSIC = ("gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode", "bloom",
 _TIED = (*_CLASSIC, "gemma", "gemma2")
 
 
+#: tokens of a sample where the user does not say, unless a model takes fewer
+USUAL_SEQ = 4096
+#: layers that are known by their sizes; others (mamba, linear_attention) are not
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+
+
+def usual_seq(config: Mapping[str, Any]) -> int:
+    """Tokens of a sample by default: 4,096, or the most that the model takes if that is less."""
+    limits = [int(config[key]) for key in _HF["context"] if config.get(key)]
+    return min([USUAL_SEQ, *limits])
+
+
 def from_hf(config: Mapping[str, Any], name: str = "") -> Transformer:
-    """The transformer of a Hugging Face `config.json`."""
+    """The transformer of a Hugging Face `config.json`; UnknownSizes where only a capture describes it."""
     kind = str(config.get("model_type", ""))
-    sizes = {field: next((int(config[key]) for key in keys if config.get(key)), 0) for field, keys in _HF.items()}
-    if config.get("kv_lora_rank"):
-        raise SpecError(f"{name or kind}: latent attention (kv_lora_rank) is not modelled; capture the module instead")
+    found = _not_a_stack(config)
+    if found:
+        raise UnknownSizes(f"{name or kind or 'config.json'}: {found}; not a transformer known by its sizes")
+    sizes = {field: int(_first(config, keys) or 0) for field, keys in _HF.items()}
     classic = kind in _CLASSIC
-    for field in ("layers", "hidden", "heads", "vocab"):
-        if not sizes[field]:
-            raise SpecError(f"{name or 'config.json'}: no {' or '.join(_HF[field])}; not a transformer's configuration")
     if not sizes["ffn"]:
         sizes["ffn"] = int(config.get("expansion_ratio", 4)) * sizes["hidden"]
     positions = "alibi" if kind in ("bloom", "mpt") else "learned" if classic else "rotary"
     return Transformer(
         name=name or kind or "transformer", **sizes, gated=not classic, norm="layer" if classic else "rms", positions=positions,
         tied=bool(config.get("tie_word_embeddings", kind in _TIED)), causal=kind not in ("bert", "roberta"),
-        bias=classic and kind != "mpt", seq=min(sizes["context"] or 2048, 8192),
+        bias=classic and kind != "mpt", seq=usual_seq(config),
     )
+
+
+def _not_a_stack(config: Mapping[str, Any]) -> str:
+    """What keeps a configuration from being a stack of equal transformer layers; empty where nothing does."""
+    if config.get("kv_lora_rank"):
+        return "latent attention (kv_lora_rank)"
+    if config.get("is_encoder_decoder"):
+        return "an encoder and a decoder"
+    others = [kind for kind in config.get("layer_types") or () if kind not in _ATTENTION_LAYERS]
+    state_space = [key for key in config if key.startswith(("mamba_", "ssm_", "linear_num_"))]
+    if others or state_space:
+        return f"layers that are not attention ({(others or state_space)[0]})"
+    for field in ("layers", "hidden", "heads", "vocab"):
+        if not isinstance(_first(config, _HF[field]), int):
+            return f"no {' or '.join(_HF[field])}"
+    return ""
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((config[key] for key in keys if config.get(key)), None)
 
 
 def from_columns(row: Mapping[str, str]) -> Transformer:

@@ -133,6 +133,8 @@ class Workload:
     options: Mapping[str, Any] = field(default_factory=dict)
     #: where it was captured: versions of the libraries that decided which operators run
     captured_with: Mapping[str, str] = field(default_factory=dict)
+    #: where the step that was captured is not the one that a GPU would run, a line each
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def parameter_count(self) -> int:
@@ -180,6 +182,8 @@ class Workload:
     @staticmethod
     def from_dict(data: Mapping[str, Any], where: str = "workload") -> Workload:
         """The workload that `to_dict` described; messages name `where`."""
+        if "model_type" in data:
+            raise SpecError(f"{where}: a Hugging Face configuration; name it hf:{where}")
         version = data.get("paceline_workload")
         if version != FORMAT:
             raise SpecError(f"{where}: not a workload of format {FORMAT} (got {version!r}); write it again with `paceline capture`")
@@ -202,13 +206,15 @@ class Workload:
             for index in order:
                 if not 0 <= index < len(segments):
                     raise IndexError(f"order names segment {index} of {len(segments)}")
-            plain = {f.name: data[f.name] for f in fields(Workload) if f.name not in ("segments", "parameters", "order")}
+            apart = ("segments", "parameters", "order", "warnings")
+            plain = {f.name: data[f.name] for f in fields(Workload) if f.name not in apart}
             for key, kind in _PLAIN.items():
                 if not isinstance(plain[key], kind):
                     raise TypeError(f"{key} is {plain[key]!r}")
             return Workload(
                 segments=segments, order=order,
-                parameters=tuple(Parameter(p[0], tuple(p[1]), p[2], p[3]) for p in data["parameters"]), **plain,
+                parameters=tuple(Parameter(p[0], tuple(p[1]), p[2], p[3]) for p in data["parameters"]),
+                warnings=tuple(str(line) for line in data.get("warnings", ())), **plain,
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpecError(f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline capture`") from None

@@ -49,10 +49,8 @@ class Subject:
         where = clusters.get(cluster) if isinstance(cluster, str) else cluster
         sized = api.sizes(model)
         if sized is not None:
-            if options:
-                raise SpecError(f"{next(iter(options))} does not go with {sized.name}; batch, sequence and precision are words of the plan")
-            return Subject(model=sized, cluster=where, plan=chosen)
-        if isinstance(model, str) and not model.endswith(".json"):
+            return Subject(model=sized, cluster=where, plan=api.worded(chosen, str(plan), options))
+        if isinstance(model, str) and (model.startswith("hf:") or not model.endswith(".json")):
             settings = api.settings(chosen, str(plan), options)
             return Subject(model=_captured(model, settings), cluster=where, plan=chosen, source=model, settings=settings)
         workload = model if isinstance(model, Workload) else Workload.load(Path(model)) if isinstance(model, str) else capture(model, **options)
@@ -70,7 +68,9 @@ class Subject:
     @property
     def title(self) -> str:
         """Model, cluster and the words of the plan."""
-        plan = replace(self.plan, precision=self.model.precision) if isinstance(self.model, Workload) else self.plan
+        plan = replace(self.plan, seq=self.plan.seq or self.model.seq or 0)
+        if isinstance(self.model, Workload):
+            plan = replace(plan, precision=self.model.precision)
         return f"{self.model.name} on {self.cluster.name}: {plan}"
 
     @property

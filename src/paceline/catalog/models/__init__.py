@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingExtra, SpecError, UnknownName
@@ -46,7 +47,10 @@ def get(name: str) -> ModelEntry:
     found = _by_name().get(fold(name))
     if found is None:
         known = [known for entry in _ENTRIES for known in (entry.name, *entry.aliases)]
-        raise UnknownName("model", name, known, "`paceline models` lists all")
+        hint = "`paceline models` lists all"
+        if (Path(name) / "config.json").is_file():
+            hint = f"a folder with a Hugging Face configuration is named hf:{name}"
+        raise UnknownName("model", name, known, hint)
     return found
 
 
