@@ -45,9 +45,9 @@ def predict(
     """Step time with interval, where it goes, and the memory of every stage."""
     step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
-        from paceline.predict import relaxed  # it builds on this module
+        from paceline import sync  # it builds on this module
 
-        return relaxed.transformer(step, simulate=False)
+        return sync.transformer(step, simulate=False)
     return step.prediction()
 
 
@@ -179,6 +179,7 @@ class Step(Gradients):
     ) -> DistributedPrediction:
         """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady` seconds of computation."""
         p, m, device = self.plan, self.model, self.cluster.device
+        parts = self.way.finish(self, parts, stages)
         parts["stragglers"] = steady * self.straggling
         step = sum(parts.values())
         exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
@@ -197,7 +198,7 @@ class Step(Gradients):
             hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
             fit=remedy.fit(self, fullest),
-            provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
+            provenance=(*self.provenance(device), *self.way.size_evidence(parts)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
 

@@ -207,6 +207,10 @@ class Gradients(Layer):
 
     def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
         """What reduces the gradients of so many parameters, and gathers them after the update."""
+        return self.way.exchanges(self, dense, experts)  # type: ignore[arg-type]
+
+    def usual_exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
+        """The same where gradients are averaged in full."""
         low = ITEMSIZE[self.shape.dtype]
         zero = self.plan.sharding in ("zero1", "zero2")
         counts = [(axis, count) for axis, count in (("dp", dense), ("expert-dp", experts)) if count]

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from paceline.cost.chip import Chip
 from paceline.cost.collectives import collective_s
 from paceline.cost.curves import Curves
+from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, saved_bytes
+from paceline.predict.way import USUAL, Way
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
@@ -26,10 +28,6 @@ from paceline.spec.plan import Plan, stage_layers
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import ITEMSIZE
 
-#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16
-HOST_BPS = 15.75e9
-#: of that, for each device while all of a node copy: two share an uplink, and reach 80 % of it
-HOST_SHARE = 0.4
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
 
@@ -107,6 +105,7 @@ class Layer:
     costs: OpTimes
     #: the user named the framework, rather than taking what is usual
     named: bool = False
+    way: Way = USUAL
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class Layer:
     @property
     def host_Bps(self) -> float:  # noqa: N802
         """Bytes per second between a device and its host's memory while all devices of a node copy."""
-        return HOST_SHARE * (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+        return link_rate(self.cluster.device, self.cluster.node_devices)
 
     @property
     def copying_s(self) -> float:
@@ -285,4 +284,5 @@ class Layer:
     @property
     def replicated(self) -> bool:
         """Whether whole gradients are reduced once per step."""
-        return self.plan.dp * self.plan.cp > 1 and not self.sharded and not self.plan.adapters
+        several = self.plan.dp * self.plan.cp > 1
+        return several and not self.sharded and not self.plan.adapters and self.way.averages(self)  # type: ignore[arg-type]

@@ -50,9 +50,9 @@ def predict(
     """Step time with interval, where it goes, and the memory of every stage; with `trace`, the timeline too."""
     step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
-        from paceline.predict import relaxed  # it builds on this module
+        from paceline import sync  # it builds on this module
 
-        return relaxed.transformer(step, simulate=True, trace=trace)
+        return sync.transformer(step, simulate=True, trace=trace)
     return Simulation(step).prediction(trace)
 
 

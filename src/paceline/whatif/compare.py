@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import PlanError
-from paceline.predict.relaxed import without
 from paceline.spec.plan import Plan
 from paceline.spec.whatif import BreakEven, Comparison, Row
+from paceline.sync import without
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject, read_plan
 

@@ -44,6 +44,10 @@ class PowerSGD(Scheme):
         rank = min(self.rank, rows, columns)
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
+    @property
+    def state_bytes(self) -> int:
+        return 4
+
     def payload_bytes(self, shape: Shape, step: int) -> int:
         found = self.factors(shape)
         return 4 * numel(shape) if found is None else 4 * found[2] * (found[0] + found[1])

@@ -85,6 +85,11 @@ class Scheme(ABC):
         if not fine:
             raise SpecError(f"compression {self.name!r}: {key} must be {allowed}; got {getattr(self, key)!r}")
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per element that an encoder keeps from one step to the next."""
+        return 0
+
     # -- bytes -------------------------------------------------------------------------------------
 
     def payload_bytes(self, shape: Shape, step: int) -> int:

@@ -44,6 +44,10 @@ class OneBit(Scheme):
         "Seide et al., 1-Bit SGD, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019")
     encoder: ClassVar[str] = "paceline.train.compress.sign:OneBit"
 
+    @property
+    def state_bytes(self) -> int:
+        return 4
+
     def payload_bytes(self, shape: Shape, step: int) -> int:
         return bytes_of(numel(shape)) + 8
 

@@ -81,6 +81,10 @@ class TopK(_Indexed):
     encoder: ClassVar[str] = "paceline.train.compress.sparse:TopK"
     feedback: bool = True
 
+    @property
+    def state_bytes(self) -> int:
+        return 4 if self.feedback else 0
+
     def encode_work(self, shape: Shape) -> Work:
         # gradient and residual, their sum; thresholding in the same pass
         return self.per_element(shape, 4, 8, 4, 2) if self.feedback else self.per_element(shape, 4, 4, 0, 2)
@@ -99,6 +103,10 @@ class RandomK(Sparse):
     encoder: ClassVar[str] = "paceline.train.compress.sparse:RandomK"
     #: keep what is not sent; without it values are scaled up by 1 / ratio, which is unbiased
     feedback: bool = True
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 if self.feedback else 0
 
     def payload_bytes(self, shape: Shape, step: int) -> int:
         return 4 * kept(numel(shape), self.ratio_at(step))
@@ -142,6 +150,10 @@ class DGC(_Indexed):
         self.check("warmup_ratio", 0 < self.warmup_ratio <= 1, "above 0, up to 1")
         self.check("warmup_stages", self.warmup_stages >= 1, "1 or more")
         self.check("sample", 0 < self.sample <= 1, "above 0, up to 1")
+
+    @property
+    def state_bytes(self) -> int:
+        return 8 if self.momentum else 4
 
     def ratio_at(self, step: int) -> float:
         """Falls geometrically: 25 %, 6.3 %, 1.6 %, 0.4 %, then 0.1 %, by default."""
