@@ -5,6 +5,7 @@ recipe      learning rates and epochs of the tasks, with float32 on seeds that a
 accuracy    mean accuracy over seeds of each strategy on every task, against float32 seed by seed
 large       LARS and SGD at a large batch
 faults      a rank killed with -9 at random moments: the final loss against that of a run that was left alone
+matrix      scripts as people write them under every strategy: what comes of each (tests/train/matrix)
 replicas    every strategy, 1, 3 and 20 buckets, 2 to 4 ranks, 100 steps, 20 times in a row: no hang, replicas identical
 
 Writes the tables between the markers of docs/training.md.
@@ -18,12 +19,13 @@ import platform
 from pathlib import Path
 
 import replicas
+import training_matrix
 import training_runs
 import training_steps
 from document import DOCS, fill
 
 RUNS = {"steps": training_steps.steps, "recipe": training_runs.recipe, "accuracy": training_runs.accuracy,
-        "large": training_runs.large, "faults": training_runs.faults, "replicas": replicas.replicas}
+        "large": training_runs.large, "faults": training_runs.faults, "replicas": replicas.replicas, "matrix": training_matrix.matrix}
 PARTS = tuple(RUNS)
 
 
@@ -48,7 +50,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for part in chosen.only.split(","):
         text = RUNS[part](chosen)
-        if part != "steps" and not chosen.known:  # which may have been measured elsewhere, and says where
+        if part not in ("steps", "matrix") and not chosen.known:  # measured elsewhere, which it says, or not measured
             text += f"\n\n{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}."
         print(text, flush=True)
         if not chosen.print:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
@@ -14,6 +15,7 @@ from paceline.errors import PacelineError, SpecError, UnknownSizes
 from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
+from paceline.spec import checks
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -95,32 +97,53 @@ def _framework(framework: Framework | str, runs: str) -> Framework:
 def plan(
     model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
     seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
-    tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int = 256,
+    tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
     processes: int | None = None, progress: Any = None, **options: Any,
 ) -> Planned:
     """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
 
-    `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans; anything else is
-    captured with `options` and shares its work by data.
+    `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans, of which at
+    most `most` (256) are simulated; anything else is captured with `options` and shares its work by data, and all its plans are simulated
+    unless `most` says less.
     """
     from paceline.plan.general import plan_module
     from paceline.plan.run import check_axes, plan_transformer
+    from paceline.plan.search import MOST
 
+    gbs, seq, most, processes = (
+        None if size is None else checks.whole(name, size)
+        for name, size in (("gbs", gbs), ("seq", seq), ("most", most), ("processes", processes)))
+    top = checks.whole("top", top)
+    tokens = None if tokens is None else units.parse(tokens, "count")
+    deadline_s = None if deadline_s is None else units.parse(deadline_s, "time")
+    fix, forbid, allow, pareto = (_split(words) for words in (fix, forbid, allow, pareto))
     where = _clusters(cluster, gpus, device)
     check_axes(pareto)
     sized = sizes(model)
     if sized is not None:
         if options:
-            raise SpecError(f"{next(iter(options))} is for captured models; for {sized.name} it is a word of --fix")
+            raise SpecError(_not_captured(next(iter(options)), sized.name))
         return plan_transformer(
             sized, where, gbs=gbs, seq=seq, objective=objective, fix=fix, forbid=forbid, allow=allow, tokens=tokens, deadline_s=deadline_s, top=top,
-            pareto=pareto, most=most, processes=processes, progress=progress)
+            pareto=pareto, most=MOST if most is None else most, processes=processes, progress=progress)
     if tokens or deadline_s:
         raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
     saved = Workload.load(Path(model)) if _saved(model) else model
     return plan_module(
-        saved, where, gbs=gbs, objective=objective, fix=fix, forbid=forbid, allow=allow, top=top, pareto=pareto,
+        saved, where, gbs=gbs, objective=objective, fix=fix, forbid=forbid, allow=allow, top=top, pareto=pareto, most=most,
         options=options if seq is None else {**options, "seq": seq}, progress=progress)
+
+
+def _split(words: Sequence[str] | str) -> list[str]:
+    """Words that are given one by one, or several in a text."""
+    return words.replace(",", " ").split() if isinstance(words, str) else list(words)
+
+
+def _not_captured(option: str, model: str) -> str:
+    """Why an option does not go with a transformer known by its sizes."""
+    if option == "precision":
+        return f"precision is for captured models; for {model} it is a word of --fix, such as --fix bf16"
+    return f"{option} is for captured models, and {model} is known by its sizes; leave it out"
 
 
 def study(asked: Sequence[Question], *, engine: str = "local", progress: Any = None) -> Study:

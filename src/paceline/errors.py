@@ -18,10 +18,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PacelineError(Exception):
     """Base of every error that Paceline raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the error as it is: its message was made from arguments that are not kept."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[PacelineError], arguments: tuple[Any, ...], state: dict[str, Any]) -> PacelineError:
+    """The error that `__reduce__` described, made without its `__init__`."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(state)
+    return error
 
 
 class UnitError(PacelineError, ValueError):

@@ -53,7 +53,10 @@ def parse(text: str | float | int, dimension: str) -> float:
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"expected a {dimension} such as {example(dimension)!r}, got {text!r}")
     if isinstance(text, (int, float)):
-        value, unit = float(text), ""
+        try:
+            value, unit = float(text), ""
+        except OverflowError:
+            raise UnitError(f"a {dimension} beyond 1e308 is out of range") from None
     else:
         match = _NUMBER.match(text)
         if not match:

@@ -122,8 +122,9 @@ def test_absent_file():
 
 
 @pytest.mark.parametrize(("sizes", "message"), [
-    ({"batch": 0}, "batch must be at least 1; got 0"), ({"batch": -4}, "got -4"), ({"seq": 0}, "seq must be at least 1; got 0"),
-    ({"image": -1}, "image must be at least 1"), ({"image": 64}, "gpt2-124m takes no image"),
+    ({"batch": 0}, "batch must be a whole number of 1 or more, got 0"), ({"batch": -4}, "got -4"),
+    ({"seq": 0}, "seq must be a whole number of 1 or more, got 0"),
+    ({"image": -1}, "image must be a whole number of 1 or more"), ({"image": 64}, "gpt2-124m takes no image"),
 ])
 def test_bad_sizes(sizes, message):
     with pytest.raises(SpecError, match=message):

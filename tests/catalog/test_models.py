@@ -193,7 +193,7 @@ def test_sizes_follow_the_request() -> None:
     ("bert-base", {"seq": 513}, "512 learned positions"),
     ("vit_b_16", {"image": 225}, "multiple of 16"),
     ("inception_v3", {"image": 224}, "299 or more"),
-    ("resnet50", {"image": 0}, "at least 1"),
+    ("resnet50", {"image": 0}, "whole number of 1 or more"),
 ])
 def test_impossible_sizes_are_refused(name: str, sizes: dict[str, int], message: str) -> None:
     with pytest.raises(SpecError, match=message):

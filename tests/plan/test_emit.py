@@ -22,7 +22,8 @@ def sharded():
 
 @pytest.fixture(scope="module")
 def pipelined():
-    return pl.plan("llama3-70b", "8xdgx-h100", gbs=256, seq=8192, fix=["framework=megatron-core", "zero1", "tp=4", "pp=4", "offload=none"], most=8)
+    return pl.plan("llama3-70b", "8xdgx-h100", gbs=256, seq=8192, fix=["framework=megatron-core", "zero1", "tp=4", "pp=4", "cp=1", "offload=none"],
+                   most=8)
 
 
 def test_all_files(sharded, tmp_path):

@@ -40,6 +40,7 @@ def test_what_is_left_out_is_filled_in():
     assert (plan.dp, plan.mbs, plan.gbs, plan.seq, plan.schedule, plan.ranks, plan.micro_batches) == (8, 1, 8, LLAMA.seq, "1f1b", 256, 1)
     assert resolve(Plan.parse("pp=2 vpp=2 gbs=512"), 256, LLAMA).schedule == "interleaved"
     assert resolve(Plan.parse("tp=8"), 8, LLAMA).sharding == "none"
+    assert resolve(Plan.parse("tp=8 1f1b"), 64, LLAMA).schedule == ""  # without a pipeline
     assert resolve(Plan.parse("hsdp"), 96, LLAMA).shard == 8 and resolve(Plan.parse("hsdp"), 100, LLAMA).shard == 5
     assert resolve(Plan.parse("pp=8 vpp=2 zb-v gbs=64"), 64, LLAMA) == resolve(Plan.parse("pp=8 zb-v gbs=64"), 64, LLAMA)
 

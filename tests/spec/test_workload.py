@@ -37,7 +37,7 @@ def test_counts():
 
 @given(
     order=st.lists(st.integers(0, 1), min_size=1, max_size=30), batch=st.integers(1, 10**6), seq=st.none() | st.integers(1, 10**6),
-    name=st.text(max_size=20), flops=st.floats(0, 1e30), tags=st.lists(st.text(max_size=5), max_size=3),
+    name=st.text(max_size=20).filter(str.isprintable), flops=st.floats(0, 1e30), tags=st.lists(st.text(max_size=5), max_size=3),
 )
 def test_plain_data_and_back(order, batch, seq, name, flops, tags):
     op = Op(name, "gemm", "forward", name, "fp32", flops, PRODUCT.reads, PRODUCT.writes, (batch,), tuple(tags))

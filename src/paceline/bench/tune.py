@@ -23,7 +23,7 @@ from paceline.api import sizes
 from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import distinct, why
-from paceline.plan.general import Captured, plan_module
+from paceline.plan.general import Captured, limits, plan_module, settings
 from paceline.plan.search import Progress
 from paceline.predict import parallel
 from paceline.predict.step import predict
@@ -60,23 +60,24 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
     top, _ = options.pop("top", 10), options.pop("most", None)
     if options.pop("tokens", None) or options.pop("deadline_s", None):
         raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {question.model}")
-    settings = {name: value for name, value in {**options, "seq": question.seq}.items() if value is not None}
-    captured = Captured(question.model, settings)
+    said = limits(*(words.get(name, ()) for name in ("fix", "forbid", "allow")))
+    how = settings(said, {**options, "seq": question.seq})
+    captured = Captured(question.model, how)
 
     def planned(cluster: Cluster) -> Planned:
-        return plan_module(captured, (cluster,), gbs=question.gbs, top=10**6, options=settings, progress=progress, **words)
+        return plan_module(captured, (cluster,), gbs=question.gbs, top=10**6, progress=progress, **words)
 
     begun = time.monotonic()
     first = planned(where)
     before = {ranked.plan: ranked.prediction.step_s for ranked in first.top}
-    truth = measure(question.model, settings, [ranked.plan for ranked in distinct(first.top)[:count]], where)
+    truth = measure(question.model, how, [ranked.plan for ranked in distinct(first.top)[:count]], where)
     compute, network = factors(captured, where, truth)
     again = planned(calibrated(where, compute, network))
     found = [one for one in distinct(again.top) if one.plan not in truth.refused]
     ranked = _ranked(found, truth, before)
     ahead = [one.plan for one in itertools.takewhile(lambda one: one.measured_s is None, ranked)][:count]
     if ahead:  # what the calibration puts before everything that ran is run too
-        truth = _both(truth, measure(question.model, settings, ahead, where))
+        truth = _both(truth, measure(question.model, how, ahead, where))
         ranked = _ranked(found, truth, before)
     shown = [replace(ranked[0], lost=""), *(replace(one, lost=_lost(one, ranked[0])) for one in ranked[1:])]
     notes = [f"{len(truth.steps)} plans were run: computation takes {compute:.2f} and communication {1 / network:.2f} times what was predicted first"]

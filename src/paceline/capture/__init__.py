@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingExtra
+from paceline.spec import checks
 
 if TYPE_CHECKING:
     from paceline.spec.workload import Workload
@@ -26,6 +27,8 @@ def capture(
     `precision` is fp32 by default, and bf16 for Hugging Face configurations. Their `seq` is 4,096 tokens by
     default, or the most that the model takes if that is less.
     """
+    batch = checks.whole("batch", batch)
+    seq, image = (None if size is None else checks.whole(name, size) for name, size in (("seq", seq), ("image", image)))
     try:
         import torch  # noqa: F401
     except ImportError:

@@ -22,6 +22,7 @@ from paceline.capture.build import BuildMode
 from paceline.capture.step import Job, _user_code
 from paceline.catalog import hugging_face, models
 from paceline.errors import CaptureError, MissingExtra, SpecError, UnknownName, nearest
+from paceline.spec import checks
 from paceline.spec.transformer import usual_seq
 
 
@@ -36,8 +37,8 @@ class Usual:
 def resolve(model: Any, *, batch: int, seq: int | None, image: int | None) -> tuple[Job, Usual]:
     """The job that `model` describes, and its usual settings."""
     for label, size in (("batch", batch), ("seq", seq), ("image", image)):
-        if size is not None and size < 1:
-            raise SpecError(f"{label} must be at least 1; got {size}")
+        if size is not None:
+            checks.whole(label, size)
     if not isinstance(model, str):
         return _from_tuple(model, "module", batch, seq), Usual()
     scheme, _, rest = model.partition(":")

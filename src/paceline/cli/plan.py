@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -27,19 +27,19 @@ def plan(
     gbs: Annotated[str | None, Parameter(help="samples per step, of all devices; several with commas")] = None,
     seq: Annotated[str | None, Parameter(help="tokens per sample, for models that take text; several with commas")] = None, image: Image = None,
     precision: Precision | None = None, optimizer: Optimizer = None,
-    objective: Annotated[str, Parameter(help="time, cost or energy")] = "time",
+    objective: Annotated[str | None, Parameter(help="time (the default), cost or energy")] = None,
     tokens: Annotated[str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")] = None,
     deadline: Annotated[str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")] = None,
     fix: Annotated[Words, Parameter(help="words of a plan that are given, such as tp=8")] = None,
     forbid: Annotated[Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")] = None,
     allow: Annotated[Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")] = None,
-    top: Annotated[int, Parameter(converter=whole, help="plans to list")] = 10,
+    top: Annotated[int | None, Parameter(converter=whole, help="plans to list: 10, in a study 1 per question")] = None,
     pareto: Annotated[str | None, Parameter(help="also the front over some of time,cost,energy,memory,gpus")] = None,
-    most: Annotated[int, Parameter(converter=whole, help="plans to simulate at most")] = 256,
+    most: Annotated[int | None, Parameter(converter=whole, help="plans to simulate at most: 256, of a captured model all")] = None,
     engine: Annotated[str, Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster")] = "local",
     measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
     emit: Annotated[str | None, Parameter(help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm")] = None,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the folder for --emit")] = Path("run"),
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
     html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None, json_: Json = False,
 ) -> None:
     """Find the best plan: degrees, batch split, schedule, sharding, recomputation; proven within a gap, with the runners-up and why they lost.
@@ -48,25 +48,29 @@ def plan(
     ----------
     model
         a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and shares its work by data.
-        Several with commas, or a study's .toml file, are planned in one go
+        Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as written at its top
     """
     from paceline import units
+    from paceline.errors import SpecError
     from paceline.plan.study import questions, read
 
+    if output is not None and not emit:
+        raise SpecError("--output is the folder of --emit; say what to write, such as --emit torchrun")
     words = {"fix": _split(fix), "forbid": _split(forbid), "allow": _split(allow), "pareto": _split([pareto] if pareto else None)}
-    options = {
-        **{name: value for name, value in words.items() if value}, "objective": objective, "top": top, "most": most,
-        "tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None,
-        **{name: value for name, value in {"image": image, "precision": precision, "optimizer": optimizer}.items() if value is not None}}
+    numbers = {"tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None}
+    said: dict[str, Any] = {
+        **words, **numbers, "objective": objective, "top": top, "most": most, "image": image, "precision": precision,
+        "optimizer": optimizer, "gpus": gpus, "device": device}
+    options = {name: value for name, value in said.items() if value not in (None, [])}
+    axes: dict[str, Any] = {"clusters": _list(cluster), "gbs": _numbers("--gbs", gbs), "seq": _numbers("--seq", seq)}
     if model.endswith(".toml"):
-        asked = read(Path(model))
+        asked = read(Path(model), {name: value for name, value in {**axes, **options}.items() if value})
     else:
-        asked = questions(
-            _list(model), _list(cluster), _numbers("--gbs", gbs), _numbers("--seq", seq), gpus=gpus, device=device, **options)
+        asked = questions(_list(model), **axes, **options)
     if len(asked) > 1 or model.endswith(".toml") or engine != "local":
         _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
     else:
-        _single(asked[0], measure, _split([emit]) if emit else [], output, html, json_)
+        _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
 
 
 def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
@@ -102,7 +106,7 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
     from paceline.api import study
     from paceline.errors import SpecError
 
-    wrong = next((name for name, value in single.items() if value), None)
+    wrong = next((name for name, value in single.items() if value is not None), None)
     if wrong:
         raise SpecError(f"{wrong} is for one question, and this is a study of {len(asked)}; ask for one model, cluster and batch")
     with _progress(json_) as progress:

@@ -93,7 +93,7 @@ def eta(job: str, *, state: State = None, json_: Json = False) -> None:
     """Say when a job will be over, with an interval."""
     from paceline.sched.live.forecast import Eta
 
-    found = Eta(**_client(state).ask("eta", job=job))
+    found = Eta.from_dict(_client(state).ask("eta", job=job))
     _print(found.to_dict(), json_, str(found))
 
 

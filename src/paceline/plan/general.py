@@ -17,16 +17,27 @@ from paceline.errors import PacelineError, PlanError, nearest
 from paceline.plan.answer import front, why
 from paceline.plan.run import goal
 from paceline.plan.search import Progress
-from paceline.plan.space import BUCKETS, Limits
+from paceline.plan.space import BUCKETS, Limits, spell
+from paceline.predict.degrees import resolve
 from paceline.predict.parallel import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
 SAMPLES = 32
+#: fields of a plan whose values the search chooses, or takes as fixed
+SEARCHED = frozenset({
+    "dp", "pp", "mbs", "gbs", "seq", "precision", "framework", "recompute", "schedule", "vpp", "sharding", "shard", "reshard",
+    "prefetch", "bucket_bytes", "relax",
+})
+#: fields that the search does not know -> what to do instead
+REFUSED = dict.fromkeys(
+    ("tp", "cp", "ep", "sp", "context", "offload", "adapters"),
+    "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the catalog or hf:PATH for it")
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
 LOSSY = {
@@ -41,36 +52,38 @@ SPLITS = (1, 2, 4)
 
 
 def plan_module(
-    model: Any, where: Sequence[Cluster], *, gbs: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (),
-    allow: Sequence[str] = (), top: int = 10, pareto: Sequence[str] = (), options: Mapping[str, Any] | None = None, progress: Progress | None = None,
+    model: Any, where: Sequence[Cluster], *, gbs: int | None = None, objective: str = "time", fix: Sequence[str] = (),
+    forbid: Sequence[str] = (), allow: Sequence[str] = (), top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
+    options: Mapping[str, Any] | None = None, progress: Progress | None = None,
 ) -> Planned:
-    """The best plan of a captured module on one of some clusters; all plans of its space are simulated."""
+    """The best plan of a captured module on one of some clusters; all plans of its space are simulated, or `most` of them."""
     begun = time.monotonic()
-    _check(allow)
-    settings = dict(options or {})
-    said = Limits.of(fix, [word for word in forbid if word not in LOSSY])
-    batch = gbs or said.fixed.get("gbs") or SAMPLES * where[0].device_count
-    captured = model if isinstance(model, Captured) else Captured(model, settings)
+    said = limits(fix, forbid, allow)
+    captured = model if isinstance(model, Captured) else Captured(model, settings(said, options or {}))
+    captured.check(said)
+    batch = said.settled("gbs", gbs, "--gbs") or SAMPLES * where[0].device_count
     value = goal(objective, where)
     tried: list[Ranked] = []
     over = failed = 0
     plans = [
         (cluster, plan, lossy) for cluster in where
-        for plan, lossy in _plans(cluster.device_count, batch, said, fix, allow, captured.fixed, captured.precision)]
+        for plan, lossy in _plans(cluster.device_count, batch, said, allow, captured)]
     if not plans:
-        raise PlanError(
-            f"no plan for {captured.name} with a batch of {batch} on {where[0].device_count} devices is left: the batch has to be a multiple of "
-            "the devices, and something has to be left by what is fixed and forbidden")
+        raise PlanError(_nothing_left(captured.name, batch, where[0].device_count, said))
     reason = ""
     interrupted = False
     try:
         for i, (cluster, plan, lossy) in enumerate(plans, 1):
+            if most is not None and len(tried) >= most:
+                break
             try:
-                found = predict(captured.get(plan), cluster, plan)
+                workload = captured.get(plan)
+                _check_effect(said, plan, resolve(plan, workload, cluster))
+                found = predict(workload, cluster, plan)
             except PacelineError as error:
-                failed, reason = failed + 1, str(error)
+                failed, reason = failed + 1, reason or str(error)
                 continue
-            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):  # nothing of it repeats, so nothing is recomputed
+            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):  # nothing of it repeats
                 failed += 1
                 continue
             if not found.fit.fits:
@@ -81,19 +94,67 @@ def plan_module(
             if progress:
                 progress("simulating", i, len(plans), min(t.value for t in tried))
     except KeyboardInterrupt:
+        if not tried:
+            raise
         interrupted = True
     if not tried:
-        raise PlanError(reason if failed else f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
+        raise PlanError(reason or f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
     tried.sort(key=lambda ranked: ranked.value)
     best = tried[0].prediction
     shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]
     space = len(plans) - failed
-    notes = (f"values are per sample; {', '.join(allow)} may change the result of training",) if allow else ()
+    undecided = space - over - len(tried)
     return Planned(
         model=captured.name, objective=objective, gbs=batch, seq=best.seq, space=space, by_memory=over,
-        by_bound=0, by_evaluation=len(tried), undecided=space - over - len(tried),
-        gap_pct=100.0 if interrupted else 0.0, elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]),
-        pareto=front(shown, pareto) if pareto else (), interrupted=interrupted, notes=notes)
+        by_bound=0, by_evaluation=len(tried), undecided=undecided, gap_pct=100.0 if undecided else 0.0,
+        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), pareto=front(shown, pareto) if pareto else (),
+        settings=captured.settings, interrupted=interrupted, notes=tuple(_notes(allow, interrupted, undecided)))
+
+
+def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> Limits:
+    """What the user fixes and forbids; PlanError for words that plans of captured modules do not have."""
+    _check(allow)
+    both = next((word for word in forbid if word in allow), None)
+    if both:
+        raise PlanError(f"{both} is both allowed and forbidden")
+    said = Limits.of(fix, [word for word in forbid if word not in LOSSY], searched=SEARCHED, refused=REFUSED)
+    relax = said.fixed.get("relax", PLAIN)
+    if not relax.plain and relax == replace(PLAIN, **{name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}):
+        raise PlanError(f"--fix {relax} does not say of what; write the way as well, such as dgc ratio=0.01 or local-sgd period=8")
+    return said
+
+
+def settings(said: Limits, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How to capture: as the options say, and as the fixed words do; PlanError where they contradict each other."""
+    found = dict(options)
+    found["seq"] = said.settled("seq", found.get("seq"), "--seq") or None
+    precision = said.fixed.get("precision")
+    given = found.setdefault("precision", precision)
+    if precision is not None and precision != str(given).removeprefix("amp_"):
+        raise PlanError(f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _check_effect(said: Limits, plan: Plan, resolved: Plan) -> None:
+    """PlanError where a fixed word is not in the plan that would be predicted."""
+    for name, value in said.fixed.items():
+        if getattr(plan, name) == value != getattr(resolved, name) and name != "sharding":
+            raise PlanError(f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline, such as pp=2")
+
+
+def _nothing_left(name: str, batch: int, devices: int, said: Limits) -> str:
+    words = f" ({said.words})" if said.fixed else ""
+    return (f"no plan for {name} with a batch of {batch} on {devices} devices is left: the batch has to be a multiple of the devices, "
+            f"and something has to be left by what is fixed{words} and forbidden")
+
+
+def _notes(allow: Sequence[str], interrupted: bool, undecided: int) -> Iterator[str]:
+    if allow:
+        yield f"values are per sample; {', '.join(allow)} may change the result of training"
+    if interrupted:
+        yield "interrupted: the best so far; nothing is known of the plans that were not simulated"
+    elif undecided:
+        yield f"{undecided:,} plans were not simulated; --most simulates more of them"
 
 
 def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
@@ -106,19 +167,32 @@ class Captured:
     """A module captured once per micro-batch and way to recompute; a saved workload has one of each."""
 
     def __init__(self, model: Any, options: dict[str, Any]) -> None:
-        self._model, self._options = model, options
+        self._model, self.options = model, options
         self._kept: dict[tuple[int, bool], Workload] = {}
         self.fixed = model if isinstance(model, Workload) else None
         self.name = self.fixed.name if self.fixed else str(model)
         usual = options.get("precision") or usual_precision(model)
         self.precision = self.fixed.precision if self.fixed else usual
 
+    def check(self, said: Limits) -> None:
+        """PlanError where a fixed word is not what was captured, or will be."""
+        words = {"precision": self.precision.removeprefix("amp_"), "seq": self.fixed.seq if self.fixed else self.options.get("seq")}
+        for name, has in words.items():
+            wanted = said.fixed.get(name, has)
+            if wanted != has:
+                raise PlanError(f"--fix {spell(name, wanted)}: {self.name} is captured with {name} {has}; capture it with {wanted}")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How it was, or will be, captured."""
+        return self.fixed.options if self.fixed else self.options
+
     def get(self, plan: Plan) -> Workload:
         if self.fixed:
             return self.fixed
         key = plan.mbs, plan.recompute == "full"
         if key not in self._kept:
-            self._kept[key] = capture(self._model, batch=plan.mbs, checkpointing=key[1], **self._options)
+            self._kept[key] = capture(self._model, batch=plan.mbs, checkpointing=key[1], **self.options)
             self.name = self._kept[key].name
         return self._kept[key]
 
@@ -130,32 +204,66 @@ def _check(allow: Sequence[str]) -> None:
             raise PlanError(f"--allow {word}: " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(LOSSY)}"))
 
 
-def _plans(
-    devices: int, gbs: int, said: Limits, fix: Sequence[str], allow: Sequence[str], fixed: Workload | None, precision: str,
-) -> Iterator[tuple[Plan, str]]:
+def _plans(devices: int, gbs: int, said: Limits, allow: Sequence[str], captured: Captured) -> Iterator[tuple[Plan, str]]:
     """Every plan, with what of it changes the result of training."""
-    ways = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in LOSSY[kind]]
+    fixed = captured.fixed
+    precision = said.fixed.get("precision", captured.precision)
     factors = BATCHES if "batch" in allow else (1,)
     for factor in factors:
         batch = gbs * factor
         if batch % devices:
             continue
-        sizes = [fixed.batch] if fixed else [batch // devices // split for split in SPLITS if batch // devices % split == 0]
-        for mbs in said.among("mbs", sizes):
+        for mbs in said.among("mbs", [fixed.batch] if fixed else _sizes(batch // devices, said)):
             for recompute in ("none",) if fixed else ("none", "full"):
-                for word, lossy in ways:
+                for relax, lossy in _ways(said, allow):
                     marks = ", ".join(filter(None, (lossy, "batch" if factor > 1 else "")))
-                    for state in _states(devices) if not word else [{"sharding": "ddp"}]:
-                        plan = Plan.parse(" ".join([word, *fix]))
-                        chosen = {"mbs": mbs, "precision": precision, "gbs": batch, "recompute": recompute, **state}
-                        if said.keep(chosen):
-                            yield replace(plan, **chosen), marks
+                    for state in _states(devices, said) if relax.plain else _replicas(said):
+                        chosen = {"mbs": mbs, "precision": precision, "recompute": recompute, "relax": relax, **state}
+                        if said.keep(chosen, _STATE):
+                            yield Plan(**{**said.fixed, **chosen, "gbs": batch}), marks
 
 
-def _states(devices: int) -> Iterator[dict[str, Any]]:
+def _sizes(samples: int, said: Limits) -> list[int]:
+    """Micro-batches to try for so many samples of a device."""
+    if "mbs" in said.fixed:
+        return [said.fixed["mbs"]]
+    return [samples // split for split in SPLITS if samples % split == 0]
+
+
+def _ways(said: Limits, allow: Sequence[str]) -> list[tuple[Relaxation, str]]:
+    """How gradients may be brought together, with what of it changes the result of training."""
+    if "relax" in said.fixed:
+        relax = said.fixed["relax"]
+        return [(relax, _kind(relax))]
+    words = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in LOSSY[kind]]
+    return [(Plan.parse(word).relax, kind) for word, kind in words]
+
+
+def _kind(relax: Relaxation) -> str:
+    """What a way to bring gradients together changes: the word that allows it."""
+    if relax.compress:
+        return "compress"
+    return "" if relax.mode in ("replicas", "ps-sync") else "staleness"
+
+
+#: fields of a state; those that a state does not name have no effect under its sharding
+_STATE = ("shard", "bucket_bytes", "reshard", "prefetch")
+
+
+def _states(devices: int, said: Limits) -> Iterator[dict[str, Any]]:
     """What data-parallel ranks share."""
-    for bucket in BUCKETS:
-        yield {"sharding": "ddp", "bucket_bytes": bucket}
-    if devices > 1:
-        yield from ({"sharding": kind} for kind in ("zero1", "zero2", "fsdp"))
-        yield from ({"sharding": "hsdp", "shard": shard} for shard in divisors(devices) if 1 < shard < devices and math.log2(shard) % 1 == 0)
+    yield from _replicas(said, BUCKETS)
+    if devices == 1:
+        return
+    yield from ({"sharding": kind} for kind in ("zero1", "zero2"))
+    way = {"reshard": said.fixed.get("reshard", Plan.reshard), "prefetch": said.fixed.get("prefetch", Plan.prefetch)}
+    yield {"sharding": "fsdp", **way}
+    powers = {shard for shard in divisors(devices) if 1 < shard < devices and math.log2(shard) % 1 == 0}
+    wanted = {said.fixed["shard"]} if "shard" in said.fixed else powers
+    yield from ({"sharding": "hsdp", "shard": shard, **way} for shard in sorted(wanted))
+
+
+def _replicas(said: Limits, buckets: Sequence[float] = BUCKETS[:1]) -> Iterator[dict[str, Any]]:
+    """Whole replicas, with the sizes of their buckets."""
+    sizes = [said.fixed["bucket_bytes"]] if "bucket_bytes" in said.fixed else buckets
+    yield from ({"sharding": "ddp", "bucket_bytes": size} for size in sizes)

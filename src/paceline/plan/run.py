@@ -31,14 +31,13 @@ def plan_transformer(
     """The best plan of a transformer on one of some clusters, with its certificate."""
     begun = time.monotonic()
     limits = Limits.of(fix, forbid, allow)
-    seq = seq or limits.fixed.get("seq") or model.seq
+    seq = limits.settled("seq", seq, "--seq") or model.seq
     notes = []
-    batch = gbs or limits.fixed.get("gbs") or 0
+    batch = limits.settled("gbs", gbs, "--gbs")
     if not batch:
         batch = max(1, 2 ** round(math.log2(TOKENS / seq)))
         notes.append(f"no global batch was given: {batch} samples, {batch * seq:,} tokens a step")
-    fixed = {name: value for name, value in limits.fixed.items() if name not in ("gbs", "seq")}
-    space = Space(model, tuple(where), batch, seq, replace(limits, fixed=fixed))
+    space = Space(model, tuple(where), batch, seq, limits)
     if not len(space):
         raise PlanError(space.why_empty())
     steps = tokens / (batch * seq) if tokens else None
@@ -53,7 +52,7 @@ def plan_transformer(
     shown = distinct(ranked)
     stays = () if found.interrupted else ranges(model, shown)
     return Planned(
-        model=model.name, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
+        model=model.name, sizes=model, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
         by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
         elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), ranges=stays, pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
         interrupted=found.interrupted, steps=steps)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.errors import PlanError, nearest
 from paceline.spec import schedules as orders
 from paceline.spec.cluster import Cluster
@@ -34,6 +35,16 @@ FAMILIES: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
 }
 #: what may change the result of training; left out unless it is allowed
 LOSSY = {"fp8": {"precision": "fp8"}}
+#: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed of them
+SEARCHED = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "mbs", "gbs", "seq", "precision", "adapters", "framework", "sp", "recompute", "context",
+    "schedule", "vpp", "sharding", "shard", "reshard", "prefetch", "bucket_bytes", "offload",
+})
+#: fields that the search does not know -> what to do instead
+REFUSED = {
+    "relax": "plans of transformers are searched with gradients averaged in full, every step; `paceline compare MODEL --cluster C` "
+             "ranks the other ways, `paceline predict MODEL --cluster C --plan ...` predicts one",
+}
 #: field -> its value when a word such as "offload" or "pp" is forbidden altogether
 _PLAIN = {
     "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "sp": False, "recompute": "none", "offload": "none", "context": "ring",
@@ -103,15 +114,25 @@ class Limits:
     allowed: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = ()) -> Limits:
-        """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"), allow ("fp8")."""
-        fixed = _said(" ".join(fix))
-        plain, forbidden = {}, set()
+    def of(
+        fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (), *,
+        searched: frozenset[str] = SEARCHED, refused: Mapping[str, str] = REFUSED,
+    ) -> Limits:
+        """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"), allow ("fp8").
+
+        A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
+        """
+        fixed = Plan.said(" ".join(fix))
+        for name, value in fixed.items():
+            if name not in searched and value != getattr(Plan, name):
+                raise PlanError(f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}")
+        plain: dict[str, Any] = {}
+        forbidden: set[tuple[str, Any]] = set()
         for word in forbid:
             if word in _PLAIN:
                 plain[word] = _PLAIN[word]
             else:
-                forbidden |= {*_said(word).items()}
+                forbidden |= {*Plan.said(word).items()}
         for word in allow:
             if word not in LOSSY:
                 near = nearest(word, list(LOSSY))
@@ -121,26 +142,42 @@ class Limits:
             raise PlanError(f"{both.pop()} is both fixed and forbidden")
         return Limits(fixed=fixed, forbidden=frozenset(forbidden), plain=plain, allowed=frozenset(allow))
 
-    def keep(self, choice: Choice) -> bool:
-        """Whether the fields of a choice are what the user wants."""
-        for limits in (self.fixed, self.plain):
-            if any(limits.get(name, value) != value for name, value in choice.items()):
-                return False
+    def keep(self, choice: Choice, unused: Iterable[str] = ()) -> bool:
+        """Whether the fields of a choice are what the user wants.
+
+        `unused` are fields that have no effect beside this choice: one that is fixed to an unusual value wants another choice.
+        """
+        usual = {name: getattr(Plan, name) for name in unused if name not in choice}
+        if any(self.fixed.get(name, value) != value for name, value in {**usual, **choice}.items()):
+            return False
+        if any(self.plain.get(name, value) != value for name, value in choice.items()):
+            return False
         return not any(item in self.forbidden for item in choice.items())
 
     def among(self, name: str, values: Iterable[Any]) -> list[Any]:
         """The values of one field that remain."""
         return [value for value in values if self.keep({name: value})]
 
+    def settled(self, name: str, given: int | None, flag: str) -> int:
+        """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither does."""
+        word = int(self.fixed.get(name, 0))
+        if given and word and given != word:
+            raise PlanError(f"{name} is given twice: {flag} {given} and --fix {name}={word}; leave one of them out")
+        return given or word
 
-def _said(text: str) -> dict[str, Any]:
-    """The fields that a plan's words set."""
-    given = Plan.parse(text)
-    mentioned = {word.partition("=")[0] for word in text.replace(",", " ").split()}
-    return {
-        f.name: getattr(given, f.name) for f in fields(Plan)
-        if getattr(given, f.name) != f.default or f.name in mentioned or getattr(given, f.name) in mentioned
-    }
+    @property
+    def words(self) -> str:
+        """What is fixed, as words of a plan."""
+        return " ".join(spell(name, value) for name, value in self.fixed.items())
+
+
+def spell(name: str, value: Any) -> str:
+    """A field with its value, as a plan is written."""
+    if name == "relax":
+        return str(value) or "allreduce"
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
 
 
 @dataclass(frozen=True)
@@ -167,27 +204,33 @@ class Space:
             resolve(Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}), cluster.device_count, self.model)
         except PlanError as error:
             return str(error)
-        return f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed and forbidden"
+        said = f" ({self.limits.words})" if self.limits.fixed else ""
+        return f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed{said} and forbidden"
 
     def _of(self, cluster: Cluster) -> Iterator[Block]:
         precisions = self.limits.among("precision", [*self._precision(cluster), *(["fp8"] if "fp8" in self.limits.allowed else [])])
+        asked = {"gbs": self.gbs, "seq": self.seq, "adapters": bool(self.limits.fixed.get("adapters", False))}
+        if not self.limits.keep(asked):
+            return
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
             for mbs in self.limits.among("mbs", divisors(self.gbs // mesh.dp)):
                 for precision in precisions:
-                    common = {"gbs": self.gbs, "seq": self.seq, "mbs": mbs, "precision": precision}
+                    common = {**asked, "mbs": mbs, "precision": precision}
                     for framework, (schedules, shardings) in self._families():
                         block = Block(
                             cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)),
-                            tuple(order for order in self._orders(mesh, mbs, framework) if order["schedule"] in schedules),
+                            tuple(order for order in self._orders(mesh, mbs, framework) if order["schedule"] in ("", *schedules)),
                             tuple(state for state in states if state["sharding"] in shardings))
                         if len(block):
                             yield block
 
     def _families(self) -> Iterable[tuple[str, tuple[Collection[str], tuple[str, ...]]]]:
         """Frameworks to choose from: those above, or the one that is given, which takes everything."""
-        given = self.limits.fixed.get("framework")
-        return FAMILIES.items() if given is None else [(given, FAMILIES.get(given, (SCHEDULES, SHARDINGS)))]
+        if "framework" not in self.limits.fixed:
+            return [(name, FAMILIES[name]) for name in self.limits.among("framework", FAMILIES)]
+        given = frameworks.get(self.limits.fixed["framework"]).name
+        return [(given, FAMILIES.get(given, (SCHEDULES, SHARDINGS)))]
 
     def _precision(self, cluster: Cluster) -> list[str]:
         """The usual one of a device: half the bits where its matrix units take them."""
@@ -198,13 +241,17 @@ class Space:
     def _meshes(self, devices: int) -> Iterator[Mesh]:
         m, among = self.model, self.limits.among
         for tp in among("tp", [d for d in divisors(devices) if m.heads % d == 0 and m.ffn % d == 0]):
-            for cp in among("cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and (d == 1 or self.seq // d >= FEWEST_TOKENS)]):
+            for cp in among("cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and self._worth(d)]):
                 for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
                     dp = devices // (tp * cp * pp)
                     if self.gbs % dp or not among("dp", [dp]):
                         continue
                     for ep in among("ep", [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0] or [1]):
                         yield Mesh(tp, cp, ep, pp, dp)
+
+    def _worth(self, cp: int) -> bool:
+        """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
+        return cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
 
     def _shapes(self, mesh: Mesh, mbs: int) -> Iterator[Choice]:
         """Sequence parallel or not, what is recomputed, and how context is exchanged."""
@@ -219,7 +266,7 @@ class Space:
     def _orders(self, mesh: Mesh, mbs: int, framework: str) -> Iterator[Choice]:
         """Pipeline schedules with their chunks."""
         plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq, framework=framework)
-        for schedule in SCHEDULES if mesh.pp > 1 else ("1f1b",):
+        for schedule in SCHEDULES if mesh.pp > 1 else ("",):
             per_stage = self.model.layers // mesh.pp
             chunks = [v for v in divisors(per_stage) if v > 1] if orders.get(schedule).chunked else [1]
             for vpp in chunks:
@@ -230,17 +277,30 @@ class Space:
 
     def _states(self, mesh: Mesh, cluster: Cluster) -> list[Choice]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
-        ranks = mesh.dp * mesh.cp
-        found: list[dict[str, Any]] = [{"sharding": "none"}] if ranks == 1 else [
-            {"sharding": kind, "bucket_bytes": bucket} for kind in ("ddp", "zero1", "zero2") for bucket in BUCKETS]
-        if ranks > 1:
-            ways = [{"reshard": reshard, "prefetch": prefetch} for reshard in (True, False) for prefetch in PREFETCH]
-            found += [{"sharding": "fsdp", **way} for way in ways]
-            inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
-            shards = {d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in (inside, 2 * inside, 4 * inside)}
-            found += [{"sharding": "hsdp", "shard": shard, **way} for shard in sorted(shards) for way in ways]
+        found: list[dict[str, Any]] = [{"sharding": "none"}]
+        if mesh.dp * mesh.cp > 1:
+            buckets = self._fixed_or("bucket_bytes", BUCKETS)
+            found = [{"sharding": kind, "bucket_bytes": bucket} for kind in ("ddp", "zero1", "zero2") for bucket in buckets]
+            gathers = [
+                {"reshard": reshard, "prefetch": prefetch} for reshard in (True, False) for prefetch in self._fixed_or("prefetch", PREFETCH)]
+            found += [{"sharding": "fsdp", **way} for way in gathers]
+            found += [{"sharding": "hsdp", "shard": shard, **way} for shard in self._shards(mesh, cluster) for way in gathers]
         choices = [{**state, "offload": offload} for state in found for offload in OFFLOADS]
-        return [choice for choice in choices if self.limits.keep(choice)]
+        return [choice for choice in choices if self.limits.keep(choice, _STATE)]
+
+    def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
+        """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as many, or what is fixed."""
+        inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
+        wanted = self._fixed_or("shard", (inside, 2 * inside, 4 * inside))
+        return sorted({d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted})
+
+    def _fixed_or(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
+        """The values to try of a field: what the user fixed, though it is none of the usual ones."""
+        return (self.limits.fixed[name],) if name in self.limits.fixed else values
+
+
+#: fields of a state; those that a state does not name have no effect under its sharding
+_STATE = ("shard", "bucket_bytes", "reshard", "prefetch")
 
 
 def _with(plan: Plan, choice: Choice) -> Plan:

@@ -44,12 +44,16 @@ def questions(
         for model, cluster, batch, length in product(models, clusters or nothing, gbs or nothing, seq or nothing)]
 
 
-def read(path: Path) -> list[Question]:
-    """The questions of a study's file."""
+def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Question]:
+    """The questions of a study's file; what was `said` beside it counts as written at its top."""
     try:
         data = tomllib.loads(read_text(path, "study"))
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
+    both = next((key for key in said or () if key in data), None)
+    if both:
+        raise SpecError(f"{both} is given twice: by {path} and beside it; leave one of them out")
+    data |= said or {}
     single = data.pop("question", [])
     _known(path, data, (*_AXES, *_WORDS, *_OPTIONS))
     shared = {key: value for key, value in data.items() if key not in _AXES}
@@ -69,7 +73,7 @@ def read(path: Path) -> list[Question]:
     return out
 
 
-def _known(path: Path, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
+def _known(path: Path | str, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
     for key in table:
         if key not in allowed:
             raise UnknownName(f"key of the study {path}", key, allowed, f"allowed: {', '.join(allowed)}")

@@ -197,13 +197,15 @@ class JobProfile:
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a job profile: {error!r}; take one with `paceline profile`") from None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
+        path = Path(path)
         partial = path.with_name(path.name + ".partial")
         partial.write_text(json.dumps(self.to_dict()))
         partial.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> JobProfile:
+    def load(cls, path: Path | str) -> JobProfile:
+        path = Path(path)
         try:
             raw = json.loads(path.read_text())
         except OSError as error:

@@ -25,8 +25,9 @@ def page(title: str, *views: Any, images: tuple[str, ...] = ()) -> str:
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}{''.join(images)}</body></html>"
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path | str, text: str) -> None:
     """Writes a page; the file appears whole or not at all."""
+    path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -35,11 +35,17 @@ def planned_html(p: Planned) -> str:
 
 
 def study_view(study: Study) -> RenderableType:
-    """One line per question."""
-    columns = ["model", "cluster", "batch", "step", "per second", "MFU", "memory", "gap", "plan"]
-    count = len(study.answers)
-    title = f"{count} questions, {units.show(study.elapsed_s, 'time')}" + ("" if study.engine == "local" else f" on {study.engine}")
-    return listing(title, columns, [_line(answer) for answer in study.answers])
+    """One line per question, or as many plans of it as were asked for; then what was asked for besides."""
+    found = [answer for answer in study.answers if answer.planned is not None]
+    objectives = {answer.planned.objective for answer in found if answer.planned is not None}
+    worth = sorted(objectives - {"time"})
+    jobs = any(answer.planned is not None and answer.planned.steps for answer in found)
+    columns = [
+        "model", "cluster", "batch", "step", *worth, *(["whole job"] if jobs else []), "per second", "MFU", "memory", "gap", "plan"]
+    title = f"{len(study.answers)} questions, {units.show(study.elapsed_s, 'time')}"
+    title += "" if study.engine == "local" else f" on {study.engine}"
+    rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
+    return Group(listing(title, columns, rows), *(line for answer in found for line in _besides(answer)))
 
 
 def study_html(study: Study) -> str:
@@ -47,15 +53,37 @@ def study_html(study: Study) -> str:
     return page("study of plans", study_view(study))
 
 
-def _line(answer: Answer) -> list[str]:
+def _lines(answer: Answer, worth: Sequence[str], jobs: bool) -> list[list[str]]:
+    """The plans of one question, or why it has none."""
     question, planned = answer.question, answer.planned
     asked = question.cluster or f"{question.gpus} x {question.device}"
     if planned is None:
-        return [question.model, asked, str(question.gbs or "-"), *["-"] * 5, answer.error]
-    best, found = planned.best, planned.best.prediction
+        blanks = ["-"] * (5 + len(worth) + jobs)
+        return [[question.model, asked, str(question.gbs or "-"), *blanks, answer.error]]
+    return [_line(planned, ranked, worth, jobs) for ranked in planned.top[: int(question.options.get("top", 1))]]
+
+
+def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) -> list[str]:
+    found = ranked.prediction
+    values = [value for objective in worth for value in _worth(ranked, objective)]
+    job = [_whole_job(planned, ranked)] if jobs else []
     return [
-        planned.model, best.cluster.name, str(planned.gbs), units.show(found.step_s, "time"), f"{found.throughput:,.0f} {found.unit}",
-        f"{100 * found.mfu:.1f} %", units.show(found.peak_bytes, "bytes"), f"{planned.gap_pct:.2f} %", str(best.plan)]
+        planned.model, ranked.cluster.name, str(planned.gbs), units.show(found.step_s, "time"), *values, *job,
+        f"{found.throughput:,.0f} {found.unit}", f"{100 * found.mfu:.1f} %", units.show(found.peak_bytes, "bytes"),
+        f"{planned.gap_pct:.2f} %", str(ranked.plan)]
+
+
+def _besides(answer: Answer) -> list[RenderableType]:
+    """Notes and the front of one question of a study."""
+    planned = answer.planned
+    if planned is None:
+        return []
+    where = f"{planned.model} on {planned.best.cluster.name}, batch {planned.gbs}"
+    lines: list[RenderableType] = [Text(f"note: {where}: {note}", style="yellow") for note in planned.notes]
+    if planned.pareto:
+        title = f"{where}: no other plan is better in every respect"
+        lines += [Text(), _ranking(title, planned.pareto, planned.objective)]
+    return lines
 
 
 def _certificate(p: Planned) -> Text:
@@ -67,9 +95,15 @@ def _certificate(p: Planned) -> Text:
 
 
 def _job(p: Planned) -> Text:
-    seconds = (p.steps or 0.0) * p.best.prediction.step_s
-    cost = f", {p.best.cost * (p.steps or 0.0):,.0f} USD" if p.best.cost else ""
-    return Text.assemble(("whole job    ", "bold"), f"{p.steps:,.0f} steps, {units.show(seconds, 'time')}{cost}, without failures and evaluation")
+    return Text.assemble(("whole job    ", "bold"), f"{p.steps:,.0f} steps, {_whole_job(p, p.best)}, without failures and evaluation")
+
+
+def _whole_job(p: Planned, ranked: Ranked) -> str:
+    """Time and money of all steps under a plan."""
+    if not p.steps:
+        return "-"
+    cost = f", {ranked.cost * p.steps:,.0f} USD" if ranked.cost else ""
+    return units.show(p.steps * ranked.prediction.step_s, "time") + cost
 
 
 def _ranking(title: str, found: Sequence[Ranked], objective: str) -> RenderableType:
@@ -89,8 +123,12 @@ def _truth(r: Ranked) -> list[str]:
 
 def _worth(r: Ranked, objective: str) -> list[str]:
     if objective == "cost":
-        return [f"{r.cost:,.2f} USD" if r.cost else "-"]
+        return [_dollars(r.cost) if r.cost else "-"]
     return [units.show(r.prediction.energy_j or 0.0, "energy")] if objective == "energy" else []
+
+
+def _dollars(cost: float) -> str:
+    return f"{cost:,.2f} USD" if cost >= 1 else f"{cost:.3g} USD"
 
 
 def _stays(r: Range) -> str:

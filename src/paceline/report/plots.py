@@ -27,8 +27,9 @@ def figure(answer: Sweep | Explanation | Comparison) -> Any:
     return _roofline(answer) if isinstance(answer, Explanation) else _comparison(answer)
 
 
-def save(answer: Sweep | Explanation | Comparison, path: Path) -> None:
+def save(answer: Sweep | Explanation | Comparison, path: Path | str) -> None:
     """Writes the plot of an answer; the name's ending says the format."""
+    path = Path(path)
     allowed = (".png", ".svg", ".pdf")
     if path.suffix.lower() not in allowed:
         raise SpecError(f"a plot is written as {', '.join(allowed)}; got {str(path)!r}")

@@ -26,7 +26,9 @@ class Ends:
 
     def __post_init__(self) -> None:
         shares, probabilities = self.shares, self.probabilities
-        if len(shares) != len(probabilities) or any(p < 0 for p in probabilities) or sum(probabilities) > 1 + 1e-9:
+        if len(shares) != len(probabilities) or not (
+            all(p >= 0 for p in probabilities) and sum(probabilities) <= 1 + 1e-9
+        ):
             raise SpecError("early ends need one probability, not negative, for each share, and at most 1 in all")
         if list(shares) != sorted(shares) or any(not 0 < s < 1 for s in shares):
             raise SpecError(f"early ends need rising shares between 0 and 1, got {shares!r}")

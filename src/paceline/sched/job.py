@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from paceline.sched.decision import Allocation
     from paceline.sched.ends import Ends
 
+#: most devices of a job: sizes are listed one by one
+MOST_DEVICES = 1_000_000
 #: how a job can be over
 OUTCOMES = ("completed", "killed", "failed", "cancelled")
 
@@ -55,13 +57,26 @@ class Job:
         object.__setattr__(self, "most", self.most or self.devices)
         if not 1 <= self.least <= self.devices <= self.most:
             raise SpecError(f"job {self.name!r}: sizes must satisfy 1 <= least <= devices <= most, got {self.least}, {self.devices}, {self.most}")
+        if self.most > MOST_DEVICES:
+            raise SpecError(f"job {self.name!r}: at most {MOST_DEVICES:,} devices, got {self.most}")
         if not (self.work > 0 and math.isfinite(self.work)):
             raise SpecError(f"job {self.name!r}: work must be above zero, got {self.work!r}")
-        if not 0 < self.ends_at <= 1 or self.restart_s < 0 or self.checkpoint_s < 0 or not math.isfinite(self.submit_s):
-            raise SpecError(f"job {self.name!r}: ends_at must be in (0, 1], restart_s and checkpoint_s not negative and submit_s finite, "
-                            f"got {self.ends_at!r}, {self.restart_s!r}, {self.checkpoint_s!r}, {self.submit_s!r}")
+        if not (0 <= self.restart_s < math.inf and 0 <= self.checkpoint_s < math.inf):
+            raise SpecError(
+                f"job {self.name!r}: restart_s and checkpoint_s must be finite and not negative, "
+                f"got {self.restart_s!r} and {self.checkpoint_s!r}"
+            )
+        if not 0 < self.ends_at <= 1 or not math.isfinite(self.submit_s):
+            raise SpecError(
+                f"job {self.name!r}: ends_at must be in (0, 1] and submit_s finite, "
+                f"got {self.ends_at!r} and {self.submit_s!r}"
+            )
         if self.outcome not in OUTCOMES:
             raise SpecError(f"job {self.name!r}: outcome must be one of {', '.join(OUTCOMES)}, got {self.outcome!r}")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Job:
+        """Itself: nothing of it changes, so copies of a cluster's state share it."""
+        return self
 
     @property
     def elastic(self) -> bool:
@@ -119,6 +134,13 @@ class Active:
         self.restarts = 0
         #: how it ended, once it is over
         self.outcome = ""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Active:
+        """A record of its own; what the fields hold never changes."""
+        new = Active.__new__(Active)
+        for name in Active.__slots__:
+            setattr(new, name, getattr(self, name))
+        return new
 
     @property
     def name(self) -> str:

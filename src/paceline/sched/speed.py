@@ -56,7 +56,8 @@ class ScaleFree(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Scaling(ScaleFree):
-    """Work is seconds at the size asked for; other sizes scale as n / (1 + overhead (n - 1)).
+    """`per_s` of the work each second at the size asked for (1: work is seconds); other sizes scale as
+    n / (1 + overhead (n - 1)).
 
     `overhead` is the share of a step that each further device adds in communication (0: linear speedup). Each node beyond those needed
     costs `spread` of the speed. `kinds` scales by device (1 where a kind is not named).
@@ -66,10 +67,19 @@ class Scaling(ScaleFree):
     overhead: float = 0.0
     spread: float = 0.0
     kinds: tuple[tuple[str, float], ...] = ()
+    per_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.devices >= 1 and 0 <= self.overhead < math.inf):
+            raise SpecError(
+                "the overhead of a further device must be a number that is zero or more, "
+                "of at least one device, "
+                f"got {self.overhead!r} of {self.devices!r}"
+            )
 
     def rate(self, counts: tuple[int, ...], kind: str, phase: int, adaptive: bool) -> float:
         devices = sum(counts)
-        rate = self.speedup(devices) / self.speedup(self.devices)
+        rate = self.per_s * self.speedup(devices) / self.speedup(self.devices)
         if self.spread and len(counts) > 1:
             rate /= 1 + self.spread * (len(counts) - len(packed(devices, max(counts))))
         if self.kinds:

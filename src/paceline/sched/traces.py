@@ -29,6 +29,7 @@ from paceline.errors import DataError, SpecError, UnitError, UnknownName
 from paceline.sched import pollux
 from paceline.sched.job import Job
 from paceline.sched.speed import Scaling
+from paceline.spec.names import checked_name
 from paceline.spec.tables import Row, csv_rows, find
 
 #: how far a job of a trace that gives only its length can be stretched, and what each device costs it (drawn between the two)
@@ -111,7 +112,8 @@ def read_pollux(file: str, folder: Path | None, count: int | None = None, seed: 
         application = pollux.application(home, row["application"])
         most = min(application.most_devices, batch // application.least_local)
         jobs.append(Job(
-            name=row["name"], submit_s=_number(row, "time", path), work=application.progress[-1], speed=pollux.speed(home, row["application"], batch),
+            name=_name(row, path), submit_s=_number(row, "time", path), work=application.progress[-1],
+            speed=pollux.speed(home, row["application"], batch),
             devices=devices, least=1, most=max(devices, most),
         ))
     return Trace(name=path.stem, jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster="16x4xt4", clock_s=1.0)
@@ -128,7 +130,11 @@ def read_philly(file: str, folder: Path | None, count: int | None = None, seed: 
     first = min(times)
     draw = random.Random(seed)
     jobs = [
-        stretchable(f"philly-{i}", time - first, max(1.0, _number(row, "duration", path)), _whole(row, "num_gpus", path), draw, row["cluster"])
+        stretchable(
+            f"philly-{i}", time - first, max(1.0, _number(row, "duration", path)),
+            _whole(row, "num_gpus", path), draw,
+            _name(row, path, "cluster") if row["cluster"] else "",
+        )
         for i, (time, row) in enumerate(sorted(zip(times, rows, strict=True), key=lambda pair: pair[0]))
     ]
     return Trace(name="philly", jobs=tuple(jobs), cluster="64x8xp100")
@@ -153,7 +159,7 @@ def read_alibaba(file: str, folder: Path | None, count: int | None = None, seed:
             continue
         seconds = _number(row, "deletion_time", path) - _number(row, "scheduled_time", path)
         if seconds > 0:
-            job = stretchable(row["name"], _number(row, "creation_time", path), seconds, devices, draw)
+            job = stretchable(_name(row, path), _number(row, "creation_time", path), seconds, devices, draw)
             jobs.append(replace(job, outcome="failed") if row["pod_phase"] == "Failed" else job)
     return Trace(name="alibaba", jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster="128x8xt4")
 
@@ -174,9 +180,10 @@ def read_own(path: Path) -> Trace:
         devices = _whole(row, "devices", path)
         more = {key: _whole(row, key, path) for key in ("least", "most", "priority") if row.get(key)}
         more_s = {key: _number(row, key, path) for key in ("restart_s", "checkpoint_s", "ends_at") if row.get(key)}
-        words = {key: row[key] for key in ("tenant", "outcome") if row.get(key)}
+        words = {key: _name(row, path, key) for key in ("tenant", "outcome") if row.get(key)}
         jobs.append(Job(
-            name=row["name"], submit_s=_number(row, "submit_s", path), work=_number(row, "seconds", path), devices=devices,
+            name=_name(row, path), submit_s=_number(row, "submit_s", path),
+            work=_number(row, "seconds", path), devices=devices,
             speed=Scaling(devices, _number(row, "overhead", path) if row.get("overhead") else 0.02), **more, **more_s, **words,  # type: ignore[arg-type]
         ))
     if not jobs:
@@ -197,6 +204,13 @@ def read_jobs(path: Path, cluster: str, seed: int = 0) -> Trace:
         share = job.ends.draw(draw.random()) if job.ends is not None else 1.0
         jobs.append(replace(job, ends_at=share, outcome="killed") if share < 1 else job)
     return Trace(name=path.stem, jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster=cluster)
+
+
+def _name(row: Row, path: Path, key: str = "name") -> str:
+    try:
+        return checked_name("job" if key == "name" else key, row[key])
+    except SpecError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _number(row: Row, key: str, path: Path) -> float:

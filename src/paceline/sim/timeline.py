@@ -80,8 +80,9 @@ class Timeline:
                          **({"stream": number, "device": span.rank} if on_device else {})},
             }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write a trace file, compressed where the name ends in .gz; where it ends in neither .json nor .gz, a folder with a file per rank."""
+        path = Path(path)
         if path.suffix in (".json", ".gz"):
             self._write(path, 0, list(self.events()))
             return
@@ -98,8 +99,9 @@ class Timeline:
             self._write(path / f"rank-{rank}.json.gz", rank, [*events, step])
 
     @staticmethod
-    def load(path: Path) -> Timeline:
+    def load(path: Path | str) -> Timeline:
         """A trace file that `save` wrote, of all ranks in one."""
+        path = Path(path)
         try:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
             events = json.loads(text)["traceEvents"]

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError, nearest
+from paceline.spec import checks
 from paceline.spec.device import Device
 from paceline.spec.facts import Fact, FactReader, read_text
 
@@ -119,6 +120,9 @@ class Cluster:
     notes: str = ""
     #: provenance by TOML path, such as `tier.network.bandwidth`
     facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.names("cluster", self)
 
     @staticmethod
     def parse(text: str) -> Cluster:
@@ -212,7 +216,7 @@ def fact_dimension(path: str) -> str:
     return _FIELDS[path] if path in _FIELDS else TIER_FIELDS[path.rpartition(".")[2]][1]
 
 
-def read(path: Path, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
+def read(path: Path | str, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
     """The cluster described by a TOML file; `clusters` resolves its `like`, `devices` its `device`."""
     return parse(read_text(path, "cluster"), str(path), clusters, devices)
 

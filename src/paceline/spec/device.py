@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.spec import checks
 from paceline.spec.facts import KINDS, Fact, FactReader, read_text
 
 __all__ = ["DTYPES", "FIELDS", "KINDS", "Device", "Fact", "parse", "read"]
@@ -76,6 +77,9 @@ class Device:
     #: provenance by TOML path, such as `memory.bandwidth` or `peak.bf16`
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        checks.names("device", self)
+
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for `dtype`; a type the device lacks runs as the next wider one it has."""
         for candidate in _WIDER.get(dtype, (dtype,)):
@@ -96,7 +100,7 @@ _WIDER = {
 }
 
 
-def read(path: Path, lookup: Callable[[str], Device]) -> Device:
+def read(path: Path | str, lookup: Callable[[str], Device]) -> Device:
     """The device described by a TOML file; `lookup` resolves the name in its `like`."""
     return parse(read_text(path, "device"), str(path), lookup)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import SpecError, UnitError, nearest
+from paceline.spec import checks
 
 #: how a number is known, best first
 KINDS = ("measured", "datasheet", "fitted", "derived", "declared", "guessed")
@@ -30,10 +31,10 @@ class Fact:
     source: str
 
 
-def read_text(path: Path, noun: str) -> str:
+def read_text(path: Path | str, noun: str) -> str:
     """The text of a file that describes a `noun`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot read {noun} file {str(path)!r}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -54,12 +55,29 @@ class FactReader:
         self.lines = text.splitlines()
         self.where = where
         self.sources: dict[str, str] = self.data.get("sources", {})
+        self.printable("", self.data)
         for key, value in self.data.items():
             if key not in keys | sections:
                 near = nearest(key, keys | sections)
                 hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(sections))}"
                 raise self.error(key, f"unknown key {key!r}; {hint}")
             self.check(key, value, dict if key in sections else types.get(key, str))
+
+    def printable(self, path: str, value: Any) -> None:
+        """That keys and texts are names that can be printed on one line; notes and sources may have several."""
+        if isinstance(value, str):
+            try:
+                checks.name("the text", value)
+            except SpecError as error:
+                raise self.error(path, str(error)) from None
+        elif isinstance(value, list):
+            for entry in value:
+                self.printable(path, entry)
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                checks.name(f"{self.where}: key", key)
+                if key not in ("notes", "source", "sources"):
+                    self.printable(f"{path}.{key}".lstrip("."), entry)
 
     def check(self, key: str, value: Any, wanted: type) -> None:
         """That a value is of the type its key wants; a list holds strings."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import PlanError, UnitError, nearest
-from paceline.spec import schedules
+from paceline.spec import checks, schedules
 from paceline.spec.facts import read_text
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
@@ -39,6 +39,10 @@ _WORDS: dict[str, Collection[str]] = {
 }
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
 _FLAGS = ("sp", "reshard", "adapters")
+#: sizes that may be 0: `resolve` fills them in
+_FILLED = ("dp", "mbs", "gbs", "seq", "shard", "prefetch")
+#: words that `resolve` knows; the schedule may be empty, and captured modules have more precisions
+_CHECKED = {field: words for field, words in _WORDS.items() if field != "precision"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +82,25 @@ class Plan:
     #: gradients sent less, later, or not waited for
     relax: Relaxation = PLAIN
 
+    def __post_init__(self) -> None:
+        for size in _SIZES:
+            if type(value := getattr(self, size)) is not int or value < 1:
+                object.__setattr__(self, size, checks.whole(f"plan: {size}", value, int(size not in _FILLED), PlanError))
+        for field, words in _CHECKED.items():
+            value = getattr(self, field)
+            if value not in words and (value or field != "schedule"):
+                raise PlanError(f"plan: {field}={value}: expected one of {', '.join(words)}")
+        checks.name("plan: framework", self.framework, PlanError)
+        checks.name("plan: precision", self.precision, PlanError)
+
     @staticmethod
     def parse(text: str) -> Plan:
         """The plan written as words and `key=value`s, or in a `.toml` file of such keys."""
+        return Plan(**Plan.said(text))
+
+    @staticmethod
+    def said(text: str) -> dict[str, Any]:
+        """The fields that words of a plan set, those set to their usual values too; as `parse` reads them."""
         if text.strip().endswith(".toml") and "=" not in text:
             text = _from_file(Path(text.strip()))
         given: dict[str, Any] = {}
@@ -93,7 +113,7 @@ class Plan:
                     if name in into and into[name] != said:
                         raise PlanError(f"plan {text!r} gives {name} twice: {into[name]} and {said}")
                     into[name] = said
-        return Plan(**given, relax=Relaxation(**relaxed)) if relaxed else Plan(**given)
+        return {**given, "relax": Relaxation(**relaxed)} if relaxed else given
 
     @property
     def ranks(self) -> int:
@@ -145,7 +165,11 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             if plain in words and plain != "none":
                 yield field, plain
                 return
-        raise PlanError(_unknown(word, [*_FLAGS, *(w for words in _WORDS.values() for w in words), *RELAXED_WORDS, *_SIZES]))
+        if plain == "none":
+            fields_with = [f"{field}=none" for field, words in _WORDS.items() if "none" in words]
+            raise PlanError(f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}")
+        alone = [w for words in _WORDS.values() for w in words if w != "none"]
+        raise PlanError(_unknown(word, [*_FLAGS, *alone, *RELAXED_WORDS, *_SIZES]))
     value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")
@@ -206,7 +230,8 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     used = plan.tp * plan.pp * plan.cp
     dp = plan.dp or max(1, devices // used)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
-    schedule = plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")
+    usual = "interleaved" if plan.vpp > 1 else "1f1b"
+    schedule = (plan.schedule or usual) if plan.pp > 1 else ""
     shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding == "hsdp" else 0)
     sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else "ddp" if plan.sharding == "none" and dp * plan.cp > 1 else plan.sharding
     vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp  # two chunks are what they have
@@ -290,7 +315,7 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
                 if best is not None and _away(mesh, given, ("tp", "pp", "cp", "dp")) >= best[0]:
                     continue
                 for candidate in _variants(mesh, given, model):
-                    distance = _away(candidate, given, _SIZES) + sum(getattr(candidate, word) != getattr(filled, word) for word in ("schedule", "sp"))
+                    distance = _away(candidate, given, _SIZES) + _other_words(candidate, filled)
                     if (best is None or distance < best[0]) and not any(problems(candidate, devices, model)):
                         best = distance, candidate
     return best[1] if best else None
@@ -302,15 +327,23 @@ def _away(plan: Plan, given: Plan, names: Iterable[str]) -> float:
     return sum((2.0 if name == "gbs" else 1.0) * abs(math.log(value / wanted)) for name, value, wanted in pairs if value and wanted)
 
 
+def _other_words(plan: Plan, wanted: Plan) -> int:
+    """How many words differ; without a pipeline there is no schedule to differ."""
+    schedules = {plan.schedule, wanted.schedule} - {""}
+    return (len(schedules) > 1) + (plan.sp != wanted.sp)
+
+
 def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Plan]:
     """Plans on a mesh that differ in how experts and state are spread, in chunks and schedule, and in micro-batch and batch."""
     experts = model.experts if model is not None else plan.ep
     ep = max(d for d in divisors(plan.dp * plan.cp * plan.tp) if d <= plan.ep and (d == 1 or (experts and experts % d == 0)))
     shard = max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
     kind = given.sharding if plan.dp * plan.cp > 1 and given.sharding != "none" else "ddp" if plan.dp * plan.cp > 1 else "none"
-    fewer = range(2, plan.vpp + 1) if plan.pp > 1 else ()
-    chunked = plan.schedule if schedules.get(plan.schedule).chunked else "interleaved"
-    for schedule, vpp in ("1f1b", 1), (plan.schedule, 1), *((chunked, v) for v in fewer):
+    orders = [("", 1)]
+    if plan.pp > 1:
+        chunked = plan.schedule if schedules.get(plan.schedule).chunked else "interleaved"
+        orders = [("1f1b", 1), (plan.schedule or "1f1b", 1), *((chunked, v) for v in range(2, plan.vpp + 1))]
+    for schedule, vpp in orders:
         for sp in {plan.sp, False}:
             for mbs in {plan.mbs, *(d for d in (1, 2, 4, 8) if d < plan.mbs)}:
                 made = replace(plan, ep=ep, shard=shard, sharding=kind, schedule=schedule, vpp=vpp, sp=sp, mbs=mbs)

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ class Planned:
     interrupted: bool = False
     #: steps of the whole job, where tokens were given
     steps: float | None = None
+    #: how a module was captured; and the sizes of a transformer, which was not
     settings: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Transformer | None = None
     #: what running some plans taught: seconds of computation and of communication over those predicted first
     calibration: Mapping[str, float] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.errors import SpecError, UnknownSizes
+from paceline.spec import checks
 
 #: what Megatron pads a vocabulary to, times the tensor-parallel degree
 VOCABULARY_UNIT = 128
@@ -58,6 +59,7 @@ class Transformer:
     seq: int = 2048
 
     def __post_init__(self) -> None:
+        checks.names("model", self)
         for field in ("layers", "hidden", "heads", "ffn", "vocab"):
             if getattr(self, field) < 1:
                 raise SpecError(f"{self.name}: {field} must be at least 1, got {getattr(self, field)}")

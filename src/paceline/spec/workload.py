@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.spec import checks
 
 FORMAT = 1
 
@@ -136,6 +137,9 @@ class Workload:
     #: where the step that was captured is not the one that a GPU would run, a line each
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        checks.names("workload", self)
+
     @cached_property
     def parameter_count(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
@@ -219,8 +223,9 @@ class Workload:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpecError(f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline capture`") from None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write as JSON; the file appears whole or not at all."""
+        path = Path(path)
         partial = path.with_name(path.name + ".partial")
         try:
             partial.write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
@@ -230,8 +235,9 @@ class Workload:
             raise SpecError(f"cannot write {str(path)!r}: {error.strerror}") from None
 
     @staticmethod
-    def load(path: Path) -> Workload:
+    def load(path: Path | str) -> Workload:
         """Read what `save` wrote."""
+        path = Path(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,8 @@ TIMEOUT_S = 300.0
 CLOSE_S = 60.0
 #: for what a process still has to send or give back, where it ends by an error
 _HASTE_S = 2.0
+#: without any message, until an engine's attendant looks whether another rank asks for something
+LOOK_S = 0.2
 #: stages of a job on each channel; gradients may need an agreement, and a second product of a low rank
 CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1}
 
@@ -123,6 +125,16 @@ class _Running:
         return itertools.chain.from_iterable(self.works)
 
 
+class Attendant(Protocol):
+    """Answers other ranks while nothing else happens on an engine."""
+
+    def look(self) -> None:
+        """Whether somebody asks; called by the thread that communicates."""
+
+    def leave(self, *, well: bool) -> None:
+        """The engine ends, `well` or by an error."""
+
+
 @dataclass(slots=True)
 class _Queue:
     """One stage of a channel: what waits to be issued, what is in flight; both in order."""
@@ -144,6 +156,8 @@ def _finish() -> None:
     for engine in list(_engines):
         if not failed:
             engine.end()
+        elif engine.attendant is not None:
+            engine.attendant.leave(well=False)
         if engine.failed:
             leaving.extend(engine.waiting())
     deadline = time.monotonic() + (_HASTE_S if failed else CLOSE_S)
@@ -199,6 +213,8 @@ class Engine:
         self._to_send, self._to_do = threading.Condition(self._lock), threading.Condition(self._lock)
         self._error: BaseException | None = None
         self._open = True
+        #: who answers others while nothing happens here
+        self.attendant: Attendant | None = None
         self._live: set[_Running] = set()
         self._threads = [threading.Thread(target=self._guard, args=(loop,), name=f"paceline-{name}", daemon=True)
                          for name, loop in (("communication", self._communicate), ("arithmetic", self._compute))]
@@ -242,8 +258,8 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be sent any more: an error has ended it, or the user has destroyed all process groups."""
-        return self._error is not None or not dist.is_initialized()
+        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed (gloo's serve whoever holds them)."""
+        return self._error is not None or (self._in_turn and not dist.is_initialized())
 
     def end(self) -> list[threading.Thread]:
         """Ends the threads once all jobs are done, or at once after an error; which there were."""
@@ -255,11 +271,23 @@ class Engine:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=self.timeout_s)
+        if (attendant := self.attendant) is not None:
+            self.attendant = None
+            attendant.leave(well=self._error is None)
         return threads
 
+    def check(self) -> None:
+        """Raises what has ended it, if something has."""
+        if self._error is not None:
+            raise self._error
+
     def waiting(self) -> list[threading.Thread]:
-        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted."""
-        return [thread for lane in dict.fromkeys(queue.lane for queue in self._lanes.values()) if (thread := lane._thread) is not None]
+        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted.
+        Each ends with the last collective that is on its way."""
+        return [thread for lane in self._each_lane() if (thread := lane.dismiss()) is not None]
+
+    def _each_lane(self) -> list[Lane]:
+        return list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
 
     def close(self) -> None:
         """Ends the threads once all jobs are done, or at once after an error, and gives process groups back. All ranks close together.
@@ -272,7 +300,7 @@ class Engine:
         well = self._error is None and not any(thread.is_alive() for thread in threads)
         if self._stream is not None and well:
             self._stream.synchronize()
-        lanes = list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
+        lanes = self._each_lane()
         if well and self.world > 1 and not self.failed:  # or what others still receive would be cut off
             well = lanes[0].meet(min(self.timeout_s, CLOSE_S))
         if not well:
@@ -307,6 +335,7 @@ class Engine:
 
     def _communicate(self) -> None:
         while True:
+            idle = False
             with self._lock:
                 while not (moved := self._admit() + self._ended()):
                     if self._over:
@@ -314,8 +343,11 @@ class Engine:
                     ready = [lane for lane in self._lanes.values() if lane.waiting and len(lane.flying) < self.in_flight]
                     if ready:
                         break
-                    self._to_send.wait(timeout=min(1.0, self.timeout_s / 4))
+                    patience = LOOK_S if self.attendant is not None else 1.0
+                    idle = not self._to_send.wait(timeout=min(patience, self.timeout_s / 4))
                     self._check_time()
+                    if idle and self.attendant is not None:
+                        break
                 if moved:
                     self._to_do.notify()
                 starting = []
@@ -326,6 +358,8 @@ class Engine:
                         starting.append((lane, running))
             for lane, running in starting:
                 self._issue(lane, running)
+            if idle and (attendant := self.attendant) is not None:
+                attendant.look()
 
     def _next(self) -> Iterator[_Running]:
         """Jobs whose turn has come."""

@@ -196,6 +196,8 @@ class Lane:
     def __init__(self, name: str, number: int, ways: Ways, limit: timedelta, chunk_bytes: int, wake: Callable[..., None]) -> None:
         self.name, self.ways, self.chunk_bytes, self._wake = name, ways, chunk_bytes, wake
         self.group: Any = dist.new_group(timeout=limit)
+        #: where a tensor lies that only says "here"; asked now, since the user may destroy the default group before the last meeting
+        self._device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
         self._first_tag, self._sent = number * _TAGS, 0
         self._waiting: queue.SimpleQueue[_Direct | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -253,18 +255,23 @@ class Lane:
     def meet(self, seconds: float) -> bool:
         """Whether all ranks have come here within so many seconds."""
         try:
-            device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
-            (handle,) = self._reduce("sum", torch.zeros(1, device=device))
-        except (RuntimeError, ValueError):  # a peer is gone, or the user has destroyed all groups
+            (handle,) = self._reduce("sum", torch.zeros(1, device=self._device))
+        except (RuntimeError, ValueError):  # a peer is gone, or NCCL's groups were destroyed
             return False
         return handle.wait_for(seconds)
 
+    def dismiss(self) -> threading.Thread | None:
+        """Has its thread, if there is one, end with the last collective that is on its way."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._waiting.put(None)
+        return thread
+
     def release(self, well: bool) -> list[Any]:
         """Ends its thread, once what is on its way is through; its groups, for whoever ends them."""
-        self._waiting.put(None)
-        if self._thread is not None and well:
-            self._thread.join()
-        self._thread = None
+        thread = self.dismiss()
+        if thread is not None and well:
+            thread.join()
         group, self.group = self.group, None
         return [group, *self.ways.release()]
 

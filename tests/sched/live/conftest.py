@@ -72,6 +72,11 @@ def once(state):
         assert len(lines) == len(set(lines)), (starts, lines)
 
 
+def attempt(state, job, number=1):
+    """The folder of an attempt; None while there is none."""
+    return next(iter((state / "jobs" / job).glob(f"{number}-*")), None)
+
+
 def child(pid):
     """The process that a watcher runs."""
     for _ in range(200):
@@ -84,7 +89,8 @@ def child(pid):
 class Tools:
     """What tests share."""
 
-    counter, mixed, simulated, decided, run, once, child = map(staticmethod, (counter, mixed, simulated, decided, run, once, child))
+    counter, mixed, simulated, decided = map(staticmethod, (counter, mixed, simulated, decided))
+    run, once, child, attempt = map(staticmethod, (run, once, child, attempt))
     python, here = sys.executable, HERE
 
 

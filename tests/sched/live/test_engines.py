@@ -147,12 +147,12 @@ def killed(tools, daemon, whom, **engine):
     """A worker of a gang dies, or the process that watches it: the job goes on from its checkpoint, all of it, once."""
     live = daemon(**engine)
     live.submit([tools.counter("a", 250, devices=2), tools.counter("b", 250)])
-    end, pid = time.monotonic() + 120, daemon.state / "jobs/a/1/1/pid"
-    while not pid.exists() or (progress(daemon.state, "a") or (0,))[0] < 25:
+    end = time.monotonic() + 120
+    while not (folder := tools.attempt(daemon.state, "a")) or (progress(daemon.state, "a") or (0,))[0] < 25:
         live.turn()
         time.sleep(0.05)
         assert time.monotonic() < end, live.queue()
-    watcher = int(pid.read_text())
+    watcher = int((folder / "1/pid").read_text())
     os.kill(watcher if whom == "watcher" else tools.child(watcher), signal.SIGKILL)
     assert tools.run(live) == {"a": "completed", "b": "completed"}, daemon.lines
     assert {row["job"]: row["attempts"] for row in live.queue()} == {"a": 2, "b": 1}

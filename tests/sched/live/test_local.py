@@ -37,7 +37,7 @@ def test_a_killed_worker_goes_on_from_its_checkpoint(daemon, tools):
     live = daemon()
     live.submit([tools.counter("a", 60)])
     until(live, lambda: live.queue()[0]["done"] >= 25)
-    folder = daemon.state / "jobs" / "a" / "1" / "0"
+    folder = tools.attempt(daemon.state, "a") / "0"
     child = tools.child(int((folder / "pid").read_text()))
     os.kill(child, signal.SIGKILL)
     assert tools.run(live) == {"a": "completed"}
@@ -50,7 +50,7 @@ def test_a_killed_watcher_takes_its_job_with_it(daemon, tools):
     live = daemon()
     live.submit([tools.counter("a", 60, devices=2)])
     until(live, lambda: live.queue()[0]["done"] >= 25)
-    os.kill(int((daemon.state / "jobs/a/1/1/pid").read_text()), signal.SIGKILL)
+    os.kill(int((tools.attempt(daemon.state, "a") / "1/pid").read_text()), signal.SIGKILL)
     assert tools.run(live) == {"a": "completed"}
     tools.once(daemon.state)
 
@@ -66,8 +66,9 @@ def test_a_failure_says_where_to_look(daemon, tools):
               Order.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here)]
     assert tools.run(daemon(), orders) == {"a": "failed", "b": "failed"}
     assert any("a failed with exit code 3; see" in line for line in daemon.lines)
-    assert (daemon.state / "jobs/a/1/0.log").read_text() == "no such file\n"
-    assert "cannot run no-such-program: No such file or directory" in (daemon.state / "jobs/b/1/0.log").read_text()
+    assert (tools.attempt(daemon.state, "a") / "0.log").read_text() == "no such file\n"
+    log = tools.attempt(daemon.state, "b") / "0.log"
+    assert "cannot run no-such-program: No such file or directory" in log.read_text()
 
 
 def test_a_lost_node_moves_its_jobs(daemon, tools):

@@ -81,7 +81,8 @@ def test_both_damaged_is_said(tmp_path):
         data[len(data) // 3:len(data) // 3 + 200] = b"?" * 200
         data[:20] = b"?" * 20
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(RunError, match="is damaged .* and so is journal.jsonl beside it; restore both from a backup"):
+    both = "is damaged .*, and journal.jsonl beside it is damaged .*; restore both from a backup"
+    with pytest.raises(RunError, match=both):
         Store(tmp_path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline import units
 from paceline.catalog import devices
 from paceline.errors import SpecError, UnitError, UnknownName
+from paceline.spec import checks
 from paceline.spec import cluster as spec
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import Device
@@ -49,7 +50,7 @@ def get(text: str) -> Cluster:
     `8xh100-sxm`                  one node of eight such devices
     `4x8xh100-sxm@400Gb/s`        four hosts of eight such devices, each host with a network of 400 Gb/s
     """
-    match = _WRITTEN.match(text.strip())
+    match = _WRITTEN.match(checks.name("cluster", text).strip())
     assert match is not None  # it matches any text
     first, second, name, rate = match[1], match[2], match[3], match[4]
     count = int(first) if first else 1

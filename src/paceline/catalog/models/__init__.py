@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import MissingExtra, SpecError, UnknownName
+from paceline.spec import checks
 
 if TYPE_CHECKING:
     from .layers import Built
@@ -64,8 +65,8 @@ def build(entry: ModelEntry, *, batch: int, seq: int | None = None, image: int |
         if given is not None and default is None:
             raise SpecError(f"{entry.name} takes no {label}; got {label}={given}, leave it out")
     for label, size in (("batch", batch), ("seq", seq), ("image", image)):
-        if size is not None and size < 1:
-            raise SpecError(f"{label} must be at least 1; got {size}")
+        if size is not None:
+            checks.whole(label, size)
     try:
         import torch
     except ImportError as error:

@@ -20,16 +20,18 @@ EMITTERS: Mapping[str, Callable[[Facts], dict[str, str]]] = {
 }
 
 
-def emit(planned: Planned, names: Sequence[str], folder: Path) -> list[Path]:
+def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Path]:
     """Writes the files of some tools for the best plan, and `plan.json` with what was predicted; all of them or none."""
+    folder = Path(folder)
     for name in names:
         if name not in EMITTERS:
             near = nearest(name, list(EMITTERS))
             raise SpecError(f"--emit: unknown {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(EMITTERS)}"))
     facts = Facts.of(planned)
-    files = {"plan.json": json.dumps(predicted(planned), indent=1) + "\n"}
+    to_do = deepspeed.to_do(facts) if "deepspeed" in names else []
+    files = {"plan.json": json.dumps({**predicted(planned), "to_do": to_do}, indent=1) + "\n"}
     for name in names:
-        files |= EMITTERS[name](facts)
+        files |= launch.slurm(facts, names) if name == "slurm" else EMITTERS[name](facts)
     return _write(files, folder)
 
 

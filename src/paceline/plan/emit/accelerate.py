@@ -17,6 +17,9 @@ def config(f: Facts) -> dict[str, Any]:
         "machine_rank": 0, "main_training_function": "main", "mixed_precision": p.precision if p.precision in ("bf16", "fp16", "fp8") else "no",
         "rdzv_backend": "static",
     }
+    if f.compiled:
+        out["dynamo_config"] = {
+            "dynamo_backend": "INDUCTOR", "dynamo_mode": "default", "dynamo_use_dynamic": False, "dynamo_use_fullgraph": False}
     if p.sharding in ("none", "ddp"):
         return {**out, "distributed_type": "MULTI_GPU" if c.device_count > 1 else "NO"}
     shard = p.shard or p.dp
@@ -34,7 +37,8 @@ def config(f: Facts) -> dict[str, Any]:
 
 def files(f: Facts) -> dict[str, str]:
     """The YAML; batch and accumulation are arguments of the training script."""
-    note = f"# micro-batch {f.plan.mbs} on a device, gradient_accumulation_steps={f.accumulate}\n"
+    note = "# start your training script with it: accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py\n"
+    note += f"# micro-batch {f.plan.mbs} on a device, gradient_accumulation_steps={f.accumulate}\n"
     return {"accelerate.yaml": f.head() + note + "\n".join(_yaml(config(f))) + "\n"}
 
 

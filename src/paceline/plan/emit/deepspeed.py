@@ -27,6 +27,13 @@ def config(f: Facts) -> dict[str, Any]:
     }
 
 
+def to_do(f: Facts) -> list[str]:
+    """What the JSON cannot say."""
+    if not f.compiled:
+        return []
+    return ["call engine.compile() after deepspeed.initialize: the plan counts on what torch.compile fuses"]
+
+
 def files(f: Facts) -> dict[str, str]:
     """The JSON takes no comments; what is predicted stands in plan.json beside it."""
     return {"deepspeed.json": json.dumps(config(f), indent=2) + "\n"}

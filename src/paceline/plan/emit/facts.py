@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline import units
-from paceline.errors import PacelineError, PlanError
+from paceline.catalog import frameworks
+from paceline.errors import PlanError
+from paceline.predict.distributed import default_framework
+from paceline.spec import checks
 from paceline.spec.cluster import Cluster
+from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.planned import Planned
 from paceline.spec.prediction import DistributedPrediction
@@ -23,18 +29,30 @@ class Facts:
     prediction: DistributedPrediction
     #: sizes of the model, where it is known by them
     sizes: Transformer | None
+    #: how a model that is not was captured
+    settings: Mapping[str, Any]
 
     @staticmethod
     def of(planned: Planned) -> Facts:
-        from paceline.catalog import transformers
-
-        best = planned.best
-        try:
-            sizes = transformers.get(planned.model)
-        except PacelineError:
-            sizes = None
+        best, sizes = planned.best, planned.sizes
         plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
-        return Facts(model=planned.model, plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes)
+        plan = replace(plan, precision=plan.precision.removeprefix("amp_"))  # of a captured module: what autocast is told
+        return Facts(
+            model=checks.name("model name", planned.model), plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes,
+            settings=planned.settings)
+
+    @property
+    def framework(self) -> Framework | None:
+        """Whose kernels and overlap a transformer was predicted with."""
+        return frameworks.get(self.plan.framework or default_framework(self.plan)) if self.sizes is not None else None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the prediction counts on what torch.compile fuses."""
+        style = self.framework
+        if style is None:
+            return bool(self.settings.get("compile") or self.settings.get("compiled"))
+        return style.state == "torch" and style.fusion == "compile"
 
     @property
     def summary(self) -> list[str]:
@@ -57,9 +75,10 @@ class Facts:
         for name, allowed in limits.items():
             value = getattr(self.plan, name)
             if value not in allowed:
-                words = ", ".join(str(one) for one in allowed)
+                words = ", ".join(str(one) for one in allowed if one != "")
+                best = next(one for one in allowed if one != "")
                 raise PlanError(
-                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix {name}={allowed[0]}, or leave {tool} out")
+                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix {name}={best}, or leave {tool} out")
 
     @property
     def model_arguments(self) -> Transformer:

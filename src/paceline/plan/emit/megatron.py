@@ -11,7 +11,7 @@ _SHARDED = {"zero2": "optim_grads", "fsdp": "optim_grads_params"}
 
 def arguments(f: Facts) -> list[str]:
     """Model, degrees, batch and memory, one argument with its values per item."""
-    f.refuse("megatron", schedule=("1f1b", "interleaved"), sharding=("none", "ddp", "zero1", "zero2", "fsdp"), offload=("none", "optimizer"),
+    f.refuse("megatron", schedule=("", "1f1b", "interleaved"), sharding=("none", "ddp", "zero1", "zero2", "fsdp"), offload=("none", "optimizer"),
              precision=("bf16", "fp16", "fp8"))
     m, p = f.model_arguments, f.plan
     out = [
@@ -45,5 +45,9 @@ def arguments(f: Facts) -> list[str]:
 def files(f: Facts) -> dict[str, str]:
     """A script that starts Megatron-LM; data, tokenizer and learning rate are the user's to add."""
     lines = " \\\n    ".join(arguments(f))
-    body = f"#!/usr/bin/env bash\n{f.head()}# add data, tokenizer, learning rate and iterations as arguments of this script\nset -euo pipefail\n"
-    return {"megatron.sh": f"{body}exec {command(f, 'pretrain_gpt.py')} \\\n    {lines} \\\n    \"$@\"\n"}
+    notes = ["add data, tokenizer, learning rate and iterations as arguments of this script"]
+    if f.framework is not None and f.framework.state != "megatron":
+        notes.append(f"predicted with the kernels of {f.framework.title}; plan with --fix framework=megatron-core to predict Megatron's own")
+    body = f"#!/usr/bin/env bash\n{f.head()}{''.join(f'# {note}' + chr(10) for note in notes)}set -euo pipefail\n"
+    script = '"${MEGATRON:?set MEGATRON to a checkout of Megatron-LM}/pretrain_gpt.py"'
+    return {"megatron.sh": f"{body}exec {command(f, script)} \\\n    {lines} \\\n    \"$@\"\n"}

@@ -28,14 +28,15 @@ def arguments(f: Facts) -> list[str]:
     if p.pp > 1:
         out += [f"--parallelism.pipeline_parallel_degree {p.pp}", f"--parallelism.pipeline_parallel_schedule {schedules.get(p.schedule).torch}",
                 f"--parallelism.pipeline_parallel_microbatch_size {p.mbs}"]
-    out += ["--training.enable_cpu_offload"] * (p.offload == "optimizer")
+    out += ["--training.enable_cpu_offload"] * (p.offload == "optimizer") + ["--compile.enable"] * f.compiled
     return out
 
 
 def files(f: Facts) -> dict[str, str]:
     """A script that starts torchtitan."""
+    needs = "# needs torchtitan installed on every node\n"
     note = "" if f.model in _KNOWN else f"# torchtitan has no configuration called {f.model}: put yours in place of --module and --config\n"
     recompute = f"# activation checkpointing of the configuration: {f.plan.recompute}\n"
     lines = " \\\n    ".join(arguments(f))
-    return {"torchtitan.sh": f"#!/usr/bin/env bash\n{f.head()}{note}{recompute}set -euo pipefail\n"
+    return {"torchtitan.sh": f"#!/usr/bin/env bash\n{f.head()}{needs}{note}{recompute}set -euo pipefail\n"
                              f"exec {command(f, '-m torchtitan.train')} \\\n    {lines} \\\n    \"$@\"\n"}

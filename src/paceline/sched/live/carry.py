@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.driver import ABSENT, OVER, Driver, Seen
 from paceline.sched.live.ledger import Ledger
 from paceline.sched.live.run import LIVE, STOPPING, VOID, WANTED, Exit, Run, progress
 
 #: times that a run is handed to an engine that does not begin it
 _LAUNCHES = 5
+#: seconds after which a run that was asked to stop is asked again
+_NUDGE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +29,18 @@ class Ending:
 class Carrier:
     """Between the ledger and an engine. What it is about to do is written before it does it, so that a second daemon can do it again."""
 
-    def __init__(self, ledger: Ledger, driver: Driver, grace_s: float) -> None:
-        self.ledger, self.driver = ledger, driver
+    def __init__(self, ledger: Ledger, driver: Driver, grace_s: float, clocks: Clocks) -> None:
+        self.ledger, self.driver, self.clocks = ledger, driver, clocks
         #: seconds from being asked to stop to being forced
         self.grace_s = grace_s
         #: as last observed
         self.seen: dict[str, Seen] = {}
         self._launches: dict[str, int] = {}
+        #: monotonic seconds, by token: when this process first asked a run to stop, when it last did,
+        #: and when a rank of it was first seen to have ended badly
+        self._stopping: dict[str, float] = {}
         self._nudged: dict[str, float] = {}
+        self._broke: dict[str, float] = {}
 
     def observe(self) -> Iterator[Ending]:
         """Looks at all runs that the engine was given; yields those that are over, mends and stops others."""
@@ -93,12 +100,16 @@ class Carrier:
             yield Ending(run=run, outcome="preempted", text=f"the engine did not begin {run.token} in {_LAUNCHES} trials")
 
     def _stop(self, run: Run) -> None:
-        """Asks, and after the grace period forces; repeated now and then, as an earlier daemon may not have come to it."""
-        now = time.time()
-        kill = now > run.stop_s + self.grace_s
-        if kill or now > self._nudged.get(run.token, 0.0) + 5.0:
-            self._nudged[run.token] = now
-            new = next((other for other in self.ledger.runs.values() if other.job == run.job and other.state == WANTED), None)
+        """Asks, and after the grace period forces; repeated, as an earlier daemon may not have come to it.
+
+        The grace period begins when this process first asks: a daemon that comes back gives all of it again.
+        """
+        now_s = self.clocks.monotonic_s()
+        kill = now_s > self._stopping.setdefault(run.token, now_s) + self.grace_s
+        if kill or now_s > self._nudged.get(run.token, -math.inf) + _NUDGE_S:
+            self._nudged[run.token] = now_s
+            runs = self.ledger.runs.values()
+            new = next((other for other in runs if other.job == run.job and other.state == WANTED), None)
             if new is None or kill:
                 self.driver.stop(run, kill=kill)
             else:
@@ -106,8 +117,9 @@ class Carrier:
 
     def _broken(self, run: Run) -> None:
         """A rank ended badly: the others cannot go on without it."""
-        since = self._nudged.setdefault(f"{run.token} broken", time.time())
-        self.driver.stop(run, kill=time.time() > since + min(self.grace_s, 10.0))
+        now_s = self.clocks.monotonic_s()
+        since_s = self._broke.setdefault(run.token, now_s)
+        self.driver.stop(run, kill=now_s > since_s + min(self.grace_s, 10.0))
 
     def _judge(self, run: Run, seen: Seen) -> Ending:
         """What the exits of its ranks say."""
@@ -123,7 +135,7 @@ class Carrier:
             return Ending(run=run, outcome="preempted", text=f"{run.job} was killed by signal {number}")
         failed = next((found for found in real if found.code), None)
         if failed is not None and len(exits) == run.ranks:
-            place = self.driver.state / "jobs" / run.job / str(run.attempt)
+            place = run.folder(self.driver.state)
             return Ending(run=run, outcome="failed", text=f"{run.job} failed with exit code {failed.code}; see {place}/*.log")
         return Ending(run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine")
 
@@ -131,5 +143,5 @@ class Carrier:
         """Code 0 after TERM may mean that a checkpoint was written; then the progress tells."""
         if not any(found.told for found in exits):
             return True
-        done = progress(self.driver.state, run.job)
+        done = progress(self.driver.state, self.ledger.place(run.job))
         return done is not None and done[0] >= self.ledger.job(run.job).work * (1 - 1e-9)

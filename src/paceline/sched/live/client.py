@@ -31,7 +31,7 @@ class Client:
             self._port, self._token = int(found["port"]), str(found["token"])
         except FileNotFoundError:
             raise RunError(f"no scheduler runs in {state}; start one with: paceline schedule --state {state}") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"cannot read {state / ENDPOINT}: {error}") from None
 
     def ask(self, do: str, **more: Any) -> Any:

@@ -9,9 +9,9 @@ simulation and on every engine, however fast or loaded the machines are.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import queue
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from paceline.sched.decision import Decision
 from paceline.sched.job import Active
 from paceline.sched.live import drivers, forecast
 from paceline.sched.live.carry import Carrier, Ending
+from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.driver import EngineAway
 from paceline.sched.live.ledger import MODEL, WALL, Ledger
 from paceline.sched.live.order import Order
@@ -30,6 +31,7 @@ from paceline.sched.live.run import LIVE, STOPPING, Run, progress
 from paceline.sched.live.run import OVER as RUN_OVER
 from paceline.sched.live.server import Server
 from paceline.sched.live.store import Store
+from paceline.sched.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +65,23 @@ class Setup:
 class Daemon:
     """A scheduler on a live engine. `say` gets one line for each decision and each thing that went wrong."""
 
-    def __init__(self, setup: Setup, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, setup: Setup, say: Callable[[str], None] = lambda text: None, clocks: Clocks | None = None,
+    ) -> None:
         self.setup, self.say = setup, say
+        self.clocks = clocks or Clocks()
         self.store = Store(setup.state)
         self._away = ""
         try:
             found = self.store.rows["meta"].get("era")
             self.driver = drivers.make(setup.engine or (found or {}).get("engine", "local"), setup.state,
                                        setup.nodes or self.store.rows["meta"].get("nodes", ""))
-            self.ledger = Ledger(self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock, nodes=self.driver.nodes(),
-                                 interval_s=setup.interval_s, quotas=setup.quotas)
+            self.driver.clocks = self.clocks
+            self.ledger = Ledger(
+                self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock,
+                nodes=self.driver.nodes(), interval_s=setup.interval_s, quotas=setup.quotas,
+                clocks=self.clocks,
+            )
             if setup.nodes:
                 self.store.commit([("meta", "nodes", setup.nodes)])
         except BaseException:
@@ -80,16 +89,21 @@ class Daemon:
             raise
         for note in self.store.notes:
             say(note)
-        self.machine = self.ledger.machine
-        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s)
+        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s, self.clocks)
         self.model = self.ledger.era["clock"] == MODEL
         self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
         self._stopping = False
-        self._nodes_s = 0.0
-        self._reports_s = 0.0
+        #: monotonic seconds of the last look at the nodes, and of the last reports
+        self._nodes_s = -math.inf
+        self._reports_s = -math.inf
         self._limits: dict[str, str] = {}
         self._seen: dict[str, forecast.Observed] = {}
         self.server = Server(setup.state, self._requests, self)
+
+    @property
+    def machine(self) -> Machine:
+        """The state that policies see."""
+        return self.ledger.machine
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -150,8 +164,7 @@ class Daemon:
 
     def now_s(self) -> float:
         """Seconds on the scheduler's clock; it never goes back."""
-        now = self.machine.state.now_s
-        return now if self.model else max(now, time.time() - self.ledger.era["origin_s"])
+        return self.ledger.now_s()
 
     def _tell(self, *events: ev.Event, over: Run | None = None) -> None:
         for decision in self.ledger.tell(*events, over=over):
@@ -164,8 +177,10 @@ class Daemon:
         """On the wall's clock: submissions that are due, progress, rounds of the policy."""
         now = self.now_s()
         due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
-        if due or time.monotonic() > self._reports_s + self.setup.report_s:  # what runs is known as it is when others come
-            self._reports_s = time.monotonic()
+        at_s = self.clocks.monotonic_s()
+        # what runs is known as it is when others come
+        if due or at_s > self._reports_s + self.setup.report_s:
+            self._reports_s = at_s
             for run in [run for run in self.ledger.runs.values() if run.state == LIVE]:
                 self._report(run.job, now)
         if due:  # the policy sees all of them before it is asked
@@ -194,7 +209,7 @@ class Daemon:
             limit = f"{self._expected(job, event.time_s)}\n"
             if self._limits.get(job.name) != limit:
                 self._limits[job.name] = limit
-                path = self.driver.state / "jobs" / job.name / "limit"
+                path = self.driver.state / "jobs" / self.ledger.place(job.name) / "limit"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 beside = path.with_name("limit.tmp")
                 beside.write_text(limit)
@@ -209,7 +224,7 @@ class Daemon:
         for job in self.machine.state.running.values():
             if self._finished(job.name):
                 continue
-            done = progress(self.driver.state, job.name)
+            done = progress(self.driver.state, self.ledger.place(job.name))
             if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < self._expected(job, event.time_s):
                 return False
         return True
@@ -226,9 +241,9 @@ class Daemon:
 
     def _look_at_nodes(self, at_once: bool = False) -> None:
         """Nodes that went away or came back. Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told."""
-        if not at_once and time.monotonic() < self._nodes_s + 5 * self.driver.poll_s:
+        if not at_once and self.clocks.monotonic_s() < self._nodes_s + 5 * self.driver.poll_s:
             return
-        self._nodes_s = time.monotonic()
+        self._nodes_s = self.clocks.monotonic_s()
         up = {node.name for node in self.driver.nodes() if node.up}
         state = self.machine.state
         for index, node in enumerate(self.ledger.nodes):
@@ -243,7 +258,7 @@ class Daemon:
 
     def _kept(self, name: str) -> float:
         """Work that the last checkpoint of a job holds."""
-        found = progress(self.driver.state, name)
+        found = progress(self.driver.state, self.ledger.place(name))
         return min(found[1], self.machine.state.jobs[name].job.work) if found else 0.0
 
     def _report(self, name: str, now: float) -> None:
@@ -288,7 +303,14 @@ class Daemon:
         """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
         known = self.ledger.orders
         new = [order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order)) for order in orders]
-        return self.ledger.plan(new, self.now_s())
+        names = self.ledger.plan(new, self.now_s())
+        for name in names:
+            if (place := self.ledger.place(name)) != name:
+                self.say(
+                    f"{name} begins anew, in jobs/{place}: jobs/{name} holds an earlier job of that name, "
+                    "of which no record is left"
+                )
+        return names
 
     def _past(self, order: Order) -> list[float]:
         """Shares of their work that past jobs of the same tenant did; 1 is success."""
@@ -311,18 +333,24 @@ class Daemon:
         return outcome
 
     def eta(self, name: str) -> forecast.Eta:
-        """When a job will be over, with an interval."""
+        """When a job will be over, with an interval. With many jobs it takes seconds: see `ask`."""
+        return self.ask(name).answer()
+
+    def ask(self, name: str) -> forecast.Question:
+        """The question when a job will be over, for another thread to answer while the loop goes on."""
         record = self._known(name)
         if record["state"] == "over":
             raise SpecError(f"job {name!r} is over already ({record['outcome']})")
         planned = [(at, self._job(other, at)) for at, other in self.ledger.planned()]
         now = self.now_s()
         done = {other: found for other in self.machine.state.running if (found := self._look(other, now)) is not None and not self.model}
-        return forecast.eta(self.machine, planned, name, now, self._seen, done)
+        machine, seen = copy.deepcopy((self.machine, self._seen))
+        return forecast.Question(machine=machine, planned=planned, name=name, now_s=now, seen=seen, done=done)
 
     def _look(self, name: str, now: float) -> float | None:
         """Work done by a job as it says; None where it never did."""
-        found, record = progress(self.driver.state, name), self.machine.state.jobs.get(name)
+        found = progress(self.driver.state, self.ledger.place(name))
+        record = self.machine.state.jobs.get(name)
         if found is None or record is None:
             return None
         done = min(found[0], record.job.work)
@@ -341,7 +369,7 @@ class Daemon:
 
     def _row(self, name: str) -> dict[str, Any]:
         record, active = self.ledger.records[name], self.machine.state.jobs.get(name)
-        found, last = progress(self.driver.state, name), self.ledger.last.get(name)
+        found, last = progress(self.driver.state, self.ledger.place(name)), self.ledger.last.get(name)
         state = record["outcome"] if record["state"] == "over" else active.status if active is not None else "planned"
         nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
         work = self.ledger.job(name).work

@@ -8,7 +8,6 @@ nodes see. An engine adds two things: it begins processes on nodes, and it knows
 from __future__ import annotations
 
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from paceline.errors import RunError
 from paceline.sched.live import attempt
+from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import Exit, Folder, Run
 
@@ -56,6 +56,7 @@ class Driver(ABC):
 
     def __init__(self, state: Path) -> None:
         self.state = state.absolute()
+        self.clocks = Clocks()
         #: runs that the engine lost: when this was noticed
         self._lost: dict[str, float] = {}
 
@@ -117,8 +118,10 @@ class Driver(ABC):
         folder.ask("kill")
         for rank in range(run.ranks):
             folder.void(rank)
-        since = self._lost.setdefault(run.token, time.monotonic())
-        gone = time.monotonic() - since > self.fence_s or all(found or self.dead(folder, rank) for rank, found in enumerate(exits))
+        now_s = self.clocks.monotonic_s()
+        since_s = self._lost.setdefault(run.token, now_s)
+        dead = all(found or self.dead(folder, rank) for rank, found in enumerate(exits))
+        gone = dead or now_s - since_s > self.fence_s
         return Seen(state=OVER if gone else RUNNING, exits=tuple(folder.exits()))
 
     def dead(self, folder: Folder, rank: int) -> bool:

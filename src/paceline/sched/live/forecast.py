@@ -24,6 +24,9 @@ _LOOK_S = 2.0
 #: what is late takes longer by this share
 _LONGER = 0.1
 _SAMPLES, _LIMIT = 64, 200_000
+#: ticks in a row at which a policy changes nothing, after which it is asked less often: each time after this
+#: share of the time since the last change. A job of years must not take years of ticks to play
+_IDLE_TICKS, _IDLE_SHARE = 200, 0.1
 
 
 @dataclass(slots=True)
@@ -52,10 +55,13 @@ class Observed:
             self.deviation = SEEN
 
 
-def upcoming(machine: Machine, planned: Sequence[tuple[float, Job]], stops: Mapping[str, float] = MappingProxyType({})) -> ev.Event | None:
+def upcoming(
+    machine: Machine, planned: Sequence[tuple[float, Job]], stops: Mapping[str, float] = MappingProxyType({}),
+    patience_s: float = 0.0,
+) -> ev.Event | None:
     """The next event by the model: the end of a running job (or of a phase), a submission or a tick, in that order at one time.
 
-    `stops`: the work at which jobs end early.
+    `stops`: the work at which jobs end early. `patience_s`: ticks that are due sooner are put off so long.
     """
     best: tuple[float, int, float, int] = (math.inf, 9, 0.0, 0)
     event: ev.Event | None = None
@@ -70,8 +76,9 @@ def upcoming(machine: Machine, planned: Sequence[tuple[float, Job]], stops: Mapp
                 event = ev.Ended(time_s=at, name=job.name) if ends else ev.Report(time_s=at, name=job.name, done=target, phase=job.phase + 1)
     if planned and (planned[0][0], 1) < best[:2]:
         best, event = (planned[0][0], 1, 0.0, 0), ev.Submit(time_s=max(planned[0][0], machine.state.now_s), job=planned[0][1])
-    if machine.wake_s < best[0]:
-        event = ev.Tick(time_s=max(machine.wake_s, machine.state.now_s))
+    wake_s = max(machine.wake_s, machine.state.now_s + patience_s)
+    if machine.wake_s < math.inf and wake_s < best[0]:
+        event = ev.Tick(time_s=wake_s)
     return event
 
 
@@ -93,8 +100,15 @@ class Eta:
     samples: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {key: getattr(self, key) for key in self.__dataclass_fields__}
+        """Plain values; a time that never comes is None, for JSON has no infinity."""
+        found = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        return {key: None if value == math.inf else value for key, value in found.items()}
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Eta:
+        """From plain values."""
+        found: dict[str, Any] = {key: math.inf if given is None else given for key, given in value.items()}
+        return Eta(**found)
 
     def __str__(self) -> str:
         if math.isinf(self.end_s):
@@ -108,6 +122,22 @@ def _shown(seconds: float) -> str:
     from paceline.units import show
 
     return show(round(seconds), "time") if seconds >= 1 else "1 s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Everything that an ETA depends on, copied: it can be answered while the scheduler goes on."""
+
+    machine: Machine
+    planned: Sequence[tuple[float, Job]]
+    name: str
+    now_s: float
+    seen: Mapping[str, Observed]
+    done: Mapping[str, float]
+
+    def answer(self) -> Eta:
+        """When the job starts and is over."""
+        return eta(self.machine, self.planned, self.name, self.now_s, self.seen, self.done)
 
 
 def eta(
@@ -184,13 +214,18 @@ def _play(
     state.now_s = max(now_s, state.now_s)
     future = [(max(at, state.now_s), off(job)) for at, job in planned]
     start_s = now_s if name in state.running else math.nan
+    ticks, changed_s = 0, state.now_s
     for _ in range(_LIMIT):
-        event = upcoming(ahead, future, stops)
+        patience_s = _IDLE_SHARE * (state.now_s - changed_s) if ticks > _IDLE_TICKS else 0.0
+        event = upcoming(ahead, future, stops, patience_s)
         if event is None:
             break
         if isinstance(event, ev.Submit):
             future.pop(0)
-        ahead.handle(event)
+        if ahead.handle(event) or not isinstance(event, ev.Tick):
+            ticks, changed_s = 0, state.now_s
+        else:
+            ticks += 1
         if math.isnan(start_s) and name in state.running:
             start_s = state.now_s
         if isinstance(event, ev.Ended) and event.name == name:

@@ -14,11 +14,16 @@ from paceline import units
 from paceline.errors import PacelineError, SpecError, UnitError, nearest
 from paceline.sched import ends as ends_
 from paceline.sched import termination
+from paceline.sched.job import MOST_DEVICES
 from paceline.sched.samples import TOGETHER, AllReduce, Given, Goodput, Predicted, Servers, Source
+from paceline.spec.names import checked_name
 
 TIMES = ("submit", "seconds", "restart", "checkpoint", "checkpoint_every")
-WHOLE = ("devices", "least", "most", "priority", "retries")
+SIZES = ("devices", "least", "most")
+WHOLE = (*SIZES, "priority", "retries")
 COUNTS = ("batch", "most_batch", "dataset", "noise_scale")
+#: plain text
+WORDS = ("folder", "plan", "device", "network", "optimizer", "profile", "model")
 #: what a model is predicted with
 MODEL = ("plan", "device", "network", "image", "optimizer")
 #: not written, but found when a job is handed in: speeds on the cluster, early ends of jobs like it
@@ -33,6 +38,10 @@ UNITS = ("samples", "steps", "epochs", "tokens")
 _AMOUNT = re.compile(r"^\s*(\S+)\s+([A-Za-z]+)(/s)?\s*$")
 #: points of a distribution that stands for published shares
 _POINTS = 200
+#: the longest time of a job, in seconds (3,000 years): sums of such times stay finite
+LONGEST_S = 1e11
+#: the largest whole number of a job file, in either direction
+_LARGEST = 2**31
 
 
 def unknown(given: Mapping[str, Any], at: str) -> None:
@@ -51,6 +60,8 @@ def seconds(value: Any, key: str, at: str) -> float:
         raise SpecError(f"{at}: {key}: {error}") from None
     if found < 0 or (key == "seconds" and found == 0):
         raise SpecError(f"{at}: {key} must be {'above zero' if key == 'seconds' else 'zero or more'}, got {value!r}")
+    if found > LONGEST_S:
+        raise SpecError(f"{at}: {key} must be at most {LONGEST_S:g} s, got {value!r}")
     return found
 
 
@@ -58,7 +69,64 @@ def whole(value: Any, key: str, at: str) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SpecError(f"{at}: {key} must be a whole number, got {value!r}")
+    least = -_LARGEST
+    if key in SIZES:
+        least = 1
+    elif key == "retries":
+        least = 0
+    most = MOST_DEVICES if key in SIZES else _LARGEST
+    if not least <= value <= most:
+        raise SpecError(f"{at}: {key} must be a whole number from {least} to {most}, got {value!r}")
     return value
+
+
+def size(value: Any, what: str, at: str) -> int:
+    """A number of devices, as the key of a table."""
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= MOST_DEVICES):
+        raise SpecError(f"{at}: {what} are by number of devices, from 1 to {MOST_DEVICES}, got {text[:40]!r}")
+    return int(text)
+
+
+def words(value: Any, key: str, at: str) -> str:
+    """Text that a program can be given: without a null character, and with characters that UTF-8 has."""
+    if not isinstance(value, str):
+        raise SpecError(f"{at}: {key} must be text, got {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(f"{at}: {key} holds {value[error.start]!r}, which is not a character") from None
+    if "\0" in value:
+        raise SpecError(f"{at}: {key} must not hold a null character, got {value!r}")
+    return value
+
+
+def tenant(value: Any, key: str, at: str) -> str:
+    """A name, or nothing."""
+    if value == "":
+        return ""
+    try:
+        return checked_name(key, value)
+    except SpecError as error:
+        raise SpecError(f"{at}: {error}") from None
+
+
+def switch(value: Any, key: str, at: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise SpecError(f"{at}: {key} must be true or false, got {value!r}")
+    return value
+
+
+def overhead(value: Any, key: str, at: str) -> float:
+    """The share of a step that each further device adds."""
+    try:
+        found = units.parse(value, "fraction")
+    except UnitError as error:
+        raise SpecError(f"{at}: {key}: {error}") from None
+    if not 0 <= found <= _LARGEST:
+        raise SpecError(f"{at}: {key} must be a share of a step that is zero or more, got {value!r}")
+    return found
 
 
 def count(value: Any, key: str, at: str) -> float:
@@ -98,15 +166,18 @@ def rates(value: Any, at: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not value:
         raise SpecError(f"{at}: rates are written {form}, got {value!r}")
     found = {}
-    for size, rate in value.items():
-        if not str(size).isdigit() or int(size) < 1 or isinstance(rate, bool) or not isinstance(rate, (int, float, str)):
-            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {size} = {rate!r}")
-        if isinstance(rate, (int, float)) and not (rate > 0 and math.isfinite(rate)):
-            raise SpecError(f"{at}: rates are written {form} with numbers above zero, got {size} = {rate!r}")
-        found[str(size)] = (*amount(rate, at, f"rates: {size} =", "/s"), rate)
+    for key, rate in value.items():
+        devices = size(key, f"rates are written {form}; they", at)
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if not isinstance(rate, str) and not (number and 0 < rate < math.inf):
+            raise SpecError(
+                f"{at}: rates are written {form} with numbers above zero, got {devices} = {rate!r}"
+            )
+        found[str(devices)] = (*amount(rate, at, f"rates: {devices} =", "/s"), rate)
     if len({unit for _, unit, _ in found.values()}) > 1:
         raise SpecError(f"{at}: rates must all be in one unit, got {', '.join(str(rate) for *_, rate in found.values())}")
-    return {size: float(rate) if isinstance(rate, (int, float)) else rate for size, (_, _, rate) in found.items()}
+    kept = {devices: rate for devices, (_, _, rate) in found.items()}
+    return {devices: rate if isinstance(rate, str) else float(rate) for devices, rate in kept.items()}
 
 
 def command(value: Any, at: str) -> tuple[str, ...]:
@@ -118,14 +189,21 @@ def command(value: Any, at: str) -> tuple[str, ...]:
             raise SpecError(f"{at}: command {value!r}: {error}") from None
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(word, str) for word in value):
         raise SpecError(f"{at}: command must be a list of words or one line (no shell reads it), got {value!r}")
-    return tuple(value)
+    return tuple(words(word, "command", at) for word in value)
 
 
 def environment(value: Any, at: str) -> dict[str, str]:
     """Names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(v, (str, int, float)) for v in value.values()):
         raise SpecError(f"{at}: environment is written {{ NAME = \"value\", ... }}, got {value!r}")
-    return {str(key): str(item) for key, item in value.items()}
+    found = {
+        words(key, "environment", at): words(str(item), f"environment: {key}", at)
+        for key, item in value.items()
+    }
+    for key in found:
+        if not key or "=" in key:
+            raise SpecError(f"{at}: environment: a name must not be empty nor hold '=', got {key!r}")
+    return found
 
 
 def ends(value: Any, at: str) -> dict[str, list[float]] | str:
@@ -151,7 +229,7 @@ def ends(value: Any, at: str) -> dict[str, list[float]] | str:
             raise SpecError(f"{form}, got {value!r}")
     except PacelineError as error:
         raise SpecError(f"{at}: {error}") from None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SpecError(f"{at}: {form}, got {value!r}") from None
     return {"at": list(found.shares), "chance": list(found.probabilities)}
 
@@ -169,11 +247,19 @@ def published(name: str) -> ends_.Ends:
 def speeds(value: Any, at: str) -> dict[str, dict[str, list[float]]]:
     """A table of `Goodput.tabulated`, as it was stored."""
     try:
-        out = {str(kind): {str(int(n)): [float(x) for x in row] for n, row in rows.items()} for kind, rows in value.items()}
-    except (AttributeError, TypeError, ValueError):
+        out = {
+            str(kind): {str(size(n, "speeds", at)): [float(x) for x in row] for n, row in rows.items()}
+            for kind, rows in value.items()
+        }
+    except (AttributeError, TypeError, ValueError, OverflowError):
         out = {}
-    if not any(out.values()) or any(len(row) != 4 or not all(0 <= x < math.inf for x in row) for rows in out.values() for row in rows.values()):
-        raise SpecError(f"{at}: speeds are worked out by `paceline submit` and `paceline schedule`, not written; give one of {', '.join(SOURCES)}")
+    rows = [row for table in out.values() for row in table.values()]
+    # rate and batch as planned, then those of the best goodput
+    if not rows or not all(len(row) == 4 and all(0 < x < math.inf for x in row) for row in rows):
+        raise SpecError(
+            f"{at}: speeds are worked out by `paceline submit` and `paceline schedule`, not written; "
+            f"give one of {', '.join(SOURCES)}"
+        )
     return out
 
 
@@ -212,7 +298,7 @@ def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> fl
     from paceline.spec.plan import Plan
 
     if unit == "tokens":
-        if not (seq := Plan.parse(str(given.get("plan", ""))).seq):
+        if not (seq := Plan.parse(given.get("plan", "")).seq):
             raise SpecError(f"{what} in tokens needs a model whose plan says how many a sample has, such as plan = \"seq=2048\"")
         return 1 / seq
     found: float = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
@@ -224,7 +310,7 @@ def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> fl
 def _predicted(given: Mapping[str, Any]) -> tuple[Source, float]:
     from paceline.spec.plan import Plan
 
-    plan = str(given.get("plan", ""))
+    plan = given.get("plan", "")
     inside = Plan.parse(plan).gbs
     batch = given.get("batch", float(inside))
     if not batch:
@@ -232,12 +318,12 @@ def _predicted(given: Mapping[str, Any]) -> tuple[Source, float]:
     if inside and batch != inside:
         raise SpecError(f"batch is {batch:g}, but the plan says gbs={inside}")
     options = {key: given[key] for key in ("image", "optimizer") if key in given}
-    words = " ".join(word for word in plan.split() if not word.startswith("gbs="))
-    return Predicted(str(given["model"]), words, str(given.get("device", "")), str(given.get("network", "")), options), batch
+    left = " ".join(word for word in plan.split() if not word.startswith("gbs="))
+    return Predicted(given["model"], left, given.get("device", ""), given.get("network", ""), options), batch
 
 
 def _profiled(given: Mapping[str, Any]) -> tuple[Source, float]:
-    path = Path(str(given["profile"]))
+    path = Path(given["profile"])
     source = _load(path, path.stat().st_mtime_ns if path.is_file() else 0)
     if not isinstance(source, Servers):
         if "batch" not in given:

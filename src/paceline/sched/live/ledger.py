@@ -3,24 +3,26 @@ carried out. A daemon that was killed reads the log, asks the same policy the sa
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import PacelineError, RunError, SpecError
 from paceline.sched import event as ev
 from paceline.sched import policies
 from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
+from paceline.sched.live.clocks import Clocks, Origin
 from paceline.sched.live.driver import Node
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
-from paceline.sched.live.store import Row, Store
+from paceline.sched.live.store import Row, Store, StoreError, free_place, place_of
 from paceline.sched.machine import Machine
 from paceline.sched.nodes import Shape
 from paceline.sched.policy import Policy
+from paceline.spec.names import file_name
 
 #: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
 WALL, MODEL = "wall", "model"
@@ -42,9 +44,13 @@ def _policy(era: Mapping[str, Any]) -> Policy:
 class Ledger:
     """The state machine, the orders and the runs, kept in a store."""
 
-    def __init__(self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None = None,
-                 quotas: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node],
+        interval_s: float | None = None, quotas: Mapping[str, int] | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
         self.store = store
+        self._clocks = clocks or Clocks()
         rows = store.rows
         self.orders: dict[str, Order] = {}
         #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a row
@@ -64,11 +70,9 @@ class Ledger:
         self.shape = Shape(
             devices=tuple(n.devices for n in known), kinds=tuple(n.kind for n in known), racks=(0,) * len(known), name=self.era["engine"],
         )
-        policy_ = _policy(self.era)
-        policy_.interval_s = self.era["interval_s"]
-        self.machine = Machine(self.shape, policy_, log=False)
         self.count = len(rows["log"])
-        self._replay(list(rows["log"].items()))
+        self.machine = self._replayed()
+        self._origin = Origin(self._clocks, self.era, least_s=self.machine.state.now_s)
 
     def _era(
         self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
@@ -82,8 +86,9 @@ class Ledger:
                                     "wait until they are over, or use another folder with --state")
             return found
         era: dict[str, Any] = {
-            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL, "origin_s": time.time(),
-            "log_from": len(self.store.rows["log"]), "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
+            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL,
+            **Origin.now(self._clocks), "log_from": len(self.store.rows["log"]),
+            "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
         }
         if not nodes:
             raise RunError(f"engine {era['engine']!r} has no nodes")
@@ -94,54 +99,96 @@ class Ledger:
         self.store.commit([("meta", "era", era)])
         return era
 
-    def _replay(self, entries: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Asks the policy again all that it was asked; it must answer as it did."""
-        for key, entry in entries:
+    def _replayed(self) -> Machine:
+        """A machine that was told the log: the policy is asked the same again, and must answer as it did."""
+        policy = _policy(self.era)
+        policy.interval_s = self.era["interval_s"]
+        machine = Machine(self.shape, policy, log=False)
+        for key, entry in list(self.store.rows["log"].items()):
             if int(key) < self.era["log_from"]:
                 continue
             plain = {k: v for k, v in entry.items() if k not in ("decisions", "quiet")}
             event = ev.from_dict(plain, {plain["job"]: self.job(plain["job"])} if "job" in plain else {})
             if entry.get("quiet"):
-                self.machine.tell_quietly(event)
+                machine.tell_quietly(event)
                 continue
-            answers = [decision.to_dict() for decision in self.machine.handle(event)]
+            answers = [decision.to_dict() for decision in machine.handle(event)]
             if answers != entry["decisions"]:
-                raise RunError(f"policy {self.era['policy']!r} no longer decides as it did at {entry['time_s']:g} s ({entry['event']}, event {key}); "
-                               "put back the version of it that wrote the log, or use another folder with --state")
+                raise RunError(
+                    f"policy {self.era['policy']!r} no longer decides as it did at {entry['time_s']:g} s "
+                    f"({entry['event']}, event {key}); put back the version of it that wrote the log, "
+                    "or use another folder with --state"
+                )
+        return machine
 
     def job(self, name: str) -> Job:
         """The job of an order, as submitted; one that asks for more devices than there are asks for all of them."""
-        job = self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"])
-        most = self.most
-        return job if job.devices <= most else replace(job, devices=max(most, job.least), most=max(most, job.least))
+        return self._held(self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"]))
+
+    def _held(self, job: Job) -> Job:
+        """A job that asks for more devices than there are asks for all of them."""
+        most = max(self.most, job.least)
+        return job if job.devices <= self.most else replace(job, devices=most, most=most)
+
+    def place(self, name: str) -> str:
+        """The folder of a job, in `jobs` of the state folder."""
+        return place_of(name, self.records[name])
 
     @property
     def most(self) -> int:
         """Devices of the kind that has most."""
         return max(sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds)
 
+    def now_s(self) -> float:
+        """Seconds on the scheduler's clock; it never goes back."""
+        now_s = self.machine.state.now_s
+        return now_s if self.era["clock"] == MODEL else max(now_s, self._origin.passed_s())
+
     # -- what happens ----------------------------------------------------------------------------------
 
     def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
         """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
         rows: list[Row] = []
+        new: dict[str, Order] = {}
+        taken = self.store.places()
         for order in orders:
+            if order.name in new:
+                raise SpecError(f"two jobs are named {order.name!r}")
             if order.name in self.orders:
                 if self.orders[order.name].written != order.written:
-                    raise SpecError(f"a job named {order.name!r} was submitted before, with other settings; choose another name")
+                    raise SpecError(
+                        f"a job named {order.name!r} was submitted before, with other settings; "
+                        "choose another name"
+                    )
                 continue
-            job = order.job(self.shape.kinds)
-            if job.least > self.most:
-                raise SpecError(f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}")
-            if job.least > (quota := self.era.get("quotas", {}).get(job.tenant, self.most)):
-                raise SpecError(f"job {order.name!r} needs {job.least} devices, but tenant {job.tenant!r} has a quota of {quota}")
-            rows.append(("orders", order.name, {"given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s}))
+            self._check(order)
+            new[order.name] = order
+            row = {
+                "given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s,
+                "place": free_place(file_name(order.name), taken),
+            }
+            rows.append(("orders", order.name, row))
         if rows:
             self.store.commit(rows)
         for _, name, row in rows:
-            self.orders[name] = next(order for order in orders if order.name == name)
+            self.orders[name] = new[name]
             self.records[name] = {key: value for key, value in row.items() if key != "given"}
-        return [name for _, name, _ in rows]
+        return list(new)
+
+    def _check(self, order: Order) -> None:
+        """Refuses what the cluster or a quota can never hold."""
+        job = order.job(self.shape.kinds)
+        if job.least > self.most:
+            raise SpecError(
+                f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}"
+            )
+        quota = self.era.get("quotas", {}).get(job.tenant, self.most)
+        if job.least > quota:
+            raise SpecError(
+                f"job {order.name!r} needs {job.least} devices, "
+                f"but tenant {job.tenant!r} has a quota of {quota}"
+            )
+        order.check_speed(self._held(job), self.shape)
 
     def told(self, run: Run) -> dict[str, str]:
         """What a run is told of its batch."""
@@ -156,17 +203,16 @@ class Ledger:
 
     def tell(self, *events: ev.Event, over: Run | None = None) -> list[Decision]:
         """Tells the machine events of one time, writes them with what was decided, and notes the runs that follow; `over` ended with them."""
+        decisions = self._decide(events)
         rows: list[Row] = []
-        decisions: list[Decision] = []
         if over is not None:
             rows.append(self._keep(over))
         for event in events:
             last = event is events[-1]
-            if last:
-                decisions = self._decide(event)
-            else:
-                self.machine.tell_quietly(event)
-            entry = {**event.to_dict(), **({} if last else {"quiet": True}), "decisions": [d.to_dict() for d in decisions] if last else []}
+            entry = {
+                **event.to_dict(), **({} if last else {"quiet": True}),
+                "decisions": [d.to_dict() for d in decisions] if last else [],
+            }
             rows += [("log", str(self.count), entry), *self._follow(event)]
             self.count += 1
         for decision in decisions:
@@ -174,11 +220,22 @@ class Ledger:
         self.store.commit(rows)
         return decisions
 
-    def _decide(self, event: ev.Event) -> list[Decision]:
+    def _decide(self, events: Sequence[ev.Event]) -> list[Decision]:
+        """What the policy says; where it fails, the machine is made anew from what is written."""
         try:
-            return self.machine.handle(event)
-        except SpecError as error:  # the machine may be half changed: what is written is sound, so start from that
-            raise RunError(f"{error}; running jobs go on: mend the policy and start the scheduler again") from None
+            for event in events[:-1]:
+                self.machine.tell_quietly(event)
+            return self.machine.handle(events[-1])
+        except Exception as error:
+            try:
+                self.machine = self._replayed()
+            except Exception as second:
+                raise StoreError(f"{error}; and what is written cannot be read again: {second}") from None
+            what = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+            raise RunError(
+                f"policy {self.era['policy']!r} failed: {what}; running jobs go on: "
+                "mend the policy and start the scheduler again"
+            ) from None
 
     def put(self, run: Run) -> Run:
         """Writes a run that changed."""
@@ -222,7 +279,11 @@ class Ledger:
             rows += self._stop(decision.name, "checkpointed")
         if isinstance(decision, (Start, Resize)):
             attempt = self.last[decision.name].attempt + 1 if decision.name in self.last else 1
-            rows.append(self._keep(Run(job=decision.name, attempt=attempt, allocation=decision.allocation)))
+            run = Run(
+                job=decision.name, attempt=attempt, allocation=decision.allocation,
+                nonce=secrets.token_hex(4), place=self.place(decision.name),
+            )
+            rows.append(self._keep(run))
         return rows
 
     def _stop(self, name: str, outcome: str) -> list[Row]:
@@ -232,5 +293,5 @@ class Ledger:
             return []
         if run.state == WANTED:
             return [self._keep(replace(run, state=OVER, outcome="void"))]
-        return [self._keep(replace(run, state=STOPPING, stop_s=time.time(), outcome=outcome))]
+        return [self._keep(replace(run, state=STOPPING, outcome=outcome))]
 

@@ -15,9 +15,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,14 +30,29 @@ from paceline.sched.job import Job
 from paceline.sched.live import given as say
 from paceline.sched.nodes import Shape
 from paceline.sched.samples import Rows, Tabulated, worth
-from paceline.sched.speed import Scaling, Speed, Table
+from paceline.sched.speed import Scaling, Speed, Table, packed
 from paceline.spec.facts import read_text
+from paceline.spec.names import checked_name
 
 #: seconds from being given devices to the first step, where nobody says
 _RESTART_S = 10.0
+#: the shortest job, in seconds
+_SHORTEST_S = 1e-6
 #: past jobs from which early ends are learnt; with fewer nothing is known
 _ENOUGH = 10
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+#: how a value is read, by key
+_READERS: dict[str, Callable[[Any, str, str], Any]] = {
+    **dict.fromkeys(say.TIMES, say.seconds),
+    **dict.fromkeys(say.WHOLE, say.whole),
+    **dict.fromkeys(say.COUNTS, say.count),
+    **dict.fromkeys(say.WORDS, say.words),
+    "image": say.whole,
+    "tenant": say.tenant,
+    "powers_of_two": say.switch,
+    "overhead": say.overhead,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +74,21 @@ class Order:
     @staticmethod
     def of(given: Mapping[str, Any], folder: Path, where: str = "") -> Order:
         """Checks what was written; relative paths count from `folder`."""
-        name = given.get("name")
+        name = _name(given.get("name"), where)
         at = f"{where}: job {name!r}" if where else f"job {name!r}"
-        if not isinstance(name, str) or not _NAME.match(name):
-            raise SpecError(f"{at}: a name has up to 64 letters, digits, '-' and '_', and starts with a letter or digit")
         say.unknown(given, at)
-        readers = {
-            **dict.fromkeys(say.TIMES, say.seconds), **dict.fromkeys(say.WHOLE, say.whole), **dict.fromkeys(say.COUNTS, say.count),
-        }
-        plain: dict[str, Any] = {key: readers[key](value, key, at) if key in readers else value for key, value in given.items()}
+        plain = dict(given)
+        for key in given.keys() & _READERS.keys():
+            plain[key] = _READERS[key](given[key], key, at)
         for key, read_ in (("rates", say.rates), ("ends", say.ends), ("learnt", say.ends), ("speeds", say.speeds)):
             if key in given:
                 plain[key] = read_(given[key], at)
-        plain["folder"] = str((folder / str(given.get("folder", "."))).absolute())
+        plain["folder"] = str((folder / given.get("folder", ".")).absolute())
         plain["command"] = list(say.command(given.get("command"), at))
         plain["environment"] = say.environment(given.get("environment", {}), at)
         for key in ("profile", "model"):
             if key in given:
-                plain[key] = _placed(str(given[key]), folder, key == "profile")
+                plain[key] = _placed(given[key], folder, key == "profile")
         order = Order(
             name=name, command=tuple(plain["command"]), folder=plain["folder"], environment=plain["environment"],
             submit_s=plain.get("submit", 0.0), retries=plain.get("retries", 3), given=plain,
@@ -139,9 +152,32 @@ class Order:
         if isinstance(speed, Tabulated):  # only sizes at which it can run
             sizes = speed.sizes()
             return replace(job, least=sizes[0], most=sizes[-1], devices=max((n for n in sizes if n <= job.devices), default=sizes[0]))
-        if stuck := [n for n in job.sizes(job.most) for kind in kinds if not speed.rate((n,), kind, 0, False) > 0]:
-            raise SpecError(f"job {self.name!r}: no speed is known on {stuck[0]} devices; rates must begin at its smallest size")
+        for kind in kinds:
+            if not speed.rate((job.least,), kind, 0, False) > 0:
+                raise SpecError(
+                    f"job {self.name!r}: no speed is known on {job.least} devices; "
+                    "rates must begin at its smallest size"
+                )
         return job
+
+    def check_speed(self, job: Job, shape: Shape) -> None:
+        """Refuses a job that does not advance on a kind of device of the cluster, or takes too long."""
+        nodes = list(zip(shape.devices, shape.kinds, strict=True))
+        for kind in dict.fromkeys(shape.kinds):
+            held = [devices for devices, other in nodes if other == kind]
+            for devices in sorted({job.least, job.devices}):
+                if devices > sum(held):
+                    continue
+                rate = job.speed.rate(packed(devices, max(held)), kind, 0, False)
+                if not 0 < rate < math.inf:
+                    raise SpecError(
+                        f"job {self.name!r}: no speed is known on {devices} devices of kind {kind!r}"
+                    )
+                if not _SHORTEST_S <= job.work / rate <= say.LONGEST_S:
+                    raise SpecError(
+                        f"job {self.name!r}: its work takes {job.work / rate:g} s on {devices} devices; "
+                        f"allowed: {_SHORTEST_S:g} s to {say.LONGEST_S:g} s"
+                    )
 
     def _job(self, work: float, speed: Speed, submit_s: float) -> Job:
         given = self.given
@@ -168,12 +204,8 @@ class Order:
             return work, Table(dict.fromkeys(kinds, table))
         if "seconds" not in given:
             raise SpecError(f"{at}: its speeds are not worked out yet; hand it in with `paceline submit`")
-        scaling = Scaling(devices, float(given.get("overhead", 0.02)))
-        if work is None:
-            return given["seconds"], scaling
-        each = work / given["seconds"]
-        sizes = range(given.get("least") or devices, (given.get("most") or devices) + 1)
-        return work, Table({kind: {n: each * scaling.rate((n,), kind, 0, False) for n in sizes} for kind in kinds})
+        work = given["seconds"] if work is None else work
+        return work, Scaling(devices, given.get("overhead", 0.02), per_s=work / given["seconds"])
 
     def told(self, devices: int, kind: str, adaptive: bool) -> dict[str, str]:
         """What a run of that size is told of its batch, where the batch is known: samples of a step in all, and what each counts."""
@@ -198,6 +230,18 @@ def _tabulated(given: str, job: Job, shape: Shape) -> Rows | None:
     if job.least > limit:
         raise SpecError(f"it needs {job.least} devices of one kind, but the cluster has {limit}")
     return speed.tabulated(job.sizes(limit), min(job.devices, limit), shape)
+
+
+def _name(value: Any, where: str) -> str:
+    """The name of a job: it is also that of its folder, and of its runs on an engine."""
+    form = "a name has up to 64 letters, digits, '-' and '_', and starts with a letter or digit"
+    try:
+        name = checked_name("job", value)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}" if where else str(error)) from None
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"{where}: job {name!r}: {form}" if where else f"job {name!r}: {form}")
+    return name
 
 
 def _placed(text: str, folder: Path, always: bool) -> str:

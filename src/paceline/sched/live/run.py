@@ -7,6 +7,10 @@
     jobs/NAME/ATTEMPT/stop      asks it to checkpoint and end; `kill` to end at once
     jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then exit.json
     jobs/NAME/ATTEMPT/RANK.log  what it printed
+
+ATTEMPT is a number and a random nonce, such as 1-9f3a2b1c: what is left of an attempt that the scheduler has
+no record of (its database was lost, or restored from a backup) is never taken for one that it decides now.
+For the same reason NAME becomes NAME.2 where jobs/NAME holds an earlier job of which no record is left.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from typing import Any
 
 from paceline.sched.decision import Allocation, devices
 from paceline.sched.live.order import Order
+from paceline.sched.live.private import opener
+from paceline.spec.names import file_name
 
 #: states of a run: decided, handed to the engine, asked to stop, over
 WANTED, LIVE, STOPPING, OVER = "wanted", "live", "stopping", "over"
@@ -38,10 +44,12 @@ class Run:
     state: str = WANTED
     #: device numbers on each node of the allocation, once it is live
     slots: tuple[tuple[int, ...], ...] = ()
-    #: Unix time at which it was asked to stop
-    stop_s: float = 0.0
     #: how it was over: completed, checkpointed, preempted, failed, void
     outcome: str = ""
+    #: tells it from attempts of that number whose records are lost; empty in records of earlier versions
+    nonce: str = ""
+    #: the job's folder in `jobs`; empty: its name
+    place: str = ""
 
     @property
     def token(self) -> str:
@@ -55,13 +63,23 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation], "state": self.state,
-                "slots": [list(ids) for ids in self.slots], "stop_s": self.stop_s, "outcome": self.outcome}
+        return {
+            "job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation],
+            "state": self.state, "slots": [list(ids) for ids in self.slots], "outcome": self.outcome,
+            "nonce": self.nonce, "place": self.place,
+        }
 
     @staticmethod
     def from_dict(value: Mapping[str, Any]) -> Run:
-        """From plain values."""
-        return Run(**{**value, "allocation": tuple((n, c) for n, c in value["allocation"]), "slots": tuple(map(tuple, value["slots"]))})
+        """From plain values; those that only earlier versions knew are left."""
+        known = {key: found for key, found in value.items() if key in Run.__dataclass_fields__}
+        allocation = tuple((node, count) for node, count in value["allocation"])
+        return Run(**{**known, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
+
+    def folder(self, state: Path) -> Path:
+        """Where its files are."""
+        attempt = f"{self.attempt}-{self.nonce}" if self.nonce else str(self.attempt)
+        return state / "jobs" / file_name(self.place or self.job) / attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +101,14 @@ class Folder:
     __slots__ = ("path", "ranks")
 
     def __init__(self, state: Path, run: Run) -> None:
-        self.path = state / "jobs" / run.job / str(run.attempt)
+        self.path = run.folder(state)
         self.ranks = run.ranks
 
     @property
     def name(self) -> str:
         """Unique on the engine, whoever else uses it."""
-        return f"{self.path.parent.name}-{self.path.name}-{zlib.crc32(str(self.path).encode()):08x}"
+        checksum = zlib.crc32(str(self.path).encode())
+        return file_name(f"{self.path.parent.name}-{self.path.name}-{checksum:08x}")
 
     def write(self, order: Order, run: Run, node_names: Sequence[str]) -> None:
         """Says what to run; the same at each call."""
@@ -148,10 +167,10 @@ class Folder:
         return True
 
 
-def progress(state: Path, job: str) -> tuple[float, float] | None:
-    """(work done, work that the last checkpoint holds) as the job last wrote it; None where it never did."""
+def progress(state: Path, place: str) -> tuple[float, float] | None:
+    """(work done, work that the last checkpoint holds) as the job in that folder last wrote it, if it did."""
     try:
-        with (state / "jobs" / job / "progress").open("rb") as file:
+        with (state / "jobs" / place / "progress").open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 256))
             lines = file.read().split(b"\n")[:-1]  # the last one may be half written
@@ -170,7 +189,7 @@ def progress(state: Path, job: str) -> tuple[float, float] | None:
 def replace_text(path: Path, text: str) -> None:
     """Writes a file that is whole or not there, and on the disk when this returns."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
+    with open(beside, "w", encoding="utf-8", opener=opener) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

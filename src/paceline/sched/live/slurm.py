@@ -58,11 +58,16 @@ class Slurm(Driver):
         each = min(count for _, count in run.allocation)
         size = [f"--gpus-per-node={each}"] if self._gpus else [f"--cpus-per-task={each}"]
         watch = shlex.join(command(folder, "slurm"))
-        script = f"#!/bin/sh\nexport PACELINE_RUN={shlex.quote(str(folder.path))}\nexec srun --kill-on-bad-exit=0 --cpu-bind=none {watch}\n"
+        script = (
+            f"#!/bin/sh\nexport PACELINE_RUN={shlex.quote(str(folder.path))}\n"
+            f"exec srun --kill-on-bad-exit=0 --cpu-bind=none {watch}\n"
+        )
+        # Slurm puts numbers in the place of %j and others
+        output = f"{folder.path}/slurm.out".replace("%", "%%")
         self._ask(
-            "sbatch", "--parsable", *self._partition, f"--job-name={folder.name}", f"--nodes={run.ranks}", f"--nodelist={','.join(node_names)}",
-            "--ntasks-per-node=1", *size, "--no-requeue", "--no-kill", f"--output={folder.path}/slurm.out", "--open-mode=append", "--chdir=/",
-            given=script,
+            "sbatch", "--parsable", *self._partition, f"--job-name={folder.name}", f"--nodes={run.ranks}",
+            f"--nodelist={','.join(node_names)}", "--ntasks-per-node=1", *size, "--no-requeue", "--no-kill",
+            f"--output={output}", "--open-mode=append", "--chdir=/", given=script,
         )
 
     def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The daemon's memory: rows of JSON in SQLite, and the same in a journal beside it, each with a checksum.
 
-A transaction is on the disk twice before it counts. SQLite is what is read; where a page of it is damaged, or it misses transactions, the
-journal builds it anew. Neither holds anything that a job needs while it runs.
+A transaction is on the disk twice before it counts. SQLite is what is read; where it is missing or damaged,
+or misses transactions, the journal builds it anew. Where neither can be read whole, that is said.
+Neither holds anything that a job needs while it runs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError
+from paceline.sched.live.private import make_private, opener
+
+
+class StoreError(RunError):
+    """What the scheduler knows can no longer be written, read or rebuilt: it ends, and running jobs go on."""
+
 
 #: what is kept: settings, jobs as submitted, events with their decisions, runs
 TABLES = ("meta", "orders", "log", "runs")
@@ -27,6 +35,16 @@ Row = tuple[str, str, Any]
 Rows = dict[str, dict[str, Any]]
 
 _DATABASE, _JOURNAL = "state.db", "journal.jsonl"
+_LOCK, _MISSING = "lock", "missing"
+
+
+@dataclass(slots=True, kw_only=True)
+class Journal:
+    """What was read of a journal: rows, how many transactions they took, and what is wrong with it."""
+
+    rows: Rows = field(default_factory=lambda: {table: {} for table in TABLES})
+    count: int = 0
+    problem: str = ""
 
 
 class Store:
@@ -36,55 +54,106 @@ class Store:
         self.folder = folder
         #: what had to be done to open it, for the user
         self.notes: list[str] = []
+        self.count = 0
         self._db: Any = None
         self._file: Any = None
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (folder / "lock").open("a")
+            note = make_private(folder, {_DATABASE, _JOURNAL}, {_LOCK, "jobs", "down"})
+            self._lock = open(folder / _LOCK, "a", opener=opener)  # noqa: SIM115  (held as long as the store)
         except OSError as error:
-            raise RunError(f"cannot use state folder {folder}: {error.strerror}") from None
+            raise StoreError(f"cannot use state folder {folder}: {error.strerror}") from None
+        if note:
+            self.notes.append(note)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise RunError(f"another scheduler runs in {folder}; use its queue, or another folder with --state") from None
+            raise StoreError(
+                f"another scheduler runs in {folder}; use its queue, or another folder with --state"
+            ) from None
         try:
             with self._full():
                 self.rows = self._open()
                 self._rewrite()
+                self._note_strangers()
         except BaseException:
             self.close()
             raise
 
+    def _note_strangers(self) -> None:
+        if found := self._strangers(self.rows):
+            names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+            self.notes.append(
+                f"no record is left of {len(found)} jobs in {self.folder / 'jobs'}: {names}. "
+                "They are not known to this scheduler, and may still run "
+                "(their processes carry PACELINE_RUN in their environment)"
+            )
+
     # -- opening ---------------------------------------------------------------------------------------
 
     def _open(self) -> Rows:
-        """All rows, from the database or, where it is damaged, from the journal."""
-        path = self.folder / _DATABASE
-        journal, kept = self._journal()
-        problem = ""
+        """All rows, from the database or, where it is missing or damaged, from the journal."""
+        path, beside = self.folder / _DATABASE, self.folder / _JOURNAL
+        journal = self._journal()
+        rows, problem = self._database(path, journal)
+        if rows is not None:
+            if journal.problem and (self.count or journal.problem != _MISSING):
+                self.notes.append(
+                    f"{beside} was {journal.problem}; it was written anew from {_DATABASE}, no job is lost"
+                )
+            return rows
+        if journal.problem:
+            raise StoreError(
+                f"{path} is {problem}, and {_JOURNAL} beside it is {journal.problem}; "
+                "restore both from a backup, or move the folder away. Jobs that run are not touched: "
+                "their processes carry PACELINE_RUN in their environment"
+            )
+        aside = self._aside(path)
+        self._connect(path)
+        self.count = journal.count - 1
+        self._write([
+            (table, key, value) for table, found in journal.rows.items()
+            for key, value in found.items() if (table, key) != ("meta", "count")
+        ])
+        rows = self._read()
+        note = f"{path} was {problem}; it was built anew from {_JOURNAL} ({len(rows['orders'])} jobs)"
+        if not self._strangers(rows):
+            note += ", no job is lost"
+        self.notes.append(note + (f"; the old file is {aside}" if aside else ""))
+        return rows
+
+    def _database(self, path: Path, journal: Journal) -> tuple[Rows | None, str]:
+        """What the database holds; or None, and what is wrong with it."""
+        if not path.exists() and journal.problem != _MISSING and (journal.count or journal.problem):
+            return None, _MISSING
         try:
             self._connect(path)
             rows = self._read()
             self.count = int(rows["meta"].get("count", 0))
-            if kept > self.count + 1:
-                problem = f"it holds {self.count} of {kept} transactions"
         except _DAMAGE as error:
             if isinstance(error, sqlite3.OperationalError) and any(word in str(error) for word in _MEDIUM):
                 raise
-            problem = str(error)
-        if not problem:
-            return rows
-        if journal is None:
-            raise RunError(f"{path} is damaged ({problem}) and so is {_JOURNAL} beside it; restore both from a backup, or move the folder away. "
-                           "Jobs that run are not touched: their processes carry PACELINE_RUN in their environment")
-        self._aside(path, problem)
-        self._connect(path)
-        self.count = kept - 1
-        self._write([(table, key, value) for table, found in journal.items() for key, value in found.items() if (table, key) != ("meta", "count")])
-        return self._read()
+            return None, f"damaged ({error})"
+        if journal.count > self.count + 1:  # one more was written there first, and never confirmed
+            return None, f"damaged (it holds {self.count} of {journal.count} transactions)"
+        return rows, ""
+
+    def _strangers(self, rows: Rows) -> list[str]:
+        """Folders of jobs of which no record is left."""
+        known = {place_of(name, row) for name, row in rows["orders"].items()}
+        return sorted(self.places() - known)
+
+    def places(self) -> set[str]:
+        """Folders of jobs, also of those of which no record is left."""
+        try:
+            with os.scandir(self.folder / "jobs") as found:
+                return {entry.name for entry in found if entry.is_dir()}
+        except FileNotFoundError:
+            return set()
 
     def _connect(self, path: Path) -> None:
+        # files that SQLite makes beside it get its rights
+        os.close(opener(str(path), os.O_RDWR | os.O_CREAT))
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -103,45 +172,57 @@ class Store:
                 out[table][key] = json.loads(value)
         return out
 
-    def _journal(self) -> tuple[Rows | None, int]:
-        """The rows that the journal adds up to (None: damaged) and how many transactions they took; a torn last line does not count."""
-        rows: Rows = {table: {} for table in TABLES}
-        count = 0
+    def _journal(self) -> Journal:
+        """What the journal adds up to. A torn end does not count; one without any whole line is damaged."""
+        journal = Journal()
         try:
-            lines = (self.folder / _JOURNAL).read_bytes().split(b"\n")
-        except OSError:
-            return rows, 0
-        for number, line in enumerate(lines[:-1]):
-            crc, _, text = line.partition(b" ")
-            if crc != b"%08x" % zlib.crc32(text):
-                # later lines that are whole show that this one is damaged, not torn
-                return (None, count) if number < len(lines) - 2 else (rows, count)
-            entry = json.loads(text)
-            count = entry["count"]
+            *lines, _ = (self.folder / _JOURNAL).read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return Journal(problem=_MISSING)
+        except OSError as error:
+            return Journal(problem=f"damaged (it cannot be read: {error.strerror})")
+        if not lines:
+            journal.problem = "damaged (it holds no whole line)"
+        for number, line in enumerate(lines, 1):
+            entry = _entry(line)
+            if entry is None:
+                journal.problem = journal.problem or f"damaged (the checksum of line {number} is wrong)"
+                continue
+            if number > 1 and entry["count"] != journal.count + 1:
+                journal.problem = journal.problem or f"damaged (line {number} does not follow the one before)"
+            # after damage lines still say how many transactions there were
+            journal.count = max(journal.count, entry["count"])
             for table, key, value in entry["rows"]:
-                rows[table][key] = value
-        return rows, count
+                journal.rows[table][key] = value
+        return journal
 
-    def _aside(self, path: Path, problem: str) -> None:
-        """Moves a damaged database away."""
-        with contextlib.suppress(sqlite3.Error):
-            self._db.close()
+    def _aside(self, path: Path) -> str:
+        """Moves a damaged database away; its new name, or nothing where there was none."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
         stamp = time.strftime("%Y%m%d-%H%M%S")
+        moved = ""
         for end in ("", "-wal", "-shm"):
             if (file := path.with_name(path.name + end)).exists():
+                moved = moved or f"{path.name}.damaged-{stamp}"
                 file.rename(file.with_name(f"{file.name}.damaged-{stamp}"))
-        self.notes.append(f"{path} was damaged ({problem}); it was built anew from {_JOURNAL}, no job is lost; "
-                          f"the old file is {path.name}.damaged-{stamp}")
+        return moved
 
     def _rewrite(self) -> None:
         """The journal starts as one line that says what the database holds: it does not grow for ever, and a torn end is gone."""
         rows = [[table, key, value] for table in TABLES for key, value in self.rows[table].items() if (table, key) != ("meta", "count")]
         beside = self.folder / f"{_JOURNAL}.tmp"
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=opener) as file:
             file.write(_line({"count": self.count, "rows": rows}))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.folder / _JOURNAL)
+        place = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(place)  # or the new name may be lost with the power
+        finally:
+            os.close(place)
         self._file = (self.folder / _JOURNAL).open("ab", buffering=0)
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -172,10 +253,19 @@ class Store:
             yield
         except (OSError, sqlite3.OperationalError) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error) or "disk I/O" in str(error):
-                raise RunError(f"the disk that holds {self.folder} is full; {after}: free some space and start the scheduler again") from None
-            raise RunError(f"cannot write to {self.folder}: {error}; {after}: start the scheduler again once this is mended") from None
+                raise StoreError(
+                    f"the disk that holds {self.folder} is full; {after}: "
+                    "free some space and start the scheduler again"
+                ) from None
+            raise StoreError(
+                f"cannot write to {self.folder}: {error}; {after}: "
+                "start the scheduler again once this is mended"
+            ) from None
         except sqlite3.DatabaseError as error:
-            raise RunError(f"{self.folder / _DATABASE} is damaged ({error}); {after}: start the scheduler again, which builds it anew") from None
+            raise StoreError(
+                f"{self.folder / _DATABASE} is damaged ({error}); {after}: "
+                "start the scheduler again, which builds it anew"
+            ) from None
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -190,6 +280,29 @@ class Store:
 #: words of errors that are the disk's, not the file's
 _MEDIUM = ("full", "I/O", "readonly", "locked", "unable to open")
 _DAMAGE = (sqlite3.DatabaseError, json.JSONDecodeError, UnicodeDecodeError, ValueError)
+
+
+def place_of(name: str, record: Mapping[str, Any]) -> str:
+    """The folder of a job in `jobs`, by its record; records of earlier versions do not say."""
+    return str(record.get("place") or name)
+
+
+def free_place(name: str, taken: Set[str]) -> str:
+    """The folder of a new job: its name, or that with a number where an earlier job of that name left one."""
+    place, number = name, 1
+    while place in taken:
+        number += 1
+        place = f"{name}.{number}"
+    return place
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """A line of the journal; None where its checksum is wrong."""
+    crc, _, text = line.partition(b" ")
+    if crc != b"%08x" % zlib.crc32(text):
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _crc(key: str, text: str) -> int:

@@ -101,7 +101,7 @@ class Auto(Strategy):
 
     def _begin(self) -> None:
         self.inner.attach(self.model, self.optimizer, self.engine, alike=True)
-        self._hold_step()
+        self._hold_optimizer()
         self._profiler = Profiler(self.model)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ class Auto(Strategy):
         new.attach(self.model, self.optimizer, self.engine, alike=True)
         if name in self._remembered:
             new.load_state_dict(self._remembered.pop(name))
-        self._hold_step()
+        self._hold_optimizer()
 
     def _choose(self) -> Choice:
         """Rank 0 decides from its own profile; all take part in the probe."""
@@ -214,6 +214,9 @@ class Auto(Strategy):
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.inner.optimizer_state()
+
+    def asked_state(self) -> dict[str, Any]:
+        return self.inner.asked_state()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         self.inner.load_optimizer_state(state)

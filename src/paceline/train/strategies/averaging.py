@@ -80,6 +80,8 @@ class Averaging(Strategy):
         self._tickets: list[Ticket] = []
         self._in_step, self._agreed = False, False
         self._alone = not self._asked and agree(cores(self.parameters[0][1].device)[0] == 1)
+        if self.scaler is None and (self._taken is not None or any(c.local_state for c in self._distinct)):
+            self._hear_of_scaler()
         self._listen()
 
     def _listen(self) -> None:
@@ -128,11 +130,17 @@ class Averaging(Strategy):
         if self.scaler is not None:
             return
         if self._velocity or any(compressor.state for compressor in self._distinct):
-            raise SpecError(f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
-                            "pass the scaler on: parallelize(..., scaler=scaler)")
+            raise self._unknown_scale()
         self.scaler = scaler
         if self._in_step:
             self._open()
+
+    def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._unknown_scale()
+
+    def _unknown_scale(self) -> SpecError:
+        return SpecError(f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
+                         "pass the scaler on: parallelize(..., scaler=scaler)")
 
     def _close(self, applied: bool) -> None:
         if self._in_step:

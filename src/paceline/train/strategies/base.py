@@ -20,20 +20,23 @@ from paceline.train.hooks import Gradients, trained
 
 T = TypeVar("T")
 
+#: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
+_HEARS = "_step_supports_amp_scaling"
+
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """An optimizer in the hands of a strategy: whose, and its own method."""
+    """An optimizer in the hands of a strategy: whose, and its own methods by name."""
 
     by: Strategy | None
-    plain: Callable[..., Any]
+    plain: dict[str, Callable[..., Any]]
 
 
 class Strategy(ABC):
     """Attached to one model and its optimizer; the user's loop stays as it is.
 
-    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used. Whoever reads
-    them otherwise calls `synchronize` first (`state_dict` does).
+    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used, and so does
+    whoever reads one (see `pending`).
     """
 
     name: ClassVar[str]
@@ -46,6 +49,8 @@ class Strategy(ABC):
 
     def __init__(self) -> None:
         self._attached = False
+        #: whether torch's GradScaler calls this strategy also where gradients overflowed
+        self.hears_of_scaler = False
 
     def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine, *, alike: bool = False) -> None:
         """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent round unless they are `alike` already."""
@@ -61,7 +66,7 @@ class Strategy(ABC):
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
         self._hooks = [model.register_forward_pre_hook(self._before_forward), model.register_state_dict_pre_hook(self._before_state_dict)]
-        self._hold_step()
+        self._hold_optimizer()
         try:
             self._begin()
         except Exception:
@@ -85,18 +90,50 @@ class Strategy(ABC):
         """Hooks of a model go with its copies; these are not trained by the strategy."""
         return self
 
-    def _hold_step(self) -> None:
-        """`optimizer.step()` comes to this strategy from now on; the object stays, so that schedulers and scalers keep working."""
+    def _hold_optimizer(self) -> None:
+        """Steps of the optimizer, and calls for its state, come to this strategy from now on.
+
+        The object stays, so that schedulers and scalers keep working.
+        """
         held = getattr(self.optimizer, "_paceline", None)
         if held is None:
-            held = self.optimizer._paceline = _Held(self, self.optimizer.step)  # type: ignore[attr-defined]
-            self.optimizer.step = MethodType(_step, self.optimizer)  # type: ignore[method-assign]
+            held = _Held(self, {name: getattr(self.optimizer, name) for name in HELD})
+            self.optimizer._paceline = held  # type: ignore[attr-defined]
+            for name, call in HELD.items():
+                setattr(self.optimizer, name, MethodType(call, self.optimizer))
         held.by = self
-        self._plain_step: Callable[..., Any] = held.plain
+        self._plain_step: Callable[..., Any] = held.plain["step"]
+        self._plain_state: Callable[[], dict[str, Any]] = held.plain["state_dict"]
+        self._plain_load: Callable[[dict[str, Any]], None] = held.plain["load_state_dict"]
 
     @abstractmethod
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         """What `optimizer.step` does now."""
+
+    def _hear_of_scaler(self) -> None:
+        """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is what comes of it then."""
+        self.hears_of_scaler = True
+        self._heard_before = getattr(self.optimizer, _HEARS, None)
+        setattr(self.optimizer, _HEARS, True)
+
+    def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        """What `optimizer.step` does where torch's GradScaler calls it, of those who hear of that."""
+        return self._step(*args, **kwargs)
+
+    def _plain_scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's own step for those who hear of the scaler: unscaled, and left out where gradients overflowed."""
+        if self._heard_before:  # it does so by itself
+            return self._plain_step(*args, **kwargs)
+        told = {name: self.optimizer.__dict__.pop(name) for name in ("found_inf", "grad_scale")}
+        try:
+            if told["grad_scale"] is not None:
+                for group in self.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            parameter.grad.div_(told["grad_scale"].to(parameter.grad.device))
+            return None if bool(told["found_inf"]) else self._plain_step(*args, **kwargs)
+        finally:
+            self.optimizer.__dict__.update(told)  # the scaler takes them away
 
     @abstractmethod
     def _begin(self) -> None:
@@ -115,6 +152,12 @@ class Strategy(ABC):
         """Lets go of the model and the optimizer, which work as before; what is on its way is not waited for."""
         for handle in self._hooks:
             handle.remove()
+        if self.hears_of_scaler:
+            self.hears_of_scaler = False
+            if self._heard_before is None:
+                delattr(self.optimizer, _HEARS)
+            else:
+                setattr(self.optimizer, _HEARS, self._heard_before)
         held = self.optimizer._paceline  # type: ignore[attr-defined]
         if held.by is self:
             held.by = None
@@ -128,11 +171,15 @@ class Strategy(ABC):
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state as if one process had it all; all ranks take part."""
-        return self.optimizer.state_dict()
+        return self._plain_state()
+
+    def asked_state(self) -> dict[str, Any]:
+        """What `optimizer.state_dict()` gives: the same, on any rank that asks, with the others or alone."""
+        return self.optimizer_state()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Takes what `optimizer_state`, or the optimizer itself, once gave; of any world size."""
-        self.optimizer.load_state_dict(state)
+        self._plain_load(state)
 
     # -- buffers (running statistics of batch normalisation) -----------------------------------------
 
@@ -158,9 +205,28 @@ class Strategy(ABC):
 def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     held = optimizer._paceline
     if held.by is None:
-        return held.plain(*args, **kwargs)
+        return held.plain["step"](*args, **kwargs)
     held.by._refuse_strangers()
+    if held.by.hears_of_scaler and getattr(optimizer, "found_inf", None) is not None:
+        return held.by._scaled_step(*args, **kwargs)
     return held.by._step(*args, **kwargs)
+
+
+def _state_dict(optimizer: Any) -> Any:
+    held = optimizer._paceline
+    return held.plain["state_dict"]() if held.by is None else held.by.asked_state()
+
+
+def _load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    held = optimizer._paceline
+    load = held.plain["load_state_dict"] if held.by is None else held.by.load_optimizer_state
+    load(state_dict)
+
+
+#: methods of an optimizer that a strategy takes over, and what stands in their place on the instance
+HELD: dict[str, Callable[..., Any]] = {
+    "step": _step, "state_dict": _state_dict, "load_state_dict": _load_state_dict,
+}
 
 
 def average(tensors: list[Tensor], world: int) -> Job:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job, Ticket
@@ -20,7 +21,9 @@ from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import FactorPart
 from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.pending import await_with, here
 from paceline.train.strategies.probe import Machine, probe
+from paceline.train.strategies.shards import Shards
 from paceline.train.strategies.updates import settings
 
 #: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of parameters can be updated apart
@@ -64,6 +67,8 @@ class Deferred(Strategy):
         self._arrangement: Arrangement | None = None
         self._pending: dict[int, list[Ticket]] = {}
         self._scale: float | None = None
+        #: where ranks share state out
+        self._shards: Shards | None = None
         #: whether the user has thrown away the gradients of passes before the one that comes
         self._zeroed = True
         #: parameters that are used where nothing tells of it
@@ -224,6 +229,8 @@ class Deferred(Strategy):
         for _, parameter in self.parameters:
             self.optimizer.state.pop(parameter, None)
             parameter.grad = None
+        if self.shares and self.world > 1:
+            self._shards = self.engine.attendant = Shards(self.engine, self.parts)
         return least, most
 
     def _asked(self) -> dict[str, Any]:
@@ -294,10 +301,12 @@ class Deferred(Strategy):
             part.reduced = None
             for parameter in part.parameters:
                 self._pending.setdefault(id(parameter), []).append(ticket)
+                await_with(parameter, partial(self._needed, [parameter]))
         self._needed(self._outside)
         return loss
 
     def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
+        part.updates += 1
         yield from part.update(now, self._scale)
 
     def _norm(self, parts: list[Part]) -> list[Ticket]:
@@ -335,8 +344,13 @@ class Deferred(Strategy):
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
-            for ticket in self._pending.pop(id(parameter), ()):
-                ticket.wait()
+            if id(parameter) in self._pending:
+                try:
+                    for ticket in self._pending[id(parameter)]:
+                        ticket.wait()
+                finally:
+                    self._pending.pop(id(parameter), None)
+                    here(parameter)
 
     def synchronize(self) -> None:
         self._needed([p for _, p in self.parameters])
@@ -349,10 +363,13 @@ class Deferred(Strategy):
     def detach(self) -> None:
         try:
             if self.parts and not self.engine.failed:
-                self.optimizer.load_state_dict(self.optimizer_state())  # all of it on all ranks, as it was before
+                self._plain_load(self.optimizer_state())  # all of it on all ranks, as it was before
         finally:
+            self.engine.attendant = None
             for part in self.parts:
                 part.release()
+            for _, parameter in self.parameters:
+                here(parameter)
             for told in self._zeroing:
                 told.remove()
             self._gradients.remove()
@@ -364,12 +381,23 @@ class Deferred(Strategy):
 
     def optimizer_state(self) -> dict[str, Any]:
         self.synchronize()
+        return self._whole((part, part.gathered(self.engine)) for part in self.parts)
+
+    def asked_state(self) -> dict[str, Any]:
+        """The same, also where this rank asks alone: see `shards`."""
+        if self._shards is None:
+            return self.optimizer_state()
+        self.synchronize()
+        return self._whole(self._shards.fetch())
+
+    def _whole(self, parts: Iterable[tuple[Part, Sequence[Sequence[Tensor]]]]) -> dict[str, Any]:
+        """As the optimizer gives its state, with what ranks keep of each part."""
         full: dict[Any, dict[str, Any]] = {p: dict(s) for p, s in self.optimizer.state.items()}
-        for part in self.parts:
-            part.spread(self.engine, full)
+        for part, rows in parts:
+            part.spread(rows, full)
         kept, self.optimizer.state = self.optimizer.state, full  # type: ignore[assignment]
         try:
-            return self.optimizer.state_dict()
+            return self._plain_state()
         finally:
             self.optimizer.state = kept
 
@@ -385,7 +413,7 @@ class Deferred(Strategy):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         self.synchronize()
-        self.optimizer.load_state_dict(state)
+        self._plain_load(state)
         for part in self.parts:
             part.take(self.optimizer.state)
         if self.parts:

@@ -14,7 +14,7 @@ factor of at most P). `factors` is the sufficient factor broadcasting of Xie et 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline.errors import RunError
-from paceline.train.comm import Collective, Engine, Job
+from paceline.train.comm import Collective, Job
 from paceline.train.strategies.parts import Part, Settings, State
 from paceline.train.strategies.updates import clone, update
 
@@ -81,7 +81,9 @@ class FactorPart(Part):
         share = layer.out_features // world
         self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
         self.groups = [groups[id(p)] for p in held]
-        self.values = [p.data[self._own] for p in held]
+        #: memory of the parameters themselves, on which others wait while this part updates them
+        self._whole = [p.data for p in held]
+        self.values = [whole[self._own] for whole in self._whole]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
@@ -121,13 +123,13 @@ class FactorPart(Part):
 
         In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot know that.
         """
-        parts = [part.to(self.layer.weight.dtype) for part in parts]
+        like = self._whole[0]
+        parts = [part.to(like.dtype) for part in parts]
         count = sum(len(part) for part in parts)
         if count > self.rows:
             raise RunError(f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest batch, or use fc='gradient'")
         if count == self.rows and len(parts) == 1:
             return parts[0].contiguous()
-        like = self.layer.weight
         return torch.cat([*parts, like.new_zeros((self.rows - count, width))])
 
     def reduce(self) -> Job:
@@ -149,7 +151,7 @@ class FactorPart(Part):
         for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
             update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
         if self.mode == "rows":
-            yield Collective("gather", self.values, [p.data for p in self.parameters], last=True)
+            yield Collective("gather", self.values, self._whole, last=True)
 
     def square(self) -> Tensor:
         total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()
@@ -160,20 +162,30 @@ class FactorPart(Part):
             twin.state.clear()
             for name, value in full.get(parameter, {}).items():
                 whole = isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
-                twin.state[values][name] = value[self._own].clone() if whole else value
+                twin.state[values][name] = _own(value[self._own] if whole else value)
 
-    def spread(self, engine: Engine, full: State) -> None:
-        for twin, parameter, values in zip(self.twins, self.parameters, self.values, strict=True):
-            entries = dict(next(iter(twin.state.values()), {}))
-            for name, value in entries.items():
-                if self.mode == "rows" and isinstance(value, Tensor) and value.shape == values.shape:
-                    rows = engine.submit(f"state of {self.name}", _gather(value)).wait()
-                    entries[name] = torch.cat([row[0] for row in rows])
-            full[parameter] = entries
+    def _split(self) -> list[tuple[int, str, Tensor]]:
+        """Entries of state that are as large as what is updated here, by the place of the parameter."""
+        if self.mode != "rows":
+            return []
+        return [(i, name, value) for i, (twin, values) in enumerate(zip(self.twins, self.values, strict=True))
+                for name, value in next(iter(twin.state.values()), {}).items()
+                if isinstance(value, Tensor) and value.shape == values.shape]
+
+    def shared(self) -> list[Tensor]:
+        return [value for _, _, value in self._split()]
+
+    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
+        for twin, parameter in zip(self.twins, self.parameters, strict=True):
+            entries: dict[str, Any] = next(iter(twin.state.values()), {})
+            full[parameter] = {name: _own(value) for name, value in entries.items()}
+        for at, (i, name, _) in enumerate(self._split()):
+            full[self.parameters[i]][name] = torch.cat([row[at] for row in rows])
 
 
-def _gather(tensor: Tensor) -> Job:
-    return (yield Collective("gather", [tensor]))
+def _own(value: Any) -> Any:
+    """A copy: updates change state in place."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 class _Linear(torch.autograd.Function):

@@ -38,7 +38,7 @@ class LocalSGD(Strategy):
         self.steps = 0
 
     def _begin(self) -> None:
-        pass
+        self._hear_of_scaler()
 
     def due(self, step: int) -> bool:
         """Whether replicas are averaged after this step, counted from 1."""
@@ -46,10 +46,19 @@ class LocalSGD(Strategy):
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
+        self._stepped()
+        return result
+
+    def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A rank whose gradients overflowed leaves out its update; the step counts, so that all ranks average at the same ones."""
+        result = self._plain_scaled_step(*args, **kwargs)
+        self._stepped()
+        return result
+
+    def _stepped(self) -> None:
         self.steps += 1
         if self.due(self.steps):
             self._join()
-        return result
 
     def _join(self) -> None:
         self.engine.submit("parameters", average([p for _, p in self.parameters], self.world)).wait()
@@ -86,6 +95,7 @@ class PostLocalSGD(LocalSGD):
         super().__init__(period=period, after=after, drop_momentum=drop_momentum)
 
     def _begin(self) -> None:
+        super()._begin()
         self._gradients = Gradients([p for _, p in self.parameters], lambda _: None, self._done)
 
     def _done(self) -> None:
@@ -117,6 +127,7 @@ class DiLoCo(LocalSGD):
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def _begin(self) -> None:
+        super()._begin()
         self._start = [p.detach().clone() for _, p in self.parameters]
         self._outer = torch.optim.SGD(self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0)
 

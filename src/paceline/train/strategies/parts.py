@@ -36,6 +36,8 @@ class Part(ABC):
         self.reduced: Ticket | None = None
         #: of passes before this one that belong to the same step
         self._held: list[Tensor] = []
+        #: updates that have begun
+        self.updates = 0
 
     @property
     @abstractmethod
@@ -73,8 +75,20 @@ class Part(ABC):
         """Lets go of the model, where it has changed something there."""
 
     @abstractmethod
-    def spread(self, engine: Engine, full: State) -> None:
-        """Puts its state, with everyone's share, into the state of whole parameters."""
+    def shared(self) -> list[Tensor]:
+        """This rank's share of state that ranks share out; nothing where each has all of it."""
+
+    @abstractmethod
+    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
+        """Puts its state into the state of whole parameters; `rows`: what is `shared`, by rank."""
+
+    def gathered(self, engine: Engine) -> list[list[Tensor]]:
+        """What is `shared`, of every rank; all ranks take part."""
+        own = self.shared()
+        if not own:
+            return []
+        rows: list[list[Tensor]] = engine.submit(f"state of {self.name}", _gather(own)).wait()
+        return rows
 
 
 class PiecePart(Part):
@@ -153,13 +167,21 @@ class PiecePart(Part):
         self.twin.state.clear()
         take_state(self.twin, full, self.piece.slots, self.own.start, self.own.stop)
 
-    def spread(self, engine: Engine, full: State) -> None:
+    def _split(self) -> dict[str, Tensor]:
+        """Entries of its state that are as long as what it updates."""
         entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
         count = self.own.stop - self.own.start
-        split = {name: value for name, value in entries.items() if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count}
-        if self.shares and split:
-            gathered = engine.submit(f"state of {self.name}", _gather(list(split.values()))).wait()
-            split = {name: torch.cat([rows[i] for rows in gathered]) for i, name in enumerate(split)}
+        return {name: value for name, value in entries.items()
+                if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count}
+
+    def shared(self) -> list[Tensor]:
+        return list(self._split().values()) if self.shares else []
+
+    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
+        split = self._split()
+        if self.shares:
+            split = {name: torch.cat([row[i] for row in rows]) for i, name in enumerate(split)}
+        entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
         spread_state(entries, split, self.piece.slots, self.piece.start, full)
 
 

@@ -16,7 +16,7 @@ from paceline.train.layout import Slot
 def clone(optimizer: Optimizer, group: int, flat: Tensor) -> Optimizer:
     """An optimizer of the same kind for one flat tensor; its settings are set before each step."""
     twin = copy.copy(optimizer)
-    for name in ("step", "_paceline"):  # the strategy's, on the instance
+    for name in ("step", "state_dict", "load_state_dict", "_paceline"):  # the strategy's, on the instance
         twin.__dict__.pop(name, None)
     twin.state = defaultdict(dict)
     twin.param_groups = [{**optimizer.param_groups[group], "params": [flat]}]

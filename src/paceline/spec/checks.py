@@ -1,0 +1,48 @@
+"""Checks of what comes from outside: sizes are whole numbers, names can be printed on one line."""
+
+from __future__ import annotations
+
+import operator
+import unicodedata
+from dataclasses import fields
+from typing import Any
+
+from paceline.errors import PacelineError, SpecError
+
+#: Unicode categories of characters that change how a line is shown or parsed: control, format, surrogate,
+#: line and paragraph separators
+CONTROL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def whole(what: str, value: Any, least: int = 1, error: type[PacelineError] = SpecError) -> int:
+    """A size as an int; `error` where it is a float, a text or less than `least`. Integers of numpy are taken."""
+    try:
+        size = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        size = least - 1
+    if size < least or isinstance(value, bool):
+        raise error(f"{what} must be a whole number of {least} or more, got {value!r}")
+    return size
+
+
+def names(what: str, thing: Any) -> None:
+    """Checks the texts of a dataclass, and those in its tuples, as names; notes may have several lines."""
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        texts = value if isinstance(value, tuple) else (value,)
+        for text in texts:
+            if isinstance(text, str) and field.name != "notes":
+                name(f"{what} {field.name}", text)
+
+
+def name(what: str, text: Any, error: type[PacelineError] = SpecError) -> str:
+    """A name as it is; `error` where it is no text or holds characters that are not printed, such as a newline.
+
+    Names are written into scripts, tables and terminals, where such characters would be read as something else.
+    """
+    if not isinstance(text, str):
+        raise error(f"{what} must be a string, got {text!r}")
+    wrong = next((c for c in text if unicodedata.category(c) in CONTROL), None) if not text.isprintable() else None
+    if wrong is not None:
+        raise error(f"{what} {text!r} holds the control character {wrong!r}; use letters, digits and punctuation")
+    return text
