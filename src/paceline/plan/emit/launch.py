@@ -79,7 +79,8 @@ def training(f: Facts, tool: str) -> str:
     chunks = p.pp * each
     stand_in = {"width": 32 * max(2, p.tp), "depth": max(2, chunks), "heads": max(2, p.tp)}
     names = [
-        f"PLAN = {str(replace(p, vpp=each))!r}", "# samples of a micro-batch, and micro-batches of a step on a replica",
+        f"PLAN = {str(replace(p, vpp=each))!r}",
+        "# samples of a micro-batch, and micro-batches of a step on a replica",
         f"SAMPLES, MICRO_BATCHES = {p.mbs}, {f.accumulate}", "# tokens of a sample, and steps to take",
         f'SEQ, STEPS = int(os.environ.get("SEQ", "{p.seq or _TOKENS}")), int(os.environ.get("STEPS", "100"))']
     imports = [
