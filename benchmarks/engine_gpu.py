@@ -45,15 +45,13 @@ def train(strategy: str, steps: int, device: Any) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    if strategy != "ddp":
-        pt.of(net).synchronize()
+    pt.of(net).synchronize()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / (steps - steps // 2)
     own = torch.cat([p.detach().reshape(-1) for p in plain.parameters()]).cpu()
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
-    if strategy != "ddp":
-        pt.close(net)
+    pt.close(net)
     threads = len(list(Path("/proc/self/task").iterdir()))
     return {"strategy": strategy, "step_s": seconds, "threads_after": threads, "first_loss": float(losses[0]), "last_loss": float(losses[-1]),
             "same": all(torch.equal(everyone[0], other) for other in everyone), "finite": bool(torch.isfinite(own).all())}

@@ -74,6 +74,20 @@ class MissingExtra(PacelineError, ImportError):
         super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'paceline[{extra}]'")
 
 
+#: package, by the name it is imported by -> what it is called, and the extra that brings it
+EXTRAS = {
+    "torch": ("torch", "torch"), "sklearn": ("scikit-learn", "train"), "pyroute2": ("pyroute2", "emulate"),
+    "matplotlib": ("matplotlib", "plots"), "ray": ("ray", "ray"), "transformers": ("transformers", "hf"),
+    "torchvision": ("torchvision", "vision"), "timm": ("timm", "vision"), "tensorboard": ("tensorboard", "board"),
+}
+
+
+def missing_extra(error: ImportError, purpose: str) -> MissingExtra | None:
+    """What to install, where an import failed for lack of an optional package; None where it failed otherwise."""
+    known = EXTRAS.get((error.name or "").partition(".")[0])
+    return MissingExtra(*known, purpose) if known is not None else None
+
+
 class UnknownName(PacelineError, KeyError):
     """A name that is not in a catalog."""
 

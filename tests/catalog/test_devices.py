@@ -14,7 +14,7 @@ ALL = [devices.get(name) for name in NAMES]
 REQUIRED = """
 k20 k40 k80 p4 p40 p100-pcie p100-sxm v100-pcie-16gb v100-pcie-32gb v100-sxm-16gb v100-sxm-32gb t4 rtx3090
 a100-pcie-40gb a100-pcie-80gb a100-sxm-40gb a100-sxm-80gb l4 l40s h100-pcie h100-sxm h100-96gb-hbm2e h200 gh200
-gh200-144gb b200 gb200 mi100 mi210 mi250 mi250x mi300x tpu-v2 tpu-v3 tpu-v4 tpu-v5e tpu-v5p xeon-phi-knl haswell-cori
+gh200-144gb b200 gb200 mi100 mi210 mi250 mi250x mi300x tpu-v2 tpu-v3 tpu-v4 tpu-v5e tpu-v5p tpu-v7x xeon-phi-knl haswell-cori
 """
 ARCHITECTURES = {
     "nvidia": {"kepler", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"},

@@ -57,7 +57,8 @@ def test_transformers_without_contention(seed, name, model, what, factor):
     draw = random.Random(seed)
     try:
         plan = random_plan(draw, cluster.device_count, bool(sized.experts))
-        style = replace(frameworks.get(plan.framework or distributed.default_framework(plan)), contention=0.0)
+        usual = distributed.default_framework(plan, cluster.device)
+        style = replace(frameworks.get(plan.framework or usual), contention=0.0)
         before = distributed.predict(sized, cluster, plan, framework=style)
     except PlanError:
         assume(False)

@@ -85,7 +85,11 @@ def test_rounds_of_micro_batches_are_alike(words):
     plan = resolve(Plan.parse(f"pp=4 tp=2 gbs={160 if 'vpp' in words or 'zb-h1' in words else 168} mbs=1 {words}"), CLUSTER.device_count, MODEL)
     assert plan.micro_batches >= 40
     simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))
-    assert folded(plan, simulation.at) == pytest.approx(simulation.spent(simulation.freest()), rel=1e-6, abs=1e-9)
+    short, whole = (
+        {name: seconds for name, seconds in found.items() if seconds > 1e-12}  # less is rounding
+        for found in (folded(plan, simulation.at), simulation.spent(simulation.freest()))
+    )
+    assert short == pytest.approx(whole, rel=1e-6, abs=1e-9)
 
 
 def test_sixty_four_devices_cost_less():

@@ -134,7 +134,8 @@ def test_provenance_names_sources_and_guesses():
     known, new = (predict(captured("lm"), d).provenance for d in (pl.devices.get("h200"), parse(text, "new.toml", pl.devices.get)))
     assert any(e.kind == "datasheet" and "H200" in e.source for e in known) and not any(e.kind == "guessed" for e in known)
     assert [e.what for e in new if e.kind == "guessed"] == [
-        "new chip.clock", "new chip.sms", "new cache.l2", "never measured: operators of architecture generic"]
+        "new chip.clock", "new chip.sms", "new cache.l2", "new power limit of matrix units",
+        "never measured: operators of architecture generic"]
     assert any(e.kind == "declared" and e.source == "new.toml" for e in new)
     assert any(e.kind == "fitted" for e in known) and any("captured with" in e.source for e in known)
 

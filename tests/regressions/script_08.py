@@ -1,5 +1,6 @@
-"""A training script that never calls `pt.close`: argument 1 says how it ends, the others which strategies it has used, all alive at its end.
+"""A training script that ends without `pt.close`.
 
+The first argument says how it ends, the others name the strategies that it has used, all alive at its end.
 Its last line is the time at which it had nothing left to do, in seconds of the system's clock.
 """
 

@@ -22,6 +22,7 @@ from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr,
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.record import Record, read, timeline
 from paceline.train.strategies.auto import choose
+from paceline.train.strategies.awaited import Awaited
 from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s, step_s
 from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.probe import Machine
@@ -61,6 +62,26 @@ def test_gradients_are_seen_as_they_become_ready_and_the_end_of_the_pass():
     with hooks.paused():
         net(torch.randn(2, 3)).sum().backward()
     assert len(seen) == 5
+
+
+def test_a_gradient_that_is_elsewhere_is_fetched_when_somebody_looks():
+    layer, elsewhere, fetched = nn.Linear(3, 4), torch.ones(4, 3), []
+
+    def fetch():
+        fetched.append(1)
+        return elsewhere
+
+    layer.weight.grad = place = Awaited(layer.weight, fetch)
+    assert place.shape == (4, 3) and place.numel() == 12
+    assert place.dtype == torch.float32 and not place.is_sparse
+    layer(torch.ones(2, 3)).sum().backward()
+    assert not fetched and layer.weight.grad is place and torch.equal(place.added, torch.full((4, 3), 2.0))
+    norm = nn.utils.clip_grad_norm_([layer.weight], 1.0)
+    assert float(norm) == pytest.approx(12**0.5) and float(elsewhere.norm()) == pytest.approx(1.0, rel=1e-5)
+    layer.weight.grad *= 2
+    assert layer.weight.grad is place and float(elsewhere.norm()) == pytest.approx(2.0, rel=1e-5)
+    assert (place.numpy() == elsewhere.numpy()).all() and repr(place) == repr(elsewhere)
+    assert type(place + 1) is torch.Tensor and type(place.clone()) is torch.Tensor
 
 
 def test_a_weight_read_by_another_module_is_awaited_there():

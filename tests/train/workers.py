@@ -481,13 +481,15 @@ def odd(strategy, options, steps=6):
     net = Odd()
     frozen = net.frozen.weight.clone()
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    outer, opt = pt.parallelize(net, opt, plan=strategy, **({"find_unused_parameters": True, "broadcast_buffers": False} if ddp else options))
+    options = {"find_unused_parameters": True} if ddp else options
+    outer, opt = pt.parallelize(net, opt, plan=strategy, **options)
+    assert outer is net
     scheduler, losses = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps), []
     for step in range(steps):
         opt.zero_grad()
         for part in range(2):
             ids = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
-            with contextlib.nullcontext() if part else outer.no_sync() if ddp else pt.of(net).no_sync():
+            with contextlib.nullcontext() if part else pt.of(net).no_sync():
                 loss = torch.nn.functional.cross_entropy(outer(ids), ids[:, 0]) / 2
                 loss.backward()
         opt.step()
@@ -525,6 +527,8 @@ def mistaken(plan, options=None, twice=False, grad_scaler=False, scaler=False, p
             loss = torch.nn.functional.cross_entropy(net(x), y)
             (loss if scaled is None else scaled.scale(loss)).backward()
             opt.step() if scaled is None else scaled.step(opt)
+            if scaled is not None:
+                scaled.update()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

@@ -119,6 +119,8 @@ def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) 
 
 def measure(*, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_bytes: int = 4_000_000) -> Measured:  # noqa: N803
     """Every operation, from 64 kB on in steps of four."""
+    import torch  # noqa: F401  (the ranks need it: said before a cluster is made)
+
     from paceline.bench.emulate import EmulatedCluster
 
     sizes = [65536]

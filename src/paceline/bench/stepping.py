@@ -89,7 +89,7 @@ class Trial:
 
     def synchronize(self) -> None:
         """Waits until parameters are what the last step made them, everywhere."""
-        if self.name not in ("none", "ddp"):
+        if self.name != "none":
             pt.of(self.net).synchronize()
         dist.barrier()
 
@@ -248,7 +248,7 @@ def _taking_part(turn: int, strategies: Sequence[str], expected: Mapping[str, fl
 
 
 def _close(trial: Trial) -> None:
-    if trial.name not in ("none", "ddp"):
+    if trial.name != "none":
         pt.close(trial.net)
 
 

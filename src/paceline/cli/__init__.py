@@ -26,7 +26,7 @@ from paceline.cli import (
     validate,
     whatif,
 )
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, missing_extra
 
 app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
 
@@ -50,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (PacelineError, CycloptsError) as error:
         text = str(error) if isinstance(error, PacelineError) else " ".join(str(error).split())
         print(f"paceline: {text}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        given = sys.argv[1:] if arguments is None else arguments
+        missing = missing_extra(error, f"paceline {given[0]}" if given else "paceline")
+        if missing is None:
+            raise
+        print(f"paceline: {missing}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)

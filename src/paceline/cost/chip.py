@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from paceline.spec.device import Device
 
-#: fp32 lanes of one multiprocessor: turns a peak into a count where a file for a new chip gives none
+#: fp32 lanes of the multiprocessor that the curves count cycles of: turns a peak into a count where a file for a new chip
+#: gives none, and other cores (a TPU's vector unit has thousands of lanes) into so many multiprocessors
 LANES = 128
 DEFAULT_CLOCK_HZ = 1.5e9
 #: cache of a GPU for which no size is known
@@ -48,11 +49,13 @@ def chip(device: Device) -> Chip:
     if clock is None:
         clock = DEFAULT_CLOCK_HZ
         assumed.append("chip.clock")
-    sms = device.sm_count
+    sms = device.sm_count  # of LANES lanes each
     if sms is None:
         # as many multiprocessors as the vector peak needs at that clock
         sms = max(1, round(device.peak("fp32") / (2 * LANES * clock)))
         assumed.append("chip.sms")
+    elif device.sm_lanes is not None:
+        sms = max(1, round(sms * device.sm_lanes / LANES))
     l2 = device.l2_bytes
     if l2 is None:
         l2 = DEFAULT_L2_BYTES

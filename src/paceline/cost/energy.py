@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.cost.power import BYTE_J, FLOP_J, IDLE_SHARE, RELATIVE
+from paceline.cost.power import BYTE_J, IDLE_SHARE, relative, rule
 from paceline.spec.device import Device
 
 #: a node's power over that of its devices, usual, least and most: DGX A100 and H100 are rated at 2.0 and 1.8 when all is at its limit
@@ -37,11 +37,10 @@ def power(device: Device, flops_per_s: float, busy: float, precision: str, moved
     if device.tdp_w is None:
         return None
     idle = IDLE_SHARE * device.tdp_w
-    each = FLOP_J.get(device.architecture)
-    dtype = precision.removeprefix("amp_")
-    if each is None or dtype not in RELATIVE:
+    known, dtype = rule(device), precision.removeprefix("amp_")
+    if known is None or known.flop_J is None or dtype not in relative(device):
         watts = idle + (device.tdp_w - idle) * busy
         return Power(watts=watts, low=0.7 * watts, high=device.tdp_w, kind="guessed", source="the board's limit while it computes")
     moved = moved_per_s if moved_per_s is not None else TYPICAL_TRAFFIC * busy * device.memory_bandwidth_Bps
-    watts = min(device.tdp_w, idle + flops_per_s * each * RELATIVE[dtype] + moved * BYTE_J)
-    return Power(watts=watts, low=0.8 * watts, high=min(device.tdp_w, 1.3 * watts), kind="fitted", source="joules per FLOP and byte of cost/power.py")
+    watts = min(device.tdp_w, idle + flops_per_s * known.flop_J * relative(device)[dtype] + moved * BYTE_J)
+    return Power(watts=watts, low=0.8 * watts, high=min(device.tdp_w, 1.3 * watts), kind=known.kind, source=known.source)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.matrix import matrix_time, stacked
 from paceline.cost.pack import MOST_ALIGNED, Labels, Packed, StreamEntries
+from paceline.cost.power import Mix, relative, rule, slowdown
 from paceline.cost.stream import L2_HIT, L2_SHARE, constants, stream_features
+from paceline.spec.device import Device
 
 Array = NDArray[np.float64]
 
@@ -86,3 +89,38 @@ def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     peaks = packed.dtypes.map(lambda dtype: chip.peaks.get(dtype, chip.peaks["fp32"]))
     elapsed = seconds * packed.groups.map(lambda group: RECURRENT_OVERLAP if group == "rnn" else 1.0)
     return OpTimes(elapsed, seconds, kernels, packed.flops / peaks, packed.moved / chip.bandwidth, latency)
+
+
+def in_matrix_units(packed: Packed, device: Device) -> NDArray[np.bool_]:
+    """The products that run in the matrix units, whose clock the board's power limits."""
+    units = relative(device)
+    return np.asarray((packed.flops > 0) & (packed.dtypes.map(lambda dtype: float(dtype in units)) > 0))
+
+
+def power_sigma(seconds: NDArray[Any], packed: Packed, device: Device) -> float:
+    """Standard deviation of the logarithm of device time that the power limit adds, for seconds spent by operator: what
+    is not known of the limit concerns products in matrix units, by their share of the time."""
+    found, total = rule(device), float(seconds.sum())
+    if found is None or not total:
+        return 0.0
+    return found.sigma * float(seconds[in_matrix_units(packed, device)].sum()) / total
+
+
+def sustained(costs: OpTimes, packed: Packed, device: Device) -> OpTimes:
+    """The same operators at the clock that a long run sustains.
+
+    Every packed operator counts once, however often its block is repeated: the constants of the rule were fitted so.
+    """
+    products = in_matrix_units(packed, device)
+    count = float(products.sum())
+    if not count:
+        return costs
+    units = packed.dtypes.map(lambda dtype: relative(device).get(dtype, 0.0))
+    moved, seconds = packed.moved, costs.seconds
+    mix = Mix(
+        flops=float((packed.flops * units).sum()) / count,
+        moved=float(moved[products].sum()) / count, seconds=float(seconds[products].sum()) / count,
+        other_moved=float(moved[~products].sum()) / count, other_s=float(seconds[~products].sum()) / count,
+    )
+    slow = np.where(products, slowdown(device, mix), 1.0)
+    return replace(costs, seconds=costs.seconds * slow, busy=costs.busy * slow)

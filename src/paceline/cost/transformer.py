@@ -19,9 +19,8 @@ from paceline.cost import make
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.experts import beside, run_experts
-from paceline.cost.operators import OpTimes, times
+from paceline.cost.operators import OpTimes, sustained, times
 from paceline.cost.pack import Packed, pack_ops
-from paceline.cost.power import slowdown
 from paceline.cost.tape import Collective as Collective
 from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, linear, moved_op, reduce_parts
 from paceline.cost.tape import Shape as Shape
@@ -89,11 +88,7 @@ def piece_times(found: Blocks, device: Device, chip: Chip, curves: Curves) -> tu
     if framework.fp8_rate < 1:
         slower = packed.dtypes.map(lambda dtype: 1 / framework.fp8_rate if dtype == "fp8" else 1.0)
         costs = replace(costs, seconds=costs.seconds * slower)
-    # the board's limit acts within milliseconds, so what matters is what products draw while they run
-    products = packed.flops > 0
-    flops = packed.dtypes.take(products).total(packed.flops[products])
-    slow = slowdown(device, flops, float(packed.moved[products].sum()), float(costs.seconds[products].sum()))
-    costs = replace(costs, seconds=costs.seconds * np.where(products, slow, 1.0))
+    costs = sustained(costs, packed, device)
     out = {}
     for name, piece in found.pieces.items():
         part = slice(found.starts[name], found.starts[name] + len(piece.ops))

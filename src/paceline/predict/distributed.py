@@ -17,12 +17,14 @@ from paceline.catalog import frameworks
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
+from paceline.cost.operators import power_sigma
 from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
 from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
 from paceline.predict.layer import NOTHING, Held
+from paceline.predict.step import power_evidence
 from paceline.predict.stragglers import straggling
 from paceline.sim.schedules import bubble_s, span_s
 from paceline.sim.timeline import Timeline
@@ -51,8 +53,10 @@ def predict(
     return step.prediction()
 
 
-def default_framework(plan: Plan) -> str:
-    """Sharded parameters are torch's way, everything else Megatron's."""
+def default_framework(plan: Plan, device: Device) -> str:
+    """TPUs run JAX; of the rest, sharded parameters are torch's way, everything else Megatron's."""
+    if device.kind == "tpu":
+        return "jax"
     return "torch-compile" if plan.sharding in ("fsdp", "hsdp") else "megatron-core"
 
 
@@ -65,7 +69,7 @@ class Step(Gradients):
         model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None,
         host_speed: float = 1.0,
     ) -> Step:
-        usual = frameworks.running(plan.framework or default_framework(plan), "transformers")
+        usual = frameworks.running(plan.framework or default_framework(plan, cluster.device), "transformers")
         style = (framework or usual).sped_up(host_speed)
         if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
             raise PlanError(f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them")
@@ -87,8 +91,9 @@ class Step(Gradients):
 
     def replanned(self, plan: Plan) -> Step:
         """The step under another resolved plan, for its memory alone: its operators are still those of the first."""
-        usual = not plan.framework and self.framework.name == default_framework(self.plan)
-        style = frameworks.get(default_framework(plan)) if usual else self.framework
+        device = self.cluster.device
+        usual = not plan.framework and self.framework.name == default_framework(self.plan, device)
+        style = frameworks.get(default_framework(plan, device)) if usual else self.framework
         return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
     def stages(self) -> list[StageTime]:
@@ -220,9 +225,10 @@ class Step(Gradients):
         spent = self.found.packed.groups.total(self.costs.seconds)
         total = sum(spent.values()) or 1.0
         shares = {group: seconds / total for group, seconds in spent.items()}
+        limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
         groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
-        return self.errors.step_sigma(shares, exposed / step, network, bubble / step)
+        return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
 
     def provenance(self, device: Device) -> Iterator[Evidence]:
         for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
@@ -232,6 +238,7 @@ class Step(Gradients):
             if path.startswith("tier.") and path.endswith("bandwidth"):
                 yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
         yield Evidence(what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0)
+        yield from power_evidence(device)
         yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind=self.framework.kind, source=self.framework.source)
         yield from self.errors.evidence()
 

@@ -64,6 +64,8 @@ OWN_CURVES = _spread(0.0, "its own operators")
 LIKE_DEVICE = _spread(0.08, "neusight_fp32_training: devices left out")
 NEW_DEVICE = Spread(sigma=0.15, source="kernels: architectures left out", unmeasured="operators of architecture {}")
 CPU_DEVICE = _spread(0.35, "benchmarks/this_machine.py")
+#: with curves of GPUs, scaled by peaks, bandwidth and lanes
+TPU = _spread(0.25, "tpu_recipes_ironwood, misc_published_training")
 
 # -- frameworks ------------------------------------------------------------------------------------
 
@@ -142,9 +144,14 @@ class Errors:
         """Of device time, given each group's share of it."""
         return math.hypot(self.group_sigma(shares), self.common_sigma())
 
-    def step_sigma(self, shares: Mapping[str, float], exposed: float, network: float, bubble: float) -> float:
-        """Of a step on many devices, of which shares are exposed communication, with the network's spread, and bubble."""
-        groups = self.group_sigma(shares)
+    def step_sigma(
+        self, shares: Mapping[str, float], exposed: float, network: float, bubble: float, limit: float = 0.0,
+    ) -> float:
+        """Of a step on many devices, of which shares are exposed communication, with the network's spread, and bubble.
+
+        `limit` is what is not known of the power limit (`cost.operators.power_sigma`).
+        """
+        groups = math.hypot(self.group_sigma(shares), limit)
         return math.hypot((1 - exposed) * groups, exposed * network, BUBBLE_SHARE * bubble, self.common_sigma())
 
     def evidence(self) -> Iterator[Evidence]:
@@ -184,8 +191,8 @@ def transformer_errors(
 
 def _device(device: Device, curves: Curves) -> Spread:
     """Of the operators of a device: least with curves of its own, most where another architecture's stand in."""
-    if device.kind == "cpu":
-        return CPU_DEVICE
+    if device.kind in ("cpu", "tpu"):
+        return CPU_DEVICE if device.kind == "cpu" else TPU
     if device.calibration or curves.name == device.name or device.name in curves.devices:
         return OWN_CURVES
     return NEW_DEVICE if _new(curves, device) else LIKE_DEVICE

@@ -29,7 +29,7 @@ from paceline.cost.collectives import collective_s, sigma
 from paceline.cost.host_link import LINK_SHARE, SUM_BPS, link_rate
 from paceline.predict.degrees import resolve as resolve
 from paceline.predict.interval import CAPTURED_MEMORY, around, bounded
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.step import Conditions, Timed, as_run
 from paceline.predict.stragglers import slowest_of as slowest_of
 from paceline.predict.stragglers import straggling
 from paceline.predict.way import USUAL, Way
@@ -61,6 +61,7 @@ def predict(
         kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
         found = [predict(workload, each, plan, conditions=conditions, trace=trace) for each in kinds]
         return max(found, key=lambda prediction: prediction.step_s)
+    workload = as_run(workload, cluster.device)
     plan = resolve(plan, workload, cluster)
     if conditions is None:
         conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))

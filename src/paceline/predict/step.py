@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.capture.fuse import fuse
 from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host import HostCurve, default_host, issue_times
-from paceline.cost.operators import OpTimes, times
+from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import Packed, pack
+from paceline.cost.power import rule
 from paceline.predict.interval import CAPTURED_MEMORY, Errors, around, bounded, module_errors
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
@@ -56,6 +59,7 @@ class Conditions:
 
 def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
     """Step time with interval, memory, breakdown and provenance."""
+    workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
     step, packed, costs = timed.step, timed.packed, timed.costs
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
@@ -80,6 +84,26 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
         cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
         timeline=_timeline(workload, step, starts, ends) if trace else None,
     )
+
+
+def power_evidence(device: Device) -> list[Evidence]:
+    """What the clock that matrix units sustain rests on."""
+    found = rule(device)
+    if found is None:
+        return []
+    return [Evidence(what=f"{device.name} power limit of matrix units", kind=found.kind, source=found.source)]
+
+
+_FUSED: WeakKeyDictionary[Workload, Workload] = WeakKeyDictionary()
+
+
+def as_run(workload: Workload, device: Device) -> Workload:
+    """The workload as it runs on a device: XLA, which alone drives TPUs, compiles whole steps, so that pointwise work is fused."""
+    if device.kind != "tpu" or workload.options.get("compiled"):
+        return workload
+    if workload not in _FUSED:
+        _FUSED[workload] = fuse(workload)
+    return _FUSED[workload]
 
 
 @dataclass(slots=True)
@@ -156,16 +180,19 @@ class Timed:
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
         target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
         packed = pack(workload)
-        costs = times(packed, target, curves)
-        host_scale = conditions.framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
-        step = Expanded.of(workload, packed, costs, host, host_scale)
-        errors = module_errors(device, curves, conditions.framework)
-        return Timed(workload, device, target, curves, packed, costs, step, errors)
+        costs = sustained(times(packed, target, curves), packed, device)
+        framework = conditions.framework
+        # a step that XLA compiled is issued in one call, while the one before it runs
+        scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
+        step = Expanded.of(workload, packed, costs, host, 0.0 if device.kind == "tpu" else scale)
+        return Timed(workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework))
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
-        return self.errors.device_sigma(self.step.group_shares(self.packed))
+        spent = np.bincount(self.step.index, weights=self.step.busy, minlength=self.packed.size)
+        operators = self.errors.device_sigma(self.step.group_shares(self.packed))
+        return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
@@ -195,10 +222,13 @@ class Timed:
         unknown = "no source; derived from the rest of the file"
         out += [Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown) for path in self.chip.assumed]
         out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+        out += power_evidence(device)
         inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
         out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
         leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(self.step.group_shares(self.packed).items())[:4])
         out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
+        if device.kind == "tpu":
+            out.append(Evidence(what="the whole step is one program: fused, issued at once", kind="derived", source="XLA"))
         captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))

@@ -33,6 +33,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "cache.l1": ("l1_bytes", "bytes"),
     "cache.l2": ("l2_bytes", "bytes"),
     "chip.sms": ("sm_count", "count"),
+    "chip.lanes": ("sm_lanes", "count"),
     "chip.clock": ("clock_hz", "frequency"),
     "chip.launch": ("launch_s", "time"),
     "chip.tdp": ("tdp_w", "power"),
@@ -65,6 +66,8 @@ class Device:
     l1_bytes: float | None = None
     l2_bytes: float | None = None
     sm_count: int | None = None
+    #: vector operations of one multiprocessor (of a TPU: one TensorCore) per cycle, where they are not a GPU's 128
+    sm_lanes: float | None = None
     clock_hz: float | None = None
     launch_s: float | None = None
     tdp_w: float | None = None

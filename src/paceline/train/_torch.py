@@ -68,3 +68,13 @@ def forget_shards(module: torch.nn.Module) -> None:
 def forget_mesh(mesh: Any) -> None:
     """Has a mesh hold its process groups no longer: torch's caches may hold the mesh for as long as the process lives."""
     mesh._get_root_mesh()._pg_registry.clear()
+
+
+def stand_in(kind: type[Any], like: torch.Tensor) -> Any:
+    """A tensor of a subclass, with the form of another and no memory."""
+    return torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+
+#: within it, subclasses of tensors are not asked what a function means for them
+plain_functions: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass

@@ -51,7 +51,9 @@ _HASTE_S = 2.0
 #: without any message, until an engine's attendant looks whether another rank asks for something
 LOOK_S = 0.2
 #: stages of a job on each channel; gradients may need an agreement, and a second product of a low rank
-CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1}
+CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1, "reads": 1}
+#: channels that send with the sockets of another
+_WITH = {"reads": "parameters"}
 
 
 #: a stage of a job is one collective, or several that are issued together; it is sent what came of it, or of each
@@ -85,6 +87,10 @@ class Ticket:
     def done(self) -> bool:
         """Whether the job has ended."""
         return self._done.is_set()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the job ends within so many seconds, well or not."""
+        return self._done.wait(seconds)
 
     def wait(self) -> Any:
         """What the job returned; raises what went wrong in it."""
@@ -192,7 +198,12 @@ class Engine:
         self._in_turn = in_turn()
         common: _Queue | None = None
         for channel, stages in (channels or CHANNELS).items():
-            ways = Ways(limit) if common is None else common.lane.ways
+            if common is not None:
+                ways = common.lane.ways
+            elif channel in _WITH:
+                ways = self._lanes[_WITH[channel], 0].lane.ways
+            else:
+                ways = Ways(limit)
             for stage in range(stages):
                 if common is None:
                     queue = _Queue(Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake))
@@ -258,7 +269,10 @@ class Engine:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed (gloo's serve whoever holds them)."""
+        """Whether nothing can be sent any more: an error has ended it, or NCCL's groups were destroyed.
+
+        Destroyed groups of gloo serve whoever holds them, as this engine does.
+        """
         return self._error is not None or (self._in_turn and not dist.is_initialized())
 
     def end(self) -> list[threading.Thread]:
@@ -282,8 +296,10 @@ class Engine:
             raise self._error
 
     def waiting(self) -> list[threading.Thread]:
-        """Threads that wait within the backend, up to its limit; the end of the process must not find them there: it would be aborted.
-        Each ends with the last collective that is on its way."""
+        """Threads that wait within the backend, up to its limit; each ends with its last collective.
+
+        The end of the process must not find them there: it would be aborted.
+        """
         return [thread for lane in self._each_lane() if (thread := lane.dismiss()) is not None]
 
     def _each_lane(self) -> list[Lane]:

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from paceline.errors import RunError
@@ -44,13 +45,35 @@ class Sequencer(Generic[Key]):
 
 
 class Gradients:
-    """Calls `ready(parameter)` as back-propagation completes each gradient, and `done()` when it is through."""
+    """Calls `ready(parameter)` as back-propagation completes each gradient, and `done()` when it is through.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], ready: Callable[[nn.Parameter], None], done: Callable[[], None]) -> None:
+    `before(parameter)` is called for parameters that are `watched`, before a pass adds to their `grad`, also
+    where it is paused.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], ready: Callable[[nn.Parameter], None],
+        done: Callable[[], None], *, watched: Iterable[nn.Parameter] = (),
+        before: Callable[[nn.Parameter], None] | None = None,
+    ) -> None:
         self.enabled = True
         self._running = False
         self._ready, self._done = ready, done
         self._handles = [p.register_post_accumulate_grad_hook(self._hook) for p in parameters]
+        #: where torch adds gradients up: a parameter itself does not keep its place
+        self._places: list[Any] = []
+        if before is not None:
+            self._watch(watched, before)
+
+    def _watch(self, parameters: Iterable[nn.Parameter], before: Callable[[nn.Parameter], None]) -> None:
+        for parameter in parameters:
+            place = get_gradient_edge(parameter).node
+
+            def call(_: Any, told: nn.Parameter = parameter) -> None:
+                before(told)
+
+            self._places.append(place)
+            self._handles.append(place.register_prehook(call))
 
     def begin(self) -> None:
         """Says that a backward pass runs; for those who see one without a gradient of a parameter."""

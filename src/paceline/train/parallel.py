@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from paceline.spec.plan import Plan
 from paceline.train import asynchronous, strategies
 from paceline.train.comm import TIMEOUT_S, Engine
 from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.foreign import Foreign
 from paceline.train.strategies.hooked import within_ddp
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _DDP = nn.parallel.DistributedDataParallel
 _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
-#: what makes models whole again that FSDP2 or tensor parallelism has split
-_split: WeakKeyDictionary[nn.Module, Callable[[], None]] = WeakKeyDictionary()
 
 
 def parallelize(
@@ -40,18 +38,16 @@ def parallelize(
         raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group before parallelize")
     if not any(p.requires_grad for p in model.parameters()):
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
-    if isinstance(plan, str) and plan.partition(":")[0] not in strategies.names():
+    name = plan.partition(":")[0] if isinstance(plan, str) else ""
+    if name in asynchronous.NAMES:
+        return _joined(model, optimizer, name, {**_words(str(plan)), **options})
+    if model in _attached:
+        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; "
+                       "call paceline.train.close(model) first")
+    if isinstance(plan, str) and name not in strategies.names():
         plan = _parse(plan)
     if isinstance(plan, Plan):
         return _planned(model, optimizer, plan, timeout_s, options)
-    if isinstance(plan, str):
-        name = plan.partition(":")[0]
-        if name == "ddp":
-            if isinstance(model, _DDP):
-                raise SpecError("the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; name another strategy, or none")
-            return strategies.called(name, _DDP, model, **{**_words(plan), **options}), optimizer
-        if name in asynchronous.NAMES:
-            return strategies.called(name, asynchronous.strategies()[name], model, optimizer, **{**_words(plan), **options})
     strategy = strategies.make(plan, **options) if isinstance(plan, str) else plan
     if not isinstance(strategy, Strategy):
         raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
@@ -59,14 +55,15 @@ def parallelize(
         raise SpecError(f"options go to the strategy where it is made; got {', '.join(options)} beside a {strategy.name} strategy")
     if isinstance(model, _DDP):
         strategy = within_ddp(strategy)
-    if model in _attached:
-        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; call paceline.train.close(model) first")
     device = next(model.parameters()).device
-    engine = Engine(timeout_s=timeout_s, device=device if device.type == "cuda" else torch.device("cpu"))
+    engine = None
+    if strategy.own_engine:
+        engine = Engine(timeout_s=timeout_s, device=device if device.type == "cuda" else torch.device("cpu"))
     try:
         strategy.attach(model, optimizer, engine)
     except Exception:
-        engine.close()
+        if engine is not None:
+            engine.close()
         raise
     _attached[model] = strategy
     return model, optimizer
@@ -81,16 +78,27 @@ def check(text: str, world: int) -> None:
         from paceline.train.asynchronous import wrap
 
         wrap.check(name, _words(text), world)
-    elif name == "ddp":
-        _words(text)
     else:
         strategies.make(text)
 
 
 def _words(text: str) -> dict[str, Any]:
-    """Options of `ddp` or of an asynchronous strategy."""
+    """Options of an asynchronous strategy."""
     name, _, given = text.partition(":")
-    return strategies.words(name, given, _DDP, 1) if name == "ddp" else strategies.words(name, given, asynchronous.strategies()[name], 2)
+    return strategies.words(name, given, asynchronous.strategies()[name], 2)
+
+
+def _joined(
+    model: nn.Module, optimizer: Optimizer, name: str, options: dict[str, Any],
+) -> tuple[nn.Module, Optimizer]:
+    """An asynchronous strategy: a run that this process joins, and that `close` leaves."""
+    model, joined = strategies.called(name, asynchronous.strategies()[name], model, optimizer, **options)
+    before = _attached.get(model)
+    if isinstance(before, Foreign):  # several optimizers are several runs
+        before.also(joined.close)
+    else:
+        _attached[model] = Foreign(name, model, joined, joined.close)
+    return model, joined
 
 
 def _parse(text: str) -> Plan:
@@ -135,9 +143,8 @@ def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: floa
     _check(plan, dist.get_world_size())
     offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
     if plan.sharding in SHARDED or plan.tp > 1:
-        if model in _split:
-            raise RunError("this model is split already; call paceline.train.close(model) first")
-        _split[model] = shard(model, optimizer, plan)
+        undo = shard(model, optimizer, plan)
+        _attached[model] = Foreign(str(plan), model, optimizer, undo)
         if plan.relax.compress:
             from paceline.train.scatter import compress
 
@@ -162,9 +169,9 @@ def _name(plan: Plan) -> str:
 
 
 def of(model: nn.Module) -> Strategy:
-    """The strategy that a model was given."""
+    """The strategy that a model was given: whatever the plan, it has `synchronize()` and `no_sync()`."""
     if model not in _attached:
-        raise SpecError("this model was not parallelized by paceline.train; pass what parallelize returned")
+        raise SpecError("this model was not parallelized by paceline.train; pass what parallelize was given")
     return _attached[model]
 
 
@@ -176,12 +183,11 @@ def close(model: nn.Module | Pipeline) -> None:
     if not isinstance(model, nn.Module):
         model.close()
         return
-    if (undo := _split.pop(model, None)) is not None:
-        undo()
     strategy = _attached.pop(model, None)
     if strategy is None:
         return
     with contextlib.ExitStack() as rest:
-        rest.callback(strategy.engine.close)
+        if strategy.own_engine:
+            rest.callback(strategy.engine.close)
         rest.callback(strategy.detach)
-        strategy.synchronize()
+        strategy.finish()

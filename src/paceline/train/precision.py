@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.errors import PlanError, SpecError
+from paceline.errors import PlanError, RunError, SpecError
 from paceline.train.comm import Collective, Job
-from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.deferral import Deferred
 
 DTYPES = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +41,13 @@ def autocast(model: nn.Module, precision: str) -> nn.Module:
 
 
 class Scaler:
-    """Dynamic loss scaling: halved when a gradient overflows (the step is skipped, on all ranks), doubled after `growth` good steps."""
+    """Dynamic loss scaling: halved when a gradient overflows, doubled after `growth` good steps.
+
+    A step with an overflow is skipped, on all ranks.
+
+    Loops written for `torch.amp.GradScaler` run as they are: `scale`, `unscale_`, `step`, `update`. Without
+    `update`, the scale changes with the next `scale`.
+    """
 
     def __init__(self, scale: float = 65536.0, *, growth: int = 2000) -> None:
         if scale <= 0 or growth < 1:
@@ -50,32 +55,59 @@ class Scaler:
         self.value, self.growth = scale, growth
         self.skipped = 0
         self._good = 0
+        #: of optimizers that were unscaled since the last update, by id, whether their gradients are finite
+        self._unscaled: dict[int, bool] = {}
+        #: the same of those that were stepped
+        self._stepped: list[bool] = []
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
+        if self._stepped:
+            self.update()
         return loss * self.value
 
     def get_scale(self) -> float:
-        """For strategies that keep state in true units."""
+        """What losses are multiplied by; for strategies that keep state in true units."""
         return self.value
 
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Gradients in true units, in `p.grad`: to clip or read them before `step`."""
+        if id(optimizer) in self._unscaled:
+            raise RunError("unscale_() was called twice since the last update(); call it once a step")
+        self._unscaled[id(optimizer)] = self._plain(optimizer)
+
     def step(self, optimizer: Optimizer) -> bool:
-        """Unscales, and steps unless something overflowed; whether it did step."""
+        """Unscales, unless that is done, and steps unless something overflowed; whether it did step."""
         held = getattr(optimizer, "_paceline", None)
         strategy = getattr(held.by, "inner", held.by) if held is not None else None  # `auto` steps by another one
         deferred = strategy if isinstance(strategy, Deferred) and strategy.parts else None
-        if isinstance(strategy, Averaging):
+        unscaled = self._unscaled.get(id(optimizer))
+        if strategy is not None and (deferred is None or unscaled is None):
             strategy.scaled_by(self)
-        finite = self._deferred(deferred) if deferred is not None else self._plain(optimizer)
-        if not finite:
+        if unscaled is not None:
+            finite = unscaled
+        elif deferred is not None:
+            finite = self._deferred(deferred)
+        else:
+            finite = self._plain(optimizer)
+        if finite:
+            optimizer.step()
+        elif strategy is not None:
+            strategy.skipped()
+        self._stepped.append(finite)
+        return finite
+
+    def update(self) -> None:
+        """After the steps of all optimizers: the scale for the next pass."""
+        if not all(self._stepped):
             self.value, self._good = self.value / 2, 0
             self.skipped += 1
-            return False
-        optimizer.step()
-        self._good += 1
+        elif self._stepped:
+            self._good += 1
         if self._good >= self.growth:
             self.value, self._good = self.value * 2, 0
-        return True
+        self._stepped.clear()
+        self._unscaled.clear()
 
     def _plain(self, optimizer: Optimizer) -> bool:
         """Gradients are the same on all ranks: so is the answer."""
@@ -86,7 +118,6 @@ class Scaler:
 
     def _deferred(self, strategy: Deferred) -> bool:
         parts = [part for part in strategy.parts if part.reduced is not None]
-        strategy.scaled_by(self)
         bad = torch.zeros(1)
 
         def job() -> Job:

@@ -196,7 +196,7 @@ class Lane:
     def __init__(self, name: str, number: int, ways: Ways, limit: timedelta, chunk_bytes: int, wake: Callable[..., None]) -> None:
         self.name, self.ways, self.chunk_bytes, self._wake = name, ways, chunk_bytes, wake
         self.group: Any = dist.new_group(timeout=limit)
-        #: where a tensor lies that only says "here"; asked now, since the user may destroy the default group before the last meeting
+        #: where tensors of `meet` lie; asked for now, since the user may have destroyed the groups by then
         self._device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
         self._first_tag, self._sent = number * _TAGS, 0
         self._waiting: queue.SimpleQueue[_Direct | None] = queue.SimpleQueue()

@@ -21,7 +21,7 @@ from paceline.predict import parallel
 from paceline.predict.distributed import Step
 from paceline.predict.parallel import Ranks
 from paceline.predict.simulated import Simulation
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.step import Conditions, Timed, as_run
 from paceline.predict.way import USUAL
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import resolve
@@ -41,6 +41,7 @@ def anatomy(subject: Subject, found: DistributedPrediction) -> Anatomy:
 
 def _captured(subject: Subject, workload: Workload, found: DistributedPrediction) -> Anatomy:
     plan = parallel.resolve(subject.plan, workload, subject.cluster)
+    workload = as_run(workload, subject.cluster.device)
     timed = Timed.of(workload, subject.cluster.device, Conditions())
     conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
     way = USUAL if plan.relax.plain else sync.way_of(plan)

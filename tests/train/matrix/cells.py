@@ -45,7 +45,7 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] /= self.contract.updates
             model, optimizer = pt.parallelize(net, optimizer, plan=self.contract.words)
-        self.models.append((model, optimizer))
+        self.models.append(model)
         return model, optimizer
 
     def close(self):
@@ -53,11 +53,9 @@ class Training:
         for ending in references.endings:
             ending()
         references.endings.clear()
-        for model, optimizer in self.models:
+        for model in self.models:
             if self.by_hand is None:
                 pt.close(model)
-                if hasattr(optimizer, "close"):
-                    optimizer.close()
         self.models.clear()
 
     def parameters(self):

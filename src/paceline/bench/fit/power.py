@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 
 #: sets of dense models whose steps products dominate
 USED = ("megatron_gpt", "torchtitan_llama", "llmfoundry_mpt_throughput", "dgxc_benchmarking_llm", "nemo_megatron_bridge", "simumax_b200_measured")
-GRID_PJ = np.arange(0.7, 1.95, 0.1)
+GRID_PJ = np.arange(0.7, 1.95, 0.05)
 
 
 def errors(data: Path) -> dict[str, dict[str, list[float]]]:

@@ -21,7 +21,7 @@ from paceline.bench.validate.case import csv_rows
 from paceline.catalog import devices
 from paceline.cost.chip import chip
 from paceline.cost.curves import Curves, closest
-from paceline.cost.operators import times
+from paceline.cost.operators import sustained, times
 from paceline.cost.pack import pack
 from paceline.errors import PacelineError
 from paceline.spec.device import Device
@@ -79,7 +79,8 @@ def _step(workload: Workload, device: Device, base: Curves, seconds: float) -> S
     packed = pack(workload)
     sizes = np.array([len(segment.ops) for segment in workload.segments])
     runs = np.repeat(np.bincount(workload.order, minlength=len(sizes)), sizes)
-    return Step(packed.groups.total(times(packed, chip(device), base).seconds * runs), seconds)
+    costs = sustained(times(packed, chip(device), base), packed, device)
+    return Step(packed.groups.total(costs.seconds * runs), seconds)
 
 
 def fit(steps: Sequence[Step], classes: Classes, report: list[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from paceline import units
 from paceline.catalog import frameworks
 from paceline.errors import PlanError
-from paceline.predict.distributed import default_framework
 from paceline.spec import checks
 from paceline.spec.cluster import Cluster
 from paceline.spec.framework import Framework
@@ -43,8 +42,8 @@ class Facts:
 
     @property
     def framework(self) -> Framework | None:
-        """Whose kernels and overlap a transformer was predicted with."""
-        return frameworks.get(self.plan.framework or default_framework(self.plan)) if self.sizes is not None else None
+        """Whose kernels and overlap a transformer was predicted with; the search names it in every plan of one."""
+        return frameworks.get(self.plan.framework) if self.sizes is not None and self.plan.framework else None
 
     @property
     def compiled(self) -> bool:

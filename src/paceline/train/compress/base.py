@@ -19,6 +19,8 @@ A step looks like this, on every rank and for every parameter in the same order:
 
     compressor.begin_step(loss_scale=scaler.get_scale())     # leave it out without loss scaling
     ... exchanges ...
+    compressor.next_pass()                                   # if gradients of another pass are added
+    ... exchanges of these ...
     compressor.end_step(applied=True)                        # False: the optimizer skipped this step
 
 Under loss scaling gradients arrive multiplied by `loss_scale`: state is kept in true units, so that it survives a
@@ -78,6 +80,8 @@ class Compressor(ABC):
         self.step = 0
         #: attempts, skipped ones counted: random numbers are not used twice
         self.attempt = 0
+        #: backward passes of this step before the one whose gradients are exchanged now
+        self.passes = 0
         self.loss_scale = 1.0
         self.state: dict[str, State] = {}
         self._saved: dict[str, State | None] | None = None
@@ -142,6 +146,11 @@ class Compressor(ABC):
             raise SpecError(f"loss_scale must be positive and finite; got {loss_scale}")
         self.loss_scale = 1.0 if loss_scale is None else loss_scale
         self._saved = None if loss_scale is None else {}
+        self.passes = 0
+
+    def next_pass(self) -> None:
+        """Before gradients that are added to those of this step which were exchanged already."""
+        self.passes += 1
 
     def end_step(self, *, applied: bool = True) -> None:
         """After the optimizer; `applied=False` puts back the state from before this step."""
@@ -175,8 +184,10 @@ class Compressor(ABC):
         return entry[name]
 
     def _seed(self, key: str, *, shared: bool = False) -> int:
-        """32 bits for the random numbers of a parameter in this step; `shared`: the same on all ranks."""
-        return zlib.crc32(f"{self.seed}/{key}/{self.attempt}/{'all' if shared else self.rank}".encode())
+        """32 bits for the random numbers of a parameter in this pass; `shared`: the same on all ranks."""
+        who = "all" if shared else self.rank
+        later = f"/{self.passes}" if self.passes else ""
+        return zlib.crc32(f"{self.seed}/{key}/{self.attempt}/{who}{later}".encode())
 
     # ---- checkpoints
 

@@ -26,6 +26,8 @@ SOURCE = Path(__file__).with_name("kernels.c")
 #: sums may be regrouped where the source says so; nothing else may round differently from torch
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden",
          "-shared", "-fPIC")
+#: bytes of the checksum at the end of a cached library
+_DIGEST = hashlib.sha256().digest_size
 #: elements below which another thread costs more than it gains, and threads that one encoder takes at most, unless torch has more
 SHARE, MOST = 1 << 19, 4
 
@@ -55,16 +57,37 @@ def _built(compiler: str) -> Path:
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="paceline-"))
     target = folder / f"kernels-{name}.so"
-    if not target.exists():
+    if not _sound(target):
         # ranks of one host may build at the same time: each its own file, the last one stays
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as file:
             made = Path(file.name)
         try:
-            subprocess.run([*shlex.split(compiler), *FLAGS, str(SOURCE), "-o", str(made), "-lm"], check=True, capture_output=True, timeout=120)
+            command = [*shlex.split(compiler), *FLAGS, str(SOURCE), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            _seal(made)
             made.replace(target)
         finally:
             made.unlink(missing_ok=True)
     return target
+
+
+def _seal(library: Path) -> None:
+    """Appends a checksum, which loaders do not see: a file that was cut or changed is noticed before it is loaded."""
+    content = library.read_bytes()
+    with library.open("ab") as file:
+        file.write(hashlib.sha256(content).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sound(library: Path) -> bool:
+    """Whether a cached library is whole, and nobody else could have written it."""
+    try:
+        about, content = library.stat(), library.read_bytes()
+    except OSError:
+        return False
+    own = about.st_uid == os.geteuid() and not about.st_mode & 0o022
+    return own and hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
 
 
 def _processor() -> bytes:

@@ -86,7 +86,22 @@ class DGC(_Largest):
         x = flat(grad)
         total = self._tensor(key, "residual", x)
         velocity = self._tensor(key, "velocity", x) if self.scheme.momentum else None
-        return self._largest(x, self._gain(x), velocity, total, self.scheme.sample, velocity if self.scheme.masking else None)
+        gain, masked = self._gain(x), velocity if self.scheme.masking else None
+        if velocity is not None and self.passes:
+            gain, velocity = self._added(x, gain, velocity), None
+        return self._largest(x, gain, velocity, total, self.scheme.sample, masked)
+
+    def _added(self, x: Tensor, gain: Tensor, velocity: Tensor) -> Tensor:
+        """Updates the momentum for a later pass of a step; returns the factor by which `x` adds to the total.
+
+        The gradient of the step is g1 + g2, so that u' = m u + g1 + g2: the first pass made m u + g1 of u, the
+        second adds g2 to u and to v.
+        """
+        if self.scheme.nesterov:  # u' = m (u + g), v += u' + g
+            velocity.add_(x * gain, alpha=self.scheme.momentum)
+            return gain * (1 + self.scheme.momentum)
+        velocity.add_(x * gain)
+        return gain
 
     def _gain(self, x: Tensor) -> Tensor:
         """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the limit."""

@@ -23,6 +23,7 @@ from paceline.train import asynchronous
 from paceline.train.strategies.auto import Auto
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.ddp import DDP
 from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.lazy import Lazy
 from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
@@ -33,14 +34,14 @@ T = TypeVar("T")
 _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 #: each makes a strategy from keyword options
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "allreduce": Averaging, "overlap": Overlap, "priority": Priority, "auto": Auto,
+    "ddp": DDP, "allreduce": Averaging, "overlap": Overlap, "priority": Priority, "auto": Auto,
     "lazy": Lazy, "local": LocalSGD, "post-local": PostLocalSGD, "diloco": DiLoCo,
 }
 
 
 def names() -> list[str]:
     """Every name that `paceline.train.parallelize` takes for a plan."""
-    return ["ddp", *STRATEGIES, *SCHEMES, *asynchronous.NAMES]
+    return [*STRATEGIES, *SCHEMES, *asynchronous.NAMES]
 
 
 def make(text: str, **options: Any) -> Strategy:

@@ -3,6 +3,10 @@
 Gradients travel in buckets, in the order in which they become ready (rank 0's, seen in the first step). Within a bucket every parameter
 has its own compressor and state; their messages are put together, so that a bucket costs as few collectives as one gradient.
 
+A pass may add to gradients that are means already (two passes before a step, outside `no_sync`). Compressors
+must not see these again: momentum would be applied to momentum. So they are set apart before the pass adds to
+them, and its own mean is added to them at its end.
+
 Cost of a step: F + max(B, encode + wire + decode of what is ready) with the bytes of `paceline.cost.compression`.
 """
 
@@ -79,6 +83,10 @@ class Averaging(Strategy):
         self._index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         self._tickets: list[Ticket] = []
         self._in_step, self._agreed = False, False
+        #: by id of a parameter: the part of its gradient that is a mean already; None for all of it
+        self._means: dict[int, Tensor | None] = {}
+        #: ids of parameters whose means are set apart in the pass that runs, None where none does
+        self._apart: set[int] | None = None
         self._alone = not self._asked and agree(cores(self.parameters[0][1].device)[0] == 1)
         if self.scaler is None and (self._taken is not None or any(c.local_state for c in self._distinct)):
             self._hear_of_scaler()
@@ -87,7 +95,14 @@ class Averaging(Strategy):
     def _listen(self) -> None:
         """Has gradients come here as they become ready."""
         self._arrange(range(len(self.parameters) - 1, -1, -1))
-        self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
+        self._gradients = Gradients(
+            [p for _, p in self.parameters], self._ready, self._done,
+            watched=self._watched(), before=self._before_adding,
+        )
+
+    def _watched(self) -> list[nn.Parameter]:
+        """Parameters whose means must not be averaged again; in float32, the mean of a mean is the mean."""
+        return [p for name, p in self.parameters if self._taken is not None or not self._plain(name)]
 
     def _arrange(self, order: Sequence[int]) -> None:
         """Buckets in the order given (places in `self.parameters`)."""
@@ -110,9 +125,78 @@ class Averaging(Strategy):
 
     # -- every step ------------------------------------------------------------------------------------
 
-    def _ready(self, parameter: nn.Parameter) -> None:
-        if not self._in_step:
+    @property
+    def _paused(self) -> bool:
+        """Whether the pass that runs only adds up."""
+        return not self._gradients.enabled
+
+    def _before_adding(self, parameter: nn.Parameter) -> None:
+        """Before a pass adds to the gradient of a watched parameter."""
+        if not self._paused:
+            self._gradients.begin()
+            self._begin_pass()
+            self._set_apart(parameter)
+        elif parameter.grad is None:
+            self._means.pop(id(parameter), None)
+        elif id(parameter) in self._means and self._means[id(parameter)] is None:
+            self._means[id(parameter)] = parameter.grad.clone()
+
+    def _begin_pass(self) -> None:
+        """Its gradients are added to those of this step, if these are still there, or begin a step.
+
+        They are gone where the last pass was thrown away, or where a scaler has skipped its step.
+        """
+        if self._apart is not None:
+            return
+        self._apart = set()
+        if self._in_step and self._adds():
+            for compressor in self._distinct:
+                compressor.next_pass()
+        else:
+            self._close(applied=False)
             self._open()
+
+    def _adds(self) -> bool:
+        """Whether gradients of the last pass are still there, in the same units.
+
+        Other units mean that the step was skipped: a scaler lowers its scale then.
+        """
+        kept = any(id(p) in self._means and p.grad is not None for _, p in self.parameters)
+        return kept and self._distinct[0].loss_scale == self._scale()
+
+    def _set_apart(self, parameter: nn.Parameter) -> None:
+        """Leaves in `grad` what is no mean yet."""
+        key = id(parameter)
+        if self._apart is None or key in self._apart:
+            return
+        self._apart.add(key)
+        if key not in self._means:
+            return
+        mean = self._means[key]
+        if parameter.grad is None:
+            del self._means[key]
+        elif mean is not None:  # and what passes within `no_sync` added
+            parameter.grad.sub_(mean)
+        else:
+            self._means[key] = self._kept(parameter)
+            parameter.grad = None
+
+    def _kept(self, parameter: nn.Parameter) -> Tensor:
+        """A gradient in memory of its own: others lie in their bucket, which is filled again."""
+        assert parameter.grad is not None
+        return parameter.grad.clone() if self._plain(self._names[id(parameter)]) else parameter.grad
+
+    def _put_together(self) -> None:
+        """Means of this pass and of those before it, in one."""
+        for parameter in self._watched():
+            mean = self._means.get(id(parameter))
+            if mean is not None and parameter.grad is not None:
+                parameter.grad = mean.add_(parameter.grad)
+            self._means[id(parameter)] = None
+        self._apart = None
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        self._begin_pass()
         self._seen.append(self._index[id(parameter)])
         bucket = self._bucket_of[id(parameter)]
         bucket.waiting -= 1
@@ -150,6 +234,7 @@ class Averaging(Strategy):
 
     def _send(self, bucket: Bucket) -> None:
         for parameter in bucket.parameters:
+            self._set_apart(parameter)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         name = bucket.names[0] if len(bucket.names) == 1 else f"{bucket.names[0]}..{bucket.names[-1]}"
@@ -164,6 +249,7 @@ class Averaging(Strategy):
         for ticket in self._tickets:
             ticket.wait()
         self._tickets.clear()
+        self._put_together()
         if not self._agreed:  # the order in which gradients became ready, from the first step on
             self._agreed = True
             seen = agree(list(dict.fromkeys(self._seen)))
@@ -192,7 +278,7 @@ class Averaging(Strategy):
                 views.append((parameter, view))
                 at += gradient.numel()
             else:
-                if self._taken is not None:
+                if self._taken is not None and self._first:
                     self._taken.decay(parameter, gradient, self._scale())
                 rounds.append(self.compressors[name].exchange(name, gradient, gradient))
         if self.world > 1 or rounds:
@@ -201,9 +287,16 @@ class Averaging(Strategy):
             plain.div_(self.world)
             if self._taken is not None and bool(torch.isfinite(plain).all()):  # otherwise the step will be skipped
                 for parameter, view in views:
-                    self._taken.decay(parameter, view, self._scale())
-                    self._taken.accelerate(self._velocity, self._names[id(parameter)], view, self._scale())
+                    name = self._names[id(parameter)]
+                    if self._first:
+                        self._taken.decay(parameter, view, self._scale())
+                    self._taken.accelerate(self._velocity, name, view, self._scale(), more=not self._first)
         return views
+
+    @property
+    def _first(self) -> bool:
+        """Whether no pass of this step went before: momentum and weight decay are of steps, not of passes."""
+        return self._distinct[0].passes == 0
 
     def _scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
@@ -211,15 +304,11 @@ class Averaging(Strategy):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
         self._close(applied=True)
+        self._means.clear()
         return result
 
     def synchronize(self) -> None:
         """Nothing is ever on its way after a backward pass."""
-
-    def _before_forward(self, *_: Any) -> None:
-        super()._before_forward()
-        if torch.is_grad_enabled() and not self._tickets:
-            self._close(applied=False)  # a backward pass that no step followed: skipped
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -371,11 +460,22 @@ class Taken:
         if factor:
             gradient.add_(parameter.detach(), alpha=factor * scale)
 
-    def accelerate(self, velocity: dict[str, Tensor], name: str, gradient: Tensor, scale: float = 1.0) -> None:
-        """Momentum for a gradient that is not compressed; `velocity` is kept in true units."""
+    def accelerate(
+        self, velocity: dict[str, Tensor], name: str, gradient: Tensor, scale: float = 1.0, *,
+        more: bool = False,
+    ) -> None:
+        """Momentum for a gradient that is not compressed; `velocity` is kept in true units.
+
+        `more`: the gradient is added to one of the same step, which was accelerated already.
+        """
         held = velocity.get(name)
         if held is None:
             held = velocity[name] = torch.zeros_like(gradient)
+        if more:
+            held.add_(gradient, alpha=1 / scale)
+            if self.nesterov:
+                gradient.mul_(1 + self.momentum)
+            return
         held.mul_(self.momentum).add_(gradient, alpha=1 / scale)
         if self.nesterov:
             gradient.add_(held, alpha=self.momentum * scale)

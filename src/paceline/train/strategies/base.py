@@ -44,6 +44,8 @@ class Strategy(ABC):
     paper: ClassVar[str]
     #: whether the result is that of one process with the whole batch, up to the order of sums
     exact: ClassVar[bool] = True
+    #: whether it sends with an engine of ours
+    own_engine: ClassVar[bool] = True
     #: where it hears of gradients, if it does
     _gradients: Gradients
 
@@ -51,14 +53,24 @@ class Strategy(ABC):
         self._attached = False
         #: whether torch's GradScaler calls this strategy also where gradients overflowed
         self.hears_of_scaler = False
+        self._engine: Engine | None = None
 
-    def attach(self, model: nn.Module, optimizer: Optimizer, engine: Engine, *, alike: bool = False) -> None:
+    @property
+    def engine(self) -> Engine:
+        """What it sends with."""
+        if self._engine is None:
+            raise SpecError(f"{self.name!r} does not send with an engine of ours; there is none to look into")
+        return self._engine
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer, engine: Engine | None, *, alike: bool = False,
+    ) -> None:
         """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent round unless they are `alike` already."""
         if self._attached:
             raise RunError(f"this {self.name} strategy already serves a model; make another one")
         self._attached = True
-        self.model, self.optimizer, self.engine = model, optimizer, engine
-        self.rank, self.world = engine.rank, engine.world
+        self.model, self.optimizer, self._engine = model, optimizer, engine
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.parameters = trained(model)
         self._refuse_strangers()
         if not alike:
@@ -141,12 +153,26 @@ class Strategy(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Returns when all parameters are what the last step made them, on all ranks."""
+        """Returns when all parameters are what the last step made them; all ranks call it together."""
+
+    def finish(self) -> None:
+        """Before the end: also brings what was put off into the model. All ranks call it."""
+        self.synchronize()
+
+    def _arrive(self) -> None:
+        """Returns when what is on its way here is there; no other rank needs to call it."""
+        self.synchronize()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes within add up locally; the next one outside brings them together."""
         yield
+
+    def scaled_by(self, scaler: Any) -> None:  # noqa: B027
+        """Says that losses were multiplied by the scale of a `paceline.train.Scaler`, before the step."""
+
+    def skipped(self) -> None:  # noqa: B027
+        """Says that this rank leaves a step out, since its gradients overflowed."""
 
     def detach(self) -> None:
         """Lets go of the model and the optimizer, which work as before; what is on its way is not waited for."""
@@ -198,7 +224,7 @@ class Strategy(ABC):
             self._buffers_ticket = None
 
     def _before_state_dict(self, *_: Any) -> None:
-        self.synchronize()
+        self._arrive()
         self._before_forward()
 
 

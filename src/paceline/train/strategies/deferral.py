@@ -18,6 +18,7 @@ from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.awaited import Awaited
 from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.factors import FactorPart
 from paceline.train.strategies.parts import Part, PiecePart
@@ -29,8 +30,6 @@ from paceline.train.strategies.updates import settings
 #: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of parameters can be updated apart
 _APART = (optim.ASGD, optim.SGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop,
           optim.Rprop, Layerwise)
-#: by which torch knows optimizers that unscale gradients themselves
-_SCALES_ITSELF = "_step_supports_amp_scaling"
 
 
 def apart(optimizer: optim.Optimizer) -> bool:
@@ -69,8 +68,10 @@ class Deferred(Strategy):
         self._scale: float | None = None
         #: where ranks share state out
         self._shards: Shards | None = None
-        #: whether the user has thrown away the gradients of passes before the one that comes
-        self._zeroed = True
+        #: by id of a parameter, what stands in its `grad` after a pass
+        self._awaited: dict[int, Awaited] = {}
+        #: whether the gradients of the last pass have been brought here whole, for somebody who reads them
+        self._brought = False
         #: parameters that are used where nothing tells of it
         self._outside: list[nn.Parameter] = []
         #: gradients are multiplied by this before the update: the reverse of a loss scale
@@ -86,16 +87,28 @@ class Deferred(Strategy):
         for name, parameter in self.parameters:
             group_of(name, parameter, groups)
         self._seen: list[tuple[nn.Parameter, float]] = []
-        # torch's GradScaler hands such optimizers the scale, by which `_step` sees that it is in use
-        self._scales_itself = getattr(self.optimizer, _SCALES_ITSELF, False)
-        setattr(self.optimizer, _SCALES_ITSELF, True)
         self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
         self._uses.watch()
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
         self._zeroing = [_Told(self.optimizer, "zero_grad", self._zero), _Told(self.model, "zero_grad", self._zero)]
 
     def _zero(self) -> None:
-        self._zeroed = True
+        """Gradients are thrown away, also where they would be set to zero in place: none is fetched."""
+        for _, parameter in self.parameters:
+            if self._kept([parameter]):
+                self._take(parameter)
+
+    def _kept(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether gradients of the pass before are still those of some of these parameters."""
+        return any(p.grad is not None and p.grad is self._awaited.get(id(p)) for p in parameters)
+
+    def _take(self, parameter: nn.Parameter) -> Tensor | None:
+        """What passes have added to a gradient since the last that was reduced; it is taken out of there."""
+        gradient, place = parameter.grad, self._awaited.get(id(parameter))
+        if place is not None and gradient is place:
+            gradient, place.added = place.added, None
+        parameter.grad = None
+        return gradient
 
     def _ready(self, parameter: nn.Parameter) -> None:
         if not self.parts:
@@ -105,20 +118,19 @@ class Deferred(Strategy):
             raise RunError(f"{self._by_parameter[id(parameter)][0].name!r} has a gradient that does not come from its layer (a term of the loss on "
                            "its weight, or another use of it); use fc='gradient'")
         flat, slot = self._slots[id(parameter)]
-        assert parameter.grad is not None
         parts = self._by_parameter[id(parameter)]
         for part in parts:
             self._drop(part)
-        self._put(flat, slot)
+        gradient = self._take(parameter)
+        assert gradient is not None
+        self._put(flat, slot, gradient)
         self._arrived.add(id(parameter))
         for part in parts:
             self._count(part)
 
-    def _put(self, flat: Flat, slot: Slot) -> None:
+    def _put(self, flat: Flat, slot: Slot, gradient: Tensor) -> None:
         """A gradient into its place."""
-        assert slot.parameter.grad is not None
-        flat.gradient(slot).copy_(slot.parameter.grad)
-        slot.parameter.grad = None
+        flat.gradient(slot).copy_(gradient)
 
     def _put_nothing(self, flat: Flat, slot: Slot) -> None:
         """In place of the gradient of a parameter that was not used."""
@@ -130,7 +142,9 @@ class Deferred(Strategy):
         if part.reduced is not None:
             part.reduced.wait()
             part.reduced = None
-            if not self._zeroed:
+            if self._kept(part.parameters):
+                if self._brought:
+                    part.take_back()
                 part.hold()
         self._needed(part.parameters)  # a pass that did not use them has not waited for their update
 
@@ -145,6 +159,7 @@ class Deferred(Strategy):
 
     def _done(self) -> None:
         if not self.parts:
+            self._show()
             gradients = [p.grad if p.grad is not None else p.new_zeros(p.shape) for _, p in self.parameters]
             self.engine.submit("all gradients", average(gradients, self.world)).wait()
             for (_, parameter), gradient in zip(self.parameters, gradients, strict=True):
@@ -154,16 +169,73 @@ class Deferred(Strategy):
                 if id(slot.parameter) not in self._arrived:  # not used in this pass
                     for part in self._by_parameter[id(slot.parameter)]:
                         self._drop(part)
-                    if slot.parameter.grad is None:
+                    before = self._take(slot.parameter)
+                    if before is None:
                         self._put_nothing(flat, slot)
                     else:  # but in one before it, within `no_sync`
-                        self._put(flat, slot)
+                        self._put(flat, slot, before)
             for part in self._sequencer.flush():
                 self._drop(part)
                 self._send(part)
             self._restart()
-            self._zeroed = False
+            self._hand_out()
         self._average_buffers()
+
+    def _hand_out(self) -> None:
+        """After a pass: in place of every gradient, what fetches it."""
+        self._brought = False
+        for _, parameter in self.parameters:
+            if id(parameter) not in self._awaited:
+                self._awaited[id(parameter)] = Awaited(parameter, partial(self._whole_gradient, parameter))
+            parameter.grad = self._awaited[id(parameter)]
+        if self._shards is not None:
+            self._shards.position += 1
+
+    def _show(self) -> None:
+        """In the first step, which is a plain one: has gradients be in `p.grad`, where they were hidden."""
+
+    def _whole_gradient(self, parameter: nn.Parameter) -> Tensor:
+        """The mean gradient of a parameter; all ranks take part the first time after a pass."""
+        if not self._brought:
+            with torch.no_grad():
+                self._bring()
+            self._brought = True
+        if id(parameter) in self._slots:
+            flat, slot = self._slots[id(parameter)]
+            return flat.gradient(slot)
+        (part,) = (part for part in self._by_parameter[id(parameter)] if isinstance(part, FactorPart))
+        return part.whole(parameter)
+
+    def _bring(self) -> None:
+        """Returns when all gradients are here, whole."""
+        for part in self.parts:
+            if part.reduced is not None:
+                part.reduced.wait()
+        self.synchronize()  # after a step: what it makes of gradients is done
+        asked = [request for part in self.parts if (request := part.reading()) is not None]
+        if not asked or self._shards is None:
+            return
+
+        def job() -> Job:
+            yield asked
+
+        self._shards.together(self.engine.submit("gradients that are read", job(), channel="reads"))
+
+    def _changed(self) -> None:
+        """Before a step: what the user has made of gradients since the pass is what counts."""
+        for part in self.parts:
+            if part.reduced is not None and all(p.grad is None for p in part.parameters):
+                part.reduced = None  # thrown away
+        for _, parameter in self.parameters:
+            used = any(part.reduced is not None for part in self._by_parameter[id(parameter)])
+            if used and not self._kept([parameter]):
+                own = parameter.grad
+                whole = self._whole_gradient(parameter)
+                whole.zero_() if own is None else whole.copy_(own)
+        if self._brought:
+            for part in self.parts:
+                if part.reduced is not None:
+                    part.take_back()
 
     def _restart(self) -> None:
         self._arrived: set[int] = set()
@@ -228,7 +300,6 @@ class Deferred(Strategy):
                 self._by_parameter.setdefault(id(parameter), []).append(part)
         for _, parameter in self.parameters:
             self.optimizer.state.pop(parameter, None)
-            parameter.grad = None
         if self.shares and self.world > 1:
             self._shards = self.engine.attendant = Shards(self.engine, self.parts)
         return least, most
@@ -275,24 +346,34 @@ class Deferred(Strategy):
         self.unscale = 1 / scaler.get_scale()
 
     def _step(self, closure: Any = None) -> Any:
-        if getattr(self.optimizer, "found_inf", None) is not None:
-            raise RunError(f"torch's GradScaler finds no gradients under {self.name!r}, which keeps them; use paceline.train.Scaler in its place")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if not self.parts:
+            self._show()
             if self.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.clip_norm)
             self._plain_step()
+            self.unscale = None
             with torch.no_grad():
                 self._build()
             return loss
         self.synchronize()
+        self._changed()
+        if self._shards is not None:
+            self._shards.position += 1
+        self._apply()
+        self._needed(self._outside)
+        return loss
+
+    def _apply(self) -> None:
+        """Submits the updates that the reduced gradients are for."""
         now = settings(self.optimizer)
-        self._scale = self.unscale
+        unscale, self.unscale = self.unscale, None
+        self._scale = unscale
         ready = [part for part in self.parts if part.reduced is not None]
-        norm = self._norm(ready)
+        norm = self._norm(ready, 1.0 if unscale is None else unscale)
         if isinstance(self.optimizer, Layerwise):
             norm = [self._layer_norms(ready, now, norm)]
         for part in ready:
@@ -302,14 +383,12 @@ class Deferred(Strategy):
             for parameter in part.parameters:
                 self._pending.setdefault(id(parameter), []).append(ticket)
                 await_with(parameter, partial(self._needed, [parameter]))
-        self._needed(self._outside)
-        return loss
 
     def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
         part.updates += 1
         yield from part.update(now, self._scale)
 
-    def _norm(self, parts: list[Part]) -> list[Ticket]:
+    def _norm(self, parts: list[Part], unscale: float) -> list[Ticket]:
         """Where gradients are clipped, a job that finds their common norm; updates wait for it."""
         if self.clip_norm is None or not parts:
             return []
@@ -319,8 +398,7 @@ class Deferred(Strategy):
             square = torch.stack([part.square() for part in parts]).sum().view(1)
             if self.world > 1:
                 yield Collective("sum", [square])
-            before = 1.0 if self.unscale is None else self.unscale
-            self._scale = before * min(1.0, limit / (before * float(square.sqrt()) + 1e-6))
+            self._scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
 
         return [self.engine.submit("norm of all gradients", job(), after=[part.reduced for part in parts if part.reduced is not None])]
 
@@ -372,9 +450,9 @@ class Deferred(Strategy):
                 here(parameter)
             for told in self._zeroing:
                 told.remove()
+            self._zero()
             self._gradients.remove()
             self._uses.remove()
-            setattr(self.optimizer, _SCALES_ITSELF, self._scales_itself)
             super().detach()
 
     # -- the optimizer's state -------------------------------------------------------------------------

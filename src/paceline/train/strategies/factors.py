@@ -82,9 +82,11 @@ class FactorPart(Part):
         self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
         self.groups = [groups[id(p)] for p in held]
         #: memory of the parameters themselves, on which others wait while this part updates them
-        self._whole = [p.data for p in held]
-        self.values = [whole[self._own] for whole in self._whole]
+        self._memory = [p.data for p in held]
+        self.values = [memory[self._own] for memory in self._memory]
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
+        #: of all ranks, where somebody reads them
+        self._whole: list[Tensor] = []
         self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
 
@@ -123,7 +125,7 @@ class FactorPart(Part):
 
         In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot know that.
         """
-        like = self._whole[0]
+        like = self._memory[0]
         parts = [part.to(like.dtype) for part in parts]
         count = sum(len(part) for part in parts)
         if count > self.rows:
@@ -147,11 +149,26 @@ class FactorPart(Part):
         if len(self.gradients) > 1:
             torch.sum(errors, dim=0, out=self.gradients[1])
 
+    def whole(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient of a parameter, once it is here."""
+        (at,) = (i for i, own in enumerate(self.parameters) if own is parameter)
+        return (self._whole if self.mode == "rows" else self.gradients)[at]
+
+    def reading(self) -> Collective | None:
+        if self.mode != "rows":
+            return None
+        self._whole = self._whole or [torch.empty_like(memory) for memory in self._memory]
+        return Collective("gather", self.gradients, self._whole, last=True)
+
+    def take_back(self) -> None:
+        for gradient, whole in zip(self.gradients, self._whole, strict=False):
+            gradient.copy_(whole[self._own])
+
     def update(self, now: Settings, scale: float | None) -> Job:
         for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
             update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
         if self.mode == "rows":
-            yield Collective("gather", self.values, self._whole, last=True)
+            yield Collective("gather", self.values, self._memory, last=True)
 
     def square(self) -> Tensor:
         total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()

@@ -6,7 +6,7 @@ state outlives the buckets, which DDP fills otherwise from its second step on. B
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from paceline.errors import SpecError
+from paceline.train._torch import after_backward
 from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.ddp import refuse_twice
 from paceline.train.transport import said
 
 
@@ -33,7 +35,16 @@ class Hooked(Averaging):
 
     def _listen(self) -> None:
         assert isinstance(self.model, nn.parallel.DistributedDataParallel)
-        self._gradients = Gradients((), self._ready, self._done)  # DDP sees to them
+        # DDP sees to gradients that are ready
+        watched = self._watched()
+        self._held = {id(parameter) for parameter in watched}
+        self._gradients = Gradients(
+            (), self._ready, self._done, watched=watched, before=self._before_adding,
+        )
+        #: whether DDP will bring the next pass together: once after each forward pass outside `no_sync`
+        self._syncs = False
+        #: parameters that the pass did not use, with their places in buckets
+        self._unused: list[tuple[nn.Parameter, Tensor]] = []
         try:
             self.model.register_comm_hook(None, lambda _, bucket: self._hook(bucket))
         except RuntimeError as error:
@@ -44,8 +55,9 @@ class Hooked(Averaging):
         if self._let_go:
             return allreduce_hook(self.model.process_group, bucket)  # type: ignore[arg-type]
         self._gradients.begin()
-        if not self._in_step:
-            self._open()
+        self._begin_pass()
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._take_out(parameter, gradient)
         buffer = bucket.buffer()
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
@@ -58,6 +70,48 @@ class Hooked(Averaging):
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             ticket.wait()
+        self._put_together()
+        self._syncs = False
+        unused, self._unused = self._unused, []
+        if unused:
+            # DDP leaves gradients that no rank used as they were; compressors may have sent what they held back
+            after_backward(lambda: _give(unused))
+
+    @property
+    def _paused(self) -> bool:
+        return not self._syncs
+
+    def _before_forward(self, *_: Any) -> None:
+        super()._before_forward()
+        if torch.is_grad_enabled():  # DDP decides here for the backward pass, too
+            self._syncs = bool(self.model.require_backward_grad_sync)
+
+    def _kept(self, parameter: nn.Parameter) -> Tensor:
+        """A copy: a gradient may lie in its bucket, which DDP fills again."""
+        assert parameter.grad is not None
+        return parameter.grad.clone()
+
+    def _take_out(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Takes the mean out of a bucket: DDP puts gradients there whole that the pass did not touch."""
+        key = id(parameter)
+        if key not in self._held or self._apart is None or key in self._apart:
+            return
+        self._apart.add(key)
+        self._unused.append((parameter, gradient))
+        if key not in self._means:
+            return
+        if parameter.grad is None:
+            del self._means[key]
+            return
+        mean = self._means[key]
+        if mean is None:
+            mean = self._means[key] = self._kept(parameter)
+        gradient.sub_(mean)
+
+    def _put_together(self) -> None:
+        """The jobs have put means together, in the buckets, from which DDP takes them."""
+        self._means = dict.fromkeys(self._held)
+        self._apart = None
 
     def _bucket(self, bucket: Any, names: list[str]) -> Job:
         """The mean over ranks of a bucket of DDP's, in place; its memory."""
@@ -71,6 +125,10 @@ class Hooked(Averaging):
         for i, (_, view) in zip(plain, views, strict=True):
             if view.data_ptr() != gradients[i].data_ptr():
                 gradients[i].copy_(view)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            mean = self._means.get(id(parameter))
+            if mean is not None:
+                gradient.add_(mean)
         return buffer
 
     @contextmanager
@@ -83,8 +141,15 @@ class Hooked(Averaging):
         super().detach()
 
 
+def _give(means: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    """Gradients from buckets, after DDP has given those that it gives."""
+    for parameter, mean in means:
+        parameter.grad = mean.clone()
+
+
 def within_ddp(strategy: Strategy) -> Strategy:
     """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by DDP, too."""
+    refuse_twice(strategy)
     if type(strategy) is not Averaging:
         raise SpecError(f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in DistributedDataParallel, which averages "
                         "gradients, too; pass the module that it wraps, or use allreduce or a compressed strategy (terngrad, dgc, ...)")

@@ -44,6 +44,8 @@ class Lazy(Deferred):
         self._count_added = 0
         #: whether there was a pass since the last step
         self._passed = False
+        #: gradients of the first step, by id of their parameters
+        self._first: dict[int, torch.Tensor] = {}
         #: what the last lazy piece had added up before its latest gradient
         self._before: torch.Tensor | None = None
 
@@ -51,7 +53,7 @@ class Lazy(Deferred):
         raise SpecError("lazy adds gradients up over several steps, whose loss scales differ; train in bf16 or float32, or use another strategy")
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
-        if self._passed and not self._zeroed:
+        if self._passed and self._kept([parameter]):
             raise RunError("lazy counts backward passes as steps; run all but the last of a step within paceline.train.of(model).no_sync()")
         super()._ready(parameter)
 
@@ -76,13 +78,28 @@ class Lazy(Deferred):
         self._before = torch.zeros_like(self._lazy[-1].piece.grad) if self._lazy else None
         return found
 
-    def _put(self, flat: Flat, slot: Slot) -> None:
+    def _bring(self) -> None:
+        raise RunError(
+            "lazy adds gradients of the bottom layers up over several steps, so that p.grad cannot be read "
+            "or changed (by clip_grad_norm_, clip_grad_value_, GradScaler...); to clip, pass clip_norm= to "
+            "parallelize")
+
+    def _hide(self) -> None:
+        """Has the first step refuse what the others must refuse, though its gradients are plain ones."""
+        self._first = {id(p): p.grad for _, p in self.parameters if p.grad is not None}
+        self._hand_out()
+
+    def _show(self) -> None:
+        for _, parameter in self.parameters:
+            if self._kept([parameter]):
+                first, added = self._first[id(parameter)], self._take(parameter)
+                parameter.grad = first if added is None else first + added
+
+    def _put(self, flat: Flat, slot: Slot, gradient: torch.Tensor) -> None:
         if id(slot.parameter) in self._lazy_parameters and self._count_added:
-            assert slot.parameter.grad is not None
-            flat.gradient(slot).add_(slot.parameter.grad)
-            slot.parameter.grad = None
+            flat.gradient(slot).add_(gradient)
         else:
-            super()._put(flat, slot)
+            super()._put(flat, slot, gradient)
 
     def _put_nothing(self, flat: Flat, slot: Slot) -> None:
         if id(slot.parameter) not in self._lazy_parameters or not self._count_added:  # else what was added up stays
@@ -106,6 +123,7 @@ class Lazy(Deferred):
         super()._done()
         self._passed = True
         if not self.parts:
+            self._hide()
             return
         if sent and self._lazy and self.adapt:
             self._adapt(self._local)
@@ -132,6 +150,19 @@ class Lazy(Deferred):
             self.interval = min(self.most, self.interval + 1)
         elif not direction and not magnitude:
             self.interval = max(1, self.interval - 1)
+
+    def finish(self) -> None:
+        """Sends what has been added up, and updates with it."""
+        super().finish()
+        if not self._count_added:
+            return
+        for part in self.parts:  # a pass that no step followed
+            self._drop(part)
+        for part in self._lazy:
+            Deferred._send(self, part)
+        self._count_added = 0
+        self._apply()
+        self.synchronize()
 
     def _asked(self) -> dict[str, Any]:
         return {**super()._asked(), "share": self.share}

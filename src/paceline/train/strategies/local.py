@@ -5,8 +5,11 @@
     diloco      every `period` steps the mean drift is the gradient of an outer SGD
                 with Nesterov momentum                                               (Douillard et al., DiLoCo, 2023)
 
-Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every `period` steps the average.
-Optimizer state stays local. `drop_momentum` clears it after averaging.
+Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every
+`period` steps the average. Optimizer state stays local. `drop_momentum` clears it after averaging.
+
+Between two averages each rank's model is its own, and so is what `model.state_dict()` gives there.
+`synchronize`, which all ranks call, averages the replicas now, and so does `paceline.train.close`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import SpecError
+from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job
 from paceline.train.hooks import Gradients
 from paceline.train.strategies.base import Strategy, average
@@ -36,6 +39,8 @@ class LocalSGD(Strategy):
             raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
         self.period, self.after, self.drop_momentum = period, after, drop_momentum
         self.steps = 0
+        #: the step after which all replicas were last the same
+        self._met = 0
 
     def _begin(self) -> None:
         self._hear_of_scaler()
@@ -55,13 +60,17 @@ class LocalSGD(Strategy):
         self._stepped()
         return result
 
+    def skipped(self) -> None:
+        self._stepped()
+
     def _stepped(self) -> None:
         self.steps += 1
         if self.due(self.steps):
             self._join()
+            self._met = self.steps
 
     def _join(self) -> None:
-        self.engine.submit("parameters", average([p for _, p in self.parameters], self.world)).wait()
+        self._average([p for _, p in self.parameters])
         self._average_buffers()
         if self.drop_momentum:
             for entries in self.optimizer.state.values():
@@ -69,20 +78,49 @@ class LocalSGD(Strategy):
                     if isinstance(value, Tensor) and value.dim() > 0:
                         value.zero_()
 
+    def _average(self, tensors: list[Tensor]) -> None:
+        """The mean over ranks, which must all have come to the same step."""
+        count = torch.tensor([self.steps, -self.steps], device=tensors[0].device)
+
+        def job() -> Job:
+            if self.world > 1:
+                yield Collective("max", [count])
+            last, first = int(count[0]), -int(count[1])
+            if first != last:
+                raise RunError(
+                    f"rank {self.rank} of {self.world}: replicas would be averaged after step {first} of one "
+                    f"rank and step {last} of another; call synchronize() on all ranks, or on none")
+            yield from average(tensors, self.world)
+
+        self.engine.submit("parameters", job()).wait()
+
+    @property
+    def _drifted(self) -> bool:
+        """Whether replicas may differ."""
+        return self.steps > self._met
+
     def synchronize(self) -> None:
-        """Replicas differ between two averages; nothing is on its way."""
+        """Averages the replicas, where they have drifted since the last time; all ranks call it."""
+        if self._drifted:
+            LocalSGD._join(self)
+            self._met = self.steps
+        self._before_forward()  # buffers may be on their way
+
+    def _arrive(self) -> None:
+        """Nothing is on its way that this rank has not waited for."""
 
     def state_dict(self) -> dict[str, Any]:
         """Also this rank's own replica, which is another than the others' between two averages, and its own state of the optimizer."""
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        return {"steps": self.steps, "model": own, "optimizer": copy.deepcopy(self.optimizer.state_dict())}
+        state = copy.deepcopy(self._plain_state())
+        return {"steps": self.steps, "met": self._met, "model": own, "optimizer": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of a run on another number of ranks, the first one's: all replicas begin as that one."""
-        self.steps = state["steps"]
+        self.steps, self._met = state["steps"], state.get("met", 0)
         if "model" in state:
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._plain_load(state["optimizer"])
 
 
 class PostLocalSGD(LocalSGD):
@@ -111,6 +149,10 @@ class PostLocalSGD(LocalSGD):
     def due(self, step: int) -> bool:
         return step >= self.after and (step - self.after) % self.period == 0
 
+    @property
+    def _drifted(self) -> bool:
+        return self.steps > max(self._met, self.after)
+
     def detach(self) -> None:
         self._gradients.remove()
         super().detach()
@@ -133,7 +175,7 @@ class DiLoCo(LocalSGD):
 
     def _join(self) -> None:
         drift = [start - p.detach() for start, (_, p) in zip(self._start, self.parameters, strict=True)]
-        self.engine.submit("drift", self._average(drift)).wait()
+        self._average(drift)
         for start, mean in zip(self._start, drift, strict=True):
             start.grad = mean
         self._outer.step()
@@ -142,11 +184,6 @@ class DiLoCo(LocalSGD):
             for start, (_, parameter) in zip(self._start, self.parameters, strict=True):
                 parameter.copy_(start)
         self._average_buffers()
-
-    def _average(self, drift: list[Tensor]) -> Job:
-        yield Collective("sum", drift)
-        for tensor in drift:
-            tensor.div_(self.world)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "start": [t.clone() for t in self._start], "outer": self._outer.state_dict()}

@@ -51,6 +51,13 @@ class Part(ABC):
             result.add_(held)
         self._held = []
 
+    def reading(self) -> Collective | None:
+        """What brings the whole of the reduced gradient here; None where it is here."""
+        return None
+
+    def take_back(self) -> None:  # noqa: B027
+        """Takes this rank's share of the whole gradient, which somebody may have changed, for the update."""
+
     def hold(self) -> None:
         """Keeps the reduced gradient for the next one to be added to it."""
         self._held = [result.clone() for result in self.results]
@@ -159,6 +166,13 @@ class PiecePart(Part):
             update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
         if self.shares:
             yield Collective("gather", [self.values], [self.piece.data], last=True)
+
+    def reading(self) -> Collective | None:
+        return Collective("gather", [self.gradient], [self.piece.grad], last=True) if self.shares else None
+
+    def take_back(self) -> None:
+        if self.shares:
+            self.gradient.copy_(self.piece.flat.grad[self.own])
 
     def square(self) -> Tensor:
         return self.gradient.float().square().sum() / (1 if self.shares else self.world)

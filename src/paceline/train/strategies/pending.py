@@ -14,17 +14,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from paceline.train.strategies.awaited import KNOWN
+
 #: where such a parameter keeps what brings it here
 _ARRIVE = "_paceline_arrive"
-_FORM = (
-    "grad", "requires_grad", "is_leaf", "grad_fn", "shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_cuda", "is_meta",
-)
-_GRAD: Any = getattr(Tensor, _FORM[0])
+_GRAD: Any = vars(Tensor.__base__)["grad"]
 #: what does not look at values; optimizers' `zero_grad` is made of it
-_LOOKS = frozenset({
-    *(getattr(Tensor, name).__get__ for name in _FORM), _GRAD.__set__,
-    Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size,
-})
+_LOOKS = KNOWN | {_GRAD.__get__, _GRAD.__set__}
 
 
 class Pending(nn.Parameter):

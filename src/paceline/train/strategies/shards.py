@@ -25,7 +25,7 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.train._torch import default_store
-from paceline.train.comm import CLOSE_S, Engine
+from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket
 from paceline.train.strategies.base import agree
 from paceline.train.strategies.parts import Part
 
@@ -35,6 +35,8 @@ _MESSAGE_BYTES = 2 << 20
 _BEHIND = 8
 #: between two looks at the store while something is waited for, at least and at most
 _SOON_S, _LATER_S = 1e-3, 50e-3
+#: for ranks to come to a read of gradients, until it is asked where they are
+_PATIENCE_S = 1.0
 _HERE = b"here"
 #: the store was on a rank that is gone, or cannot be asked; or the rank that asked does not wait any more
 _SILENT = (RuntimeError, NotImplementedError, RunError)
@@ -51,14 +53,16 @@ class Shards:
         self._store: Any = default_store()
         #: requests that have been looked at
         self._seen = 0
+        #: those of them that wait for a decision: number, rank, reads, position
+        self._open: list[tuple[int, int, int, int]] = []
+        #: how often gradients were read here, and how many passes and steps there were
+        self.reads, self.position = 0, 0
 
     # -- on the rank that asks -------------------------------------------------------------------------
 
     def fetch(self) -> Iterator[tuple[Part, list[list[Tensor]]]]:
         """Each part with what every rank keeps of its state."""
-        number = int(self._store.add(self._key("asks"), 1))
-        ask = {"rank": self._rank, "updates": [part.updates for part in self._parts]}
-        self._store.set(self._key(f"ask/{number}"), json.dumps(ask))
+        number = self._ask(updates=[part.updates for part in self._parts])
         sent = [self._messages(number, rank) for rank in range(self._world)]
         for rank in self._others():
             answer = next(sent[rank])
@@ -68,6 +72,23 @@ class Shards:
             own = part.shared()
             yield part, [own if rank == self._rank else self._received(own, messages)
                          for rank, messages in enumerate(sent)]
+
+    def together(self, ticket: Ticket) -> None:
+        """Waits for gradients that all ranks read together; says where another rank has gone on without."""
+        self.reads += 1
+        if not ticket.ends_within(_PATIENCE_S):
+            number = self._ask(reads=self.reads, position=self.position)
+            while not ticket.ends_within(LOOK_S):
+                for rank in self._others():
+                    if self._there(key := self._key(f"{number}/{rank}/0")):
+                        raise RunError(self._store.get(key).decode())
+        ticket.wait()
+
+    def _ask(self, **what: Any) -> int:
+        """Has the others know of a request; its number."""
+        number = int(self._store.add(self._key("asks"), 1))
+        self._store.set(self._key(f"ask/{number}"), json.dumps({"rank": self._rank, **what}))
+        return number
 
     def _messages(self, number: int, rank: int) -> Iterator[bytes]:
         """What a rank sends in answer, as it comes."""
@@ -114,8 +135,13 @@ class Shards:
             while self._seen < asked:
                 self._seen += 1
                 ask = json.loads(self._store.get(self._key(f"ask/{self._seen}")))
-                if ask["rank"] != self._rank:
+                if ask["rank"] == self._rank:
+                    continue
+                if "updates" in ask:
                     self._answer(self._seen, ask["rank"], ask["updates"])
+                else:
+                    self._open.append((self._seen, ask["rank"], ask["reads"], ask["position"]))
+            self._open = [one for one in self._open if not self._settled(*one)]
         except _SILENT:
             return
 
@@ -135,6 +161,16 @@ class Shards:
                 self._wait(lambda before=before: not self._there(before), to)  # type: ignore[misc]
             self._store.set(f"{key}/{at}", message)
 
+    def _settled(self, number: int, of: int, reads: int, position: int) -> bool:
+        """Whether a rank that reads gradients was joined in that, or told that this rank has gone on."""
+        if self.reads < reads and self.position > position:
+            refusal = (
+                f"rank {of} of {self._world} reads or changes p.grad, which all ranks must do together where "
+                f"gradients are shared out, but rank {self._rank} has gone on; do it on all ranks")
+            self._store.set(self._key(f"{number}/{self._rank}/0"), refusal)
+            return True
+        return self.reads >= reads
+
     def leave(self, *, well: bool) -> None:
         """Says that this rank answers no more; where all is well, once the others end: they may still ask."""
         try:
@@ -143,7 +179,13 @@ class Shards:
             while well and time.monotonic() < deadline:
                 self.look()
                 if all(self._there(self._key(f"left/{rank}")) for rank in self._others()):
-                    return
+                    break
+                time.sleep(_LATER_S)
+            if self._rank:
+                self._store.set(self._key(f"gone/{self._rank}"), "")
+            while well and not self._rank and time.monotonic() < deadline:  # the store may end with rank 0
+                if all(self._there(self._key(f"gone/{rank}")) for rank in self._others()):
+                    break
                 time.sleep(_LATER_S)
         except _SILENT:
             return

@@ -15,7 +15,7 @@ from paceline.train.tasks import Task
 def task(name: str = "digits-cnn") -> Task:
     """Four fifths to train on, one to test; the split is the same in every run."""
     if find_spec("sklearn") is None:
-        raise MissingExtra("scikit-learn", "tasks", f"the task {name}")
+        raise MissingExtra("scikit-learn", "train", f"the task {name}")
     found = import_module("sklearn.datasets").load_digits()  # an extra, without types
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
     labels = torch.tensor(found.target, dtype=torch.int64)

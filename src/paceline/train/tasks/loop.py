@@ -79,8 +79,7 @@ def train(
     own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
     peak = [group["lr"] for group in own.param_groups]
     meter = Meter(model, strategy) if noise else None
-    more = {} if strategy == "ddp" else {"timeout_s": timeout_s, **(options or {})}
-    net, opt = pt.parallelize(model, own, plan=strategy, **more)
+    net, opt = pt.parallelize(model, own, plan=strategy, timeout_s=timeout_s, **(options or {}))
     job = Job(net, opt, folder=checkpoint, every=every, keep=keep, timeout_s=timeout_s)
     losses, reached, looked, began = [], None, 0.0, time.perf_counter()
     look_every = max(1, len(planned) // evaluations) if evaluations else 0
