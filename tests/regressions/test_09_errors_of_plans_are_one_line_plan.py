@@ -38,7 +38,7 @@ def test_every_error_of_the_tree_is_in_the_test_above():
 
 
 def test_an_error_in_a_worker_is_the_error():
-    unknown = pytest.raises(UnknownName, match="unknown framework .eager.; known: ")
+    unknown = pytest.raises(UnknownName, match="unknown framework 'eager'; known: ")
     with ProcessPoolExecutor(1, get_context("spawn")) as pool, unknown:
         pool.submit(frameworks.get, "eager").result()
 
