@@ -9,6 +9,7 @@ import pytest
 
 import paceline as pl
 from paceline import cli, errors
+from paceline.catalog import frameworks
 from paceline.errors import PacelineError, PlanError, SpecError, UnknownName
 from paceline.sched.live.driver import EngineAway
 from paceline.sim.timeline import Timeline

@@ -11,14 +11,13 @@ import pytest
 
 import paceline as pl
 from paceline.errors import PacelineError, SpecError
-from paceline.plan.emit import EMITTERS, emit
-from paceline.plan.emit.launch import job_name
+from paceline.plan.emit import EMITTERS, emit, launch
 from paceline.plan.run import plan_transformer
 from paceline.spec.transformer import Transformer, from_hf
 
 TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024)
 #: what a shell, Python or sbatch would carry out if it were written as it is
-NASTY = '"""; import os; os.abort() #" $(touch /tmp/owned) `id` \' \\'
+NASTY = '"""; import os; os.abort() #" $(touch owned) `id` \' \\'
 TOML = 'like = "dgx-a100"\nname = {name}\n'
 
 
@@ -80,4 +79,4 @@ def words(text):
 
 @pytest.mark.parametrize("name", [NASTY, "meta/llama 3", "../../x", "a;b", "--wrap=id", "模型", ""])
 def test_names_of_jobs_are_words(name):
-    assert re.fullmatch(r"[A-Za-z0-9._-]+", job_name(name)) and not job_name(name).startswith(("-", "."))
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", launch.job_name(name)) and not launch.job_name(name).startswith(("-", "."))

@@ -22,7 +22,7 @@ from typing import Any
 from paceline.api import sizes
 from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
-from paceline.plan.answer import distinct, why
+from paceline.plan.answer import best_measured, distinct, why
 from paceline.plan.general import Captured, limits, plan_module, settings
 from paceline.plan.search import Progress
 from paceline.predict import parallel
@@ -69,6 +69,8 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
 
     begun = time.monotonic()
     first = planned(where)
+    if first.interrupted:
+        return replace(first, top=first.top[:top])
     before = {ranked.plan: ranked.prediction.step_s for ranked in first.top}
     truth = measure(question.model, how, [ranked.plan for ranked in distinct(first.top)[:count]], where)
     compute, network = factors(captured, where, truth)
@@ -83,7 +85,7 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
     notes = [f"{len(truth.steps)} plans were run: computation takes {compute:.2f} and communication {1 / network:.2f} times what was predicted first"]
     notes += [f"not run: {plan}: {reason}" for plan, reason in truth.refused.items()]
     return replace(
-        again, top=tuple(shown[:top]), notes=(*again.notes, *notes), elapsed_s=time.monotonic() - begun,
+        again, top=tuple(shown[:top]), measured=best_measured(shown), notes=(*again.notes, *notes), elapsed_s=time.monotonic() - begun,
         calibration={"compute": compute, "communication": 1 / network})
 
 
@@ -284,7 +286,8 @@ def _ranked(found: Sequence[Ranked], truth: Measured, before: Mapping[Plan, floa
     for one in found:
         measured = truth.steps.get(one.plan)
         factor = usual if measured is None else measured / one.prediction.step_s
-        out.append(replace(one, measured_s=measured, first_s=before.get(one.plan), value=one.value * factor))
+        known = one.unmeasured if measured is None else ()
+        out.append(replace(one, measured_s=measured, unmeasured=known, first_s=before.get(one.plan), value=one.value * factor))
     return sorted(out, key=lambda one: one.value)
 
 

@@ -5,61 +5,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
-
-from paceline import __version__
-from paceline.cli import (
-    bench,
-    calibrate,
-    capture,
-    catalog,
-    check,
-    compare,
-    explain,
-    plan,
-    predict,
-    profile,
-    schedule,
-    simulate,
-    throughput,
-    train,
-    validate,
-    whatif,
-)
 from paceline.errors import PacelineError, missing_extra
-
-app = App(name="paceline", version=__version__, help="How fast will this network train there, how much memory does it need, and what is in the way?")
-
-for _command in (
-    predict.predict, plan.plan, compare.compare, whatif.whatif, explain.explain, simulate.simulate, capture.capture, calibrate.calibrate,
-    validate.validate, train.train, check.check, profile.profile, throughput.throughput,
-    schedule.schedule, schedule.submit, schedule.queue, schedule.eta, schedule.cancel,
-):
-    app.command(_command)
-app.command(bench.app)
-for _listing, _name in (
-    (catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.frameworks_, "frameworks"), (catalog.models_, "models"),
-):
-    app.command(_listing, name=_name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on stderr and exit code 2.
+
+    Ctrl-C is one line on stderr and exit code 130, while the commands are imported too.
+    """
     try:
-        app(sys.argv[1:] if arguments is None else arguments, print_error=False, exit_on_error=False)
+        _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt as stop:
+        print(f"paceline: interrupted: {stop}".removesuffix(": "), file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+def _run(arguments: Sequence[str]) -> None:
+    from cyclopts import CycloptsError
+
+    from paceline.cli.commands import app
+
+    try:
+        app(arguments, print_error=False, exit_on_error=False)
     except (PacelineError, CycloptsError) as error:
         text = str(error) if isinstance(error, PacelineError) else " ".join(str(error).split())
         print(f"paceline: {text}", file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        given = sys.argv[1:] if arguments is None else arguments
-        missing = missing_extra(error, f"paceline {given[0]}" if given else "paceline")
+        missing = missing_extra(error, f"paceline {arguments[0]}" if arguments else "paceline")
         if missing is None:
             raise
         print(f"paceline: {missing}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()

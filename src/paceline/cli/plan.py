@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
@@ -74,6 +74,7 @@ def plan(
 
 
 def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
+    from paceline import units
     from paceline.api import plan as run
 
     q = question
@@ -100,6 +101,8 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
         show(found)
         for path in written:
             print(f"wrote {path}")
+    if found.interrupted:
+        _stop(f"the best so far is {found.best.plan}, {units.show(found.best.prediction.step_s, 'time')} per step")
 
 
 def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> None:
@@ -124,6 +127,13 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
         print(json.dumps(found.to_dict()))
     else:
         show(found)
+    if found.interrupted:
+        _stop(f"{len(found.answers)} of {len(asked)} questions have answers")
+
+
+def _stop(reached: str) -> NoReturn:
+    """Ends as Ctrl-C does, with what was reached."""
+    raise KeyboardInterrupt(reached)
 
 
 def _list(text: str | None) -> list[str]:

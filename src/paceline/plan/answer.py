@@ -22,6 +22,13 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
+def best_measured(found: Sequence[Ranked]) -> Ranked | None:
+    """The best plan of features that were all measured, where the first, the winner, has one that was not."""
+    if not found[0].unmeasured:
+        return None
+    return next((ranked for ranked in found if not ranked.unmeasured), None)
+
+
 def distinct(found: Sequence[Ranked]) -> list[Ranked]:
     """Of plans with the same time that differ in a size only (buckets, prefetching), the first."""
     seen = set()

@@ -14,10 +14,12 @@ from typing import Any
 
 from paceline.capture import capture, usual_precision
 from paceline.errors import PacelineError, PlanError, nearest
-from paceline.plan.answer import front, why
+from paceline.plan import evidence
+from paceline.plan.answer import best_measured, front, why
 from paceline.plan.run import goal
 from paceline.plan.search import Progress
 from paceline.plan.space import BUCKETS, Limits, spell
+from paceline.plan.workers import Interrupted
 from paceline.predict.degrees import resolve
 from paceline.predict.parallel import predict
 from paceline.spec.cluster import Cluster
@@ -90,12 +92,14 @@ def plan_module(
                 over += 1
                 continue
             worth = found.step_s / plan.gbs * value.factor(cluster)
-            tried.append(Ranked(plan=plan, cluster=cluster, prediction=found, value=worth, bound_s=found.step_s, lossy=lossy))
+            tried.append(Ranked(
+                plan=plan, cluster=cluster, prediction=found, value=worth, bound_s=found.step_s, lossy=lossy,
+                unmeasured=evidence.of_plan(plan, evidence.MODULES)))
             if progress:
                 progress("simulating", i, len(plans), min(t.value for t in tried))
     except KeyboardInterrupt:
         if not tried:
-            raise
+            raise Interrupted(f"none of {len(plans)} plans was simulated yet") from None
         interrupted = True
     if not tried:
         raise PlanError(reason or f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
@@ -107,7 +111,7 @@ def plan_module(
     return Planned(
         model=captured.name, objective=objective, gbs=batch, seq=best.seq, space=space, by_memory=over,
         by_bound=0, by_evaluation=len(tried), undecided=undecided, gap_pct=100.0 if undecided else 0.0,
-        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), pareto=front(shown, pareto) if pareto else (),
+        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), measured=best_measured(shown), pareto=front(shown, pareto) if pareto else (),
         settings=captured.settings, interrupted=interrupted, notes=tuple(_notes(allow, interrupted, undecided)))
 
 

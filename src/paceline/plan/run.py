@@ -10,12 +10,14 @@ from dataclasses import replace
 from paceline import units
 from paceline.catalog import clusters
 from paceline.errors import PlanError, SpecError, nearest
-from paceline.plan.answer import AXES, distinct, front, why
+from paceline.plan import evidence
+from paceline.plan.answer import AXES, best_measured, distinct, front, why
 from paceline.plan.ranges import ranges
 from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
 from paceline.plan.space import LOSSY, Limits, Space
+from paceline.plan.workers import reached
 from paceline.spec.cluster import Cluster
-from paceline.spec.planned import Planned, Ranked
+from paceline.spec.planned import Planned, Range, Ranked
 from paceline.spec.transformer import Transformer
 
 #: tokens of a step where no batch is given, as large language models are trained with
@@ -28,7 +30,10 @@ def plan_transformer(
     fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (), tokens: float | None = None, deadline_s: float | None = None,
     top: int = 10, pareto: Sequence[str] = (), most: int = MOST, processes: int | None = None, progress: Progress | None = None,
 ) -> Planned:
-    """The best plan of a transformer on one of some clusters, with its certificate."""
+    """The best plan of a transformer on one of some clusters, with its certificate.
+
+    Ctrl-C ends the search with the best so far; before there is one it raises `Interrupted` with what was reached.
+    """
     begun = time.monotonic()
     limits = Limits.of(fix, forbid, allow)
     seq = limits.settled("seq", seq, "--seq") or model.seq
@@ -38,24 +43,30 @@ def plan_transformer(
         batch = max(1, 2 ** round(math.log2(TOKENS / seq)))
         notes.append(f"no global batch was given: {batch} samples, {batch * seq:,} tokens a step")
     space = Space(model, tuple(where), batch, seq, limits)
-    if not len(space):
-        raise PlanError(space.why_empty())
+    with reached("the space of plans was being put together"):
+        if not len(space):
+            raise PlanError(space.why_empty())
     steps = tokens / (batch * seq) if tokens else None
     if deadline_s and not steps:
         raise SpecError("--deadline needs --tokens: without them there is no end to be met")
-    found = search(space, goal(objective, where, deadline_s / steps if deadline_s and steps else math.inf), most=most, processes=processes,
-                   progress=progress)
+    aim = goal(objective, where, deadline_s / steps if deadline_s and steps else math.inf)
+    found = search(space, aim, most=most, processes=processes, progress=progress)
     if not found.tried:
         raise PlanError(_nothing(space, found, deadline_s, steps))
     ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
-    notes += _notes(found)
     shown = distinct(ranked)
-    stays = () if found.interrupted else ranges(model, shown)
+    interrupted = found.interrupted
+    stays: tuple[Range, ...] = ()
+    if not interrupted:
+        try:
+            stays = ranges(model, shown)
+        except KeyboardInterrupt:
+            interrupted = True
     return Planned(
-        model=model.name, sizes=model, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory, by_bound=found.by_bound,
-        by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
-        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), ranges=stays, pareto=front(ranked, pareto) if pareto else (), notes=tuple(notes),
-        interrupted=found.interrupted, steps=steps)
+        model=model.name, sizes=model, objective=objective, gbs=batch, seq=seq, space=found.space, by_memory=found.by_memory,
+        by_bound=found.by_bound, by_evaluation=len(found.tried), undecided=found.undecided, gap_pct=100 * found.gap,
+        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), measured=best_measured(shown), ranges=stays,
+        pareto=front(ranked, pareto) if pareto else (), notes=(*notes, *_notes(found, interrupted)), interrupted=interrupted, steps=steps)
 
 
 def goal(objective: str, where: Sequence[Cluster], most_s: float = math.inf) -> Goal:
@@ -101,11 +112,12 @@ def _ranked(tried: Tried, best: Tried) -> Ranked:
     lost = "" if tried is best else why(tried.prediction, best.prediction)
     lossy = ", ".join(word for word, fields in LOSSY.items() if all(getattr(tried.plan, name) == value for name, value in fields.items()))
     return Ranked(
-        plan=tried.plan, cluster=tried.cluster, prediction=tried.prediction, value=tried.value, bound_s=tried.bound_s, lost=lost, lossy=lossy)
+        plan=tried.plan, cluster=tried.cluster, prediction=tried.prediction, value=tried.value, bound_s=tried.bound_s, lost=lost, lossy=lossy,
+        unmeasured=evidence.of_plan(tried.plan))
 
 
-def _notes(found: Found) -> list[str]:
-    if found.interrupted:
+def _notes(found: Found, interrupted: bool) -> list[str]:
+    if interrupted:
         return ["interrupted: the best so far; the certificate holds for what was found until then"]
     if found.undecided:
         return [f"{found.undecided:,} plans could be better by up to {100 * found.gap:.2f} %; --most simulates more of them"]

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from multiprocessing import get_all_start_methods, get_context
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.plan import evidence
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
 from paceline.plan.space import Block, Space
 from paceline.plan.table import Table
+from paceline.plan.workers import Interrupted, Pool, reached, workers
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import Simulation
@@ -37,8 +36,6 @@ from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 
-A = TypeVar("A")
-B = TypeVar("B")
 Array = NDArray[np.float64]
 #: plans that are simulated at most
 MOST = 256
@@ -90,14 +87,19 @@ class Found:
 
 
 def search(space: Space, goal: Goal, *, most: int = MOST, processes: int | None = None, progress: Progress | None = None) -> Found:
-    """Search the whole space; with more processes sooner, with the same result."""
+    """Search the whole space; with more processes sooner, with the same result.
+
+    Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
+    """
     begun = time.monotonic()
     tell = progress or (lambda *_: None)
     blocks = space.blocks
-    with _workers(space, processes) as pool:
+    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, processes) as pool:
         lows, fits, nearest = _bound_all(blocks, goal, pool, tell)
         candidates = _Candidates(blocks, lows, fits)
         tried, interrupted = _simulate(candidates, goal, pool, most, tell)
+    if interrupted and not tried:
+        raise Interrupted(f"all {len(space):,} plans have bounds, and none was simulated yet")
     best = tried[0].value if tried else math.inf
     left = candidates.left()
     open_ = int(np.count_nonzero(left < best * (1 - SETTLED)))
@@ -125,16 +127,19 @@ def _bound_all(
     lows: list[Array] = [np.zeros(0)] * len(blocks)
     fits: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(blocks)
     nearest: tuple[float, int, int, float, float] | None = None
-    done = 0
-    for task, found in zip(tasks, pool.map(_bound_some, tasks), strict=True):
-        for i, (low, inside, over) in zip(task, found, strict=True):
-            lows[i] = low * goal.factor(blocks[i].cluster)
-            lows[i][low > goal.most_s] = math.inf
-            fits[i] = inside
-            if nearest is None or over[0] < nearest[0]:
-                nearest = (over[0], i, *over[1:])
-            done += len(blocks[i])
-        tell("bounding", done, sum(map(len, blocks)), math.inf)
+    done, total = 0, sum(map(len, blocks))
+    try:
+        for task, found in zip(tasks, pool.map(_bound_some, tasks), strict=True):
+            for i, (low, inside, over) in zip(task, found, strict=True):
+                lows[i] = low * goal.factor(blocks[i].cluster)
+                lows[i][low > goal.most_s] = math.inf
+                fits[i] = inside
+                if nearest is None or over[0] < nearest[0]:
+                    nearest = (over[0], i, *over[1:])
+                done += len(blocks[i])
+            tell("bounding", done, total, math.inf)
+    except KeyboardInterrupt:
+        raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
     if nearest is None:
         return lows, fits, None
     _, i, place, peak, room_ = nearest
@@ -181,14 +186,23 @@ class _Candidates:
         # of plans with the same bound the plainest, which a block lists first, come first
         self._places = places[np.argsort(low[places], kind="stable")]
         self._lows = low[self._places]
-        self._next = 0
+        self._taken = np.zeros(len(self._places), dtype=bool)
 
-    def take(self, count: int, below: float) -> list[tuple[int, int, float]]:
-        """The next plans whose bounds are below a value: (block, place in it, bound)."""
-        stop = min(self._next + count, int(np.searchsorted(self._lows, below, side="left")))
-        chosen = range(self._next, stop)
-        self._next = max(self._next, stop)
-        return [self._where(i) for i in chosen]
+    @cached_property
+    def _measured(self) -> NDArray[np.bool_]:
+        """Whether plans have only features that were ever measured."""
+        of_blocks = [block.measured.ravel() for block in self._blocks]
+        return np.asarray(np.concatenate(of_blocks)[self._places]) if of_blocks else np.zeros(0, dtype=bool)
+
+    def take(self, count: int, below: float, measured: bool) -> list[tuple[int, int, float]]:
+        """The next plans whose bounds are below a value, or those of measured features: (block, place in it, bound)."""
+        stop = int(np.searchsorted(self._lows, below, side="left"))
+        open_ = ~self._taken[:stop]
+        if measured:
+            open_ &= self._measured[:stop]
+        chosen = np.flatnonzero(open_)[:count]
+        self._taken[chosen] = True
+        return [self._where(int(i)) for i in chosen]
 
     def _where(self, i: int) -> tuple[int, int, float]:
         place = int(self._places[i])
@@ -197,29 +211,63 @@ class _Candidates:
 
     def left(self) -> Array:
         """Bounds of the plans that were not taken."""
-        return self._lows[self._next :]
+        return np.asarray(self._lows[~self._taken])
 
 
 def _simulate(candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> tuple[list[Tried], bool]:
-    """Simulates plans until the best is settled or the budget is spent; best first."""
-    tried: list[Tried] = []
-    best, count = math.inf, 0
+    """Simulates plans until the best is settled or the budget is spent; best first.
+
+    Where the best has a feature that was never measured, what is left of the budget, and a little kept for it, goes to the best plan
+    that has none.
+    """
+    run = _Simulating(candidates, goal, pool, most, tell)
     try:
-        while count < most and (batch := candidates.take(min(BATCH, most - count), best * (1 - SETTLED))):
-            for (_, _, low), found in zip(batch, pool.map(_try, [(block, place) for block, place, _ in batch]), strict=True):
-                if found is None:
-                    candidates.tight += 1
-                    continue
-                count += 1
-                cluster, plan, prediction = found
-                if prediction.step_s <= goal.most_s:
-                    value = prediction.step_s * goal.factor(cluster)
-                    tried.append(Tried(cluster, plan, low / goal.factor(cluster), value, prediction))
-                    best = min(best, value)
-            tell("simulating", count, most, best)
+        run.until(most - min(BATCH, most // 8), measured=False)
+        run.until(most, measured=run.doubtful)
     except KeyboardInterrupt:
-        return sorted(tried, key=lambda t: t.value), True
-    return sorted(tried, key=lambda t: t.value), False
+        return run.ranked, True
+    return run.ranked, False
+
+
+class _Simulating:
+    """Plans that were simulated, and how many more may be."""
+
+    def __init__(self, candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> None:
+        self._candidates, self._goal, self._pool, self._most, self._tell = candidates, goal, pool, most, tell
+        self._tried: list[Tried] = []
+        self._count = 0
+
+    @property
+    def ranked(self) -> list[Tried]:
+        return sorted(self._tried, key=lambda tried: tried.value)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the best plan has a feature that was never measured."""
+        return bool(self._tried) and bool(evidence.of_plan(self.ranked[0].plan))
+
+    def until(self, most: int, *, measured: bool) -> None:
+        """Simulates until the best plan, or the best of measured features, is settled, or so many plans were simulated."""
+        while self._count < most:
+            rivals = [tried.value for tried in self._tried if not measured or not evidence.of_plan(tried.plan)]
+            below = min(rivals, default=math.inf) * (1 - SETTLED)
+            batch = self._candidates.take(min(BATCH, most - self._count), below, measured)
+            if not batch:
+                return
+            found = self._pool.map(_try, [(block, place) for block, place, _ in batch])
+            for (_, _, low), one in zip(batch, found, strict=True):
+                self._add(low, one)
+            self._tell("simulating", self._count, self._most, min((tried.value for tried in self._tried), default=math.inf))
+
+    def _add(self, low: float, found: tuple[Cluster, Plan, DistributedPrediction] | None) -> None:
+        if found is None:
+            self._candidates.tight += 1
+            return
+        self._count += 1
+        cluster, plan, prediction = found
+        factor = self._goal.factor(cluster)
+        if prediction.step_s <= self._goal.most_s:
+            self._tried.append(Tried(cluster, plan, low / factor, prediction.step_s * factor, prediction))
 
 
 def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] | None:
@@ -241,31 +289,13 @@ _blocks: Sequence[Block] = ()
 _tables: dict[str, Table] = {}
 
 
-class Pool(Protocol):
-    """Whatever runs a function over tasks and gives results in order."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]: ...
-
-
-class _Here:
-    """No other process."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]:
-        return map(run, tasks)
-
-
 @contextmanager
 def _workers(space: Space, processes: int | None) -> Iterator[Pool]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
     global _model, _blocks
     _model, _blocks = space.model, space.blocks
     _tables.clear()
-    count = processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if count < 2 or "fork" not in get_all_start_methods() or len(_blocks) < TASK:
-        yield _Here()
-        return
-    pool = ProcessPoolExecutor(count, get_context("fork"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
-    try:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    count = (processes or cores) if len(_blocks) >= TASK else 1
+    with workers(count) as pool:
         yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

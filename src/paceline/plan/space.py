@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.catalog import frameworks
 from paceline.errors import PlanError, nearest
+from paceline.plan import evidence
 from paceline.spec import schedules as orders
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import OFFLOADS, RECOMPUTE, SHARDINGS, Plan, divisors, problems, resolve
@@ -95,6 +96,13 @@ class Block:
         """What blocks have in common whose layers are the same."""
         m, shapes = self.mesh, tuple(tuple(shape.values()) for shape in self.shapes)
         return self.cluster.name, m.tp, m.cp, m.ep, *self.common.values(), self.micro_batches > 1, shapes
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
+        shapes, orders, states = (
+            np.array([not evidence.unmeasured(choice) for choice in choices]) for choices in (self.shapes, self.orders, self.states))
+        return np.asarray(shapes[:, None, None] & orders[None, :, None] & states[None, None, :])
 
     @property
     def micro_batches(self) -> int:

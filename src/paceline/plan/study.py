@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline import on_ray
 from paceline.errors import PlanError, SpecError, UnknownName
+from paceline.plan.workers import Interrupted
 from paceline.spec.facts import read_text
 from paceline.spec.planned import Answer, Question, Study
 
@@ -94,16 +95,24 @@ def study(
         if progress:
             progress(done, len(asked))
 
+    interrupted = False
     if engine == "ray":
         found = on_ray.over(answer, asked, tell)
     else:
         found = []
         for question in asked:
-            found.append(answer(question))
+            try:
+                found.append(answer(question))
+            except KeyboardInterrupt as stop:
+                if not found:
+                    raise Interrupted(f"the first of {len(asked)} questions has no answer yet; {stop}".removesuffix("; ")) from None
+                interrupted = True
+                break
             tell(len(found))
             planned = found[-1].planned
             if planned is not None and planned.interrupted:
+                interrupted = True
                 break
     if all(one.planned is None for one in found):
         raise PlanError(found[0].error if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {found[0].error}")
-    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun)
+    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted)

@@ -16,7 +16,12 @@ from paceline.spec.planned import Answer, Planned, Range, Ranked, Study
 def planned_view(p: Planned) -> RenderableType:
     """The winner's prediction, the certificate, why the others lost, and where the winner stays one."""
     lines: list[RenderableType] = [
-        Text.assemble(("best plan  ", "bold"), (str(p.best.plan), "bold green")), distributed_view(p.best.prediction), Text(), _certificate(p)]
+        Text.assemble(("best plan  ", "bold"), (str(p.best.plan), "bold green"), (_mark(p), "bold yellow")),
+        distributed_view(p.best.prediction), Text(), _certificate(p)]
+    if p.doubt:
+        lines.append(Text(f"not measured: {p.doubt}", style="yellow"))
+    if p.measured is not None:
+        lines += [Text(), _ranking("the best of measured features", [p.measured], p.objective)]
     if p.steps:
         lines.append(_job(p))
     lines += [Text(f"note: {note}", style="yellow") for note in p.notes]
@@ -70,7 +75,7 @@ def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) ->
     return [
         planned.model, ranked.cluster.name, str(planned.gbs), units.show(found.step_s, "time"), *values, *job,
         f"{found.throughput:,.0f} {found.unit}", f"{100 * found.mfu:.1f} %", units.show(found.peak_bytes, "bytes"),
-        f"{planned.gap_pct:.2f} %", str(ranked.plan)]
+        f"{planned.gap_pct:.2f} %", f"{ranked.plan}{'  (never measured)' if ranked.unmeasured else ''}"]
 
 
 def _besides(answer: Answer) -> list[RenderableType]:
@@ -79,7 +84,8 @@ def _besides(answer: Answer) -> list[RenderableType]:
     if planned is None:
         return []
     where = f"{planned.model} on {planned.best.cluster.name}, batch {planned.gbs}"
-    lines: list[RenderableType] = [Text(f"note: {where}: {note}", style="yellow") for note in planned.notes]
+    notes = [*([f"not measured: {planned.doubt}"] if planned.doubt else []), *planned.notes]
+    lines: list[RenderableType] = [Text(f"note: {where}: {note}", style="yellow") for note in notes]
     if planned.pareto:
         title = f"{where}: no other plan is better in every respect"
         lines += [Text(), _ranking(title, planned.pareto, planned.objective)]
@@ -112,9 +118,19 @@ def _ranking(title: str, found: Sequence[Ranked], objective: str) -> RenderableT
         [str(i), units.show(r.prediction.step_s, "time"), *(_truth(r) if ran else []), *_worth(r, objective), f"{100 * r.prediction.mfu:.1f} %",
          units.show(r.prediction.peak_bytes, "bytes"), str(r.prediction.devices), str(r.plan), r.lost or "-", r.lossy or "-"]
         for i, r in enumerate(found, 1)]
+    doubtful = any(r.unmeasured for r in found)
     worth = [] if objective == "time" else [objective]
     measured = ["measured", "predicted first"] if ran else []
-    return listing(title, ["", "step", *measured, *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training"], rows)
+    last = ["never measured"] if doubtful else []
+    columns = ["", "step", *measured, *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training", *last]
+    return listing(title, columns, [[*row, *([", ".join(r.unmeasured) or "-"] if doubtful else [])] for row, r in zip(rows, found, strict=True)])
+
+
+def _mark(p: Planned) -> str:
+    """What is written beside the name of a plan that rests on what was never measured."""
+    if not p.best.unmeasured:
+        return ""
+    return "  (never measured)" if p.settled else "  (never measured, wins by less than its uncertainty)"
 
 
 def _truth(r: Ranked) -> list[str]:

@@ -26,6 +26,8 @@ class Ranked:
     lost: str = ""
     #: what it may change in the result of training; empty where nothing does
     lossy: str = ""
+    #: features of it that no measured step had
+    unmeasured: tuple[str, ...] = ()
     #: seconds of a step as it ran, and as it was predicted before the measurements; None where it was not run
     measured_s: float | None = None
     first_s: float | None = None
@@ -36,9 +38,14 @@ class Ranked:
             "plan": str(self.plan), "cluster": self.cluster.name, "devices": p.devices, "step_s": p.step_s, "step_s_low": p.step_s_low,
             "step_s_high": p.step_s_high, "throughput": p.throughput, "mfu": p.mfu, "peak_bytes": p.peak_bytes, "value": self.value,
             "cost_per_step": self.cost, "energy_j": p.energy_j, "bound_s": self.bound_s, "lost": self.lost, "lossy": self.lossy,
-            "measured_s": self.measured_s, "first_s": self.first_s,
+            "unmeasured": list(self.unmeasured), "measured_s": self.measured_s, "first_s": self.first_s,
             "breakdown": {part.name: part.seconds for part in p.breakdown},
         }
+
+    @property
+    def uncertainty(self) -> float:
+        """By what share the step may be longer than predicted (90 %)."""
+        return self.prediction.step_s_high / self.prediction.step_s - 1
 
     @property
     def cost(self) -> float | None:
@@ -75,6 +82,8 @@ class Planned:
     gap_pct: float
     elapsed_s: float
     top: tuple[Ranked, ...]
+    #: the best plan of features that were all measured, where the winner has one that was not
+    measured: Ranked | None = None
     ranges: tuple[Range, ...] = ()
     pareto: tuple[Ranked, ...] = ()
     notes: tuple[str, ...] = ()
@@ -91,6 +100,28 @@ class Planned:
     def best(self) -> Ranked:
         return self.top[0]
 
+    @property
+    def settled(self) -> bool:
+        """Whether the winner has only measured features, or wins over the best that has by more than its uncertainty."""
+        best, other = self.best, self.measured
+        if not best.unmeasured:
+            return True
+        return other is not None and best.value * (1 + best.uncertainty) < other.value
+
+    @property
+    def doubt(self) -> str:
+        """One line about a winner with features that no measured step had; empty where it has none."""
+        best, other = self.best, self.measured
+        if not best.unmeasured:
+            return ""
+        text = f"no step with {' or '.join(best.unmeasured)} was ever measured"
+        if other is None:
+            return f"{text}, and no plan that fits was found without"
+        gain = f"wins by {100 * (1 - best.value / other.value):.1f} %"
+        against = "more" if self.settled else "less"
+        return (f"{text}: the plan {gain} over the best of measured features ({other.plan}), {against} than the "
+                f"{100 * best.uncertainty:.0f} % by which its prediction may be off")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         best = self.best.to_dict()
@@ -100,7 +131,8 @@ class Planned:
             "model": self.model, "objective": self.objective, "gbs": self.gbs, "seq": self.seq, "space": self.space,
             "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
             "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
-            "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto], "notes": list(self.notes),
+            "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto],
+            "doubt": self.doubt, "settled": self.settled, "measured": self.measured.to_dict() if self.measured else None, "notes": list(self.notes),
             "interrupted": self.interrupted, "calibration": dict(self.calibration),
         }
 
@@ -154,6 +186,8 @@ class Study:
     answers: tuple[Answer, ...]
     engine: str
     elapsed_s: float
+    #: ended by Ctrl-C before all questions had their answers
+    interrupted: bool = False
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data for `--json`: a list."""

@@ -1,0 +1,42 @@
+"""Every command of the command line."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from paceline import __version__
+from paceline.cli import (
+    bench,
+    calibrate,
+    capture,
+    catalog,
+    check,
+    compare,
+    explain,
+    plan,
+    predict,
+    profile,
+    schedule,
+    simulate,
+    throughput,
+    train,
+    validate,
+    whatif,
+)
+
+app = App(
+    name="paceline", version=__version__, suppress_keyboard_interrupt=False,
+    help="How fast will this network train there, how much memory does it need, and what is in the way?",
+)
+
+for _command in (
+    predict.predict, plan.plan, compare.compare, whatif.whatif, explain.explain, simulate.simulate, capture.capture, calibrate.calibrate,
+    validate.validate, train.train, check.check, profile.profile, throughput.throughput,
+    schedule.schedule, schedule.submit, schedule.queue, schedule.eta, schedule.cancel,
+):
+    app.command(_command)
+app.command(bench.app)
+for _listing, _name in (
+    (catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.frameworks_, "frameworks"), (catalog.models_, "models"),
+):
+    app.command(_listing, name=_name)
