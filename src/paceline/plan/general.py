@@ -23,14 +23,15 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.synchronisation import compressions
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
 SAMPLES = 32
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
-LOSSY = {
-    "compress": ("terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "compress=fp16", "compress=bf16"),
+LOSSY: dict[str, tuple[str, ...]] = {
+    "compress": (),  # every scheme there is, registered ones among them: see `_lossy`
     "staleness": ("local-sgd", "diloco", "ps-async", "ps-bounded", "easgd", "gossip"),
     "batch": (),
 }
@@ -134,7 +135,7 @@ def _plans(
     devices: int, gbs: int, said: Limits, fix: Sequence[str], allow: Sequence[str], fixed: Workload | None, precision: str,
 ) -> Iterator[tuple[Plan, str]]:
     """Every plan, with what of it changes the result of training."""
-    ways = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in LOSSY[kind]]
+    ways = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in _lossy(kind)]
     factors = BATCHES if "batch" in allow else (1,)
     for factor in factors:
         batch = gbs * factor
@@ -150,6 +151,11 @@ def _plans(
                         chosen = {"mbs": mbs, "precision": precision, "gbs": batch, "recompute": recompute, **state}
                         if said.keep(chosen):
                             yield replace(plan, **chosen), marks
+
+
+def _lossy(kind: str) -> tuple[str, ...]:
+    """Words of the ways of a kind that change the result of training."""
+    return tuple(f"compress={name}" for name in compressions()) if kind == "compress" else LOSSY[kind]
 
 
 def _states(devices: int) -> Iterator[dict[str, Any]]:

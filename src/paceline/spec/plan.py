@@ -22,7 +22,7 @@ from paceline.errors import PlanError, UnitError, nearest
 from paceline.spec import schedules
 from paceline.spec.facts import read_text
 from paceline.spec.schedules import SCHEDULES
-from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
+from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
 
 #: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in turn;
@@ -145,7 +145,8 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             if plain in words and plain != "none":
                 yield field, plain
                 return
-        raise PlanError(_unknown(word, [*_FLAGS, *(w for words in _WORDS.values() for w in words), *RELAXED_WORDS, *_SIZES]))
+        choices = [one for words in _WORDS.values() for one in words]
+        raise PlanError(_unknown(word, [*_FLAGS, *choices, *relaxed_words(), *_SIZES]))
     value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")

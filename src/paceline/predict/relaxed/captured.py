@@ -216,9 +216,10 @@ class Relaxed(Ranks):
     def memory(self) -> Memory:
         """Compression keeps what it has not sent yet; the rest as `Ranks`."""
         found = super().memory()
-        if not self.plan.relax.compress or self.plan.relax.compress in ("fp16", "bf16", "terngrad", "qsgd", "signsgd"):
+        tensors = self.plan.relax.scheme.kept_tensors
+        if not tensors:
             return found
-        more = sum(p.numel * FULL_BYTES for p in self.workload.parameters if p.ready >= 0) * (2 if self.plan.relax.compress == "dgc" else 1)
+        more = tensors * sum(p.numel * FULL_BYTES for p in self.workload.parameters if p.ready >= 0)
         scale = found.reserved_bytes / max(1, found.peak_bytes)
         kinds = {**found.by_kind, "optimizer": found.by_kind["optimizer"] + more}
         return replace(found, peak_bytes=found.peak_bytes + more, reserved_bytes=int((found.peak_bytes + more) * scale), by_kind=kinds)

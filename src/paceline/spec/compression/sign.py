@@ -43,6 +43,7 @@ class OneBit(Scheme):
     evidence: ClassVar[str] = (
         "Seide et al., 1-Bit SGD, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019")
     encoder: ClassVar[str] = "paceline.train.compress.sign:OneBit"
+    kept_tensors: ClassVar[int] = 1
 
     def payload_bytes(self, shape: Shape, step: int) -> int:
         return bytes_of(numel(shape)) + 8

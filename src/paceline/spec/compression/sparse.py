@@ -79,6 +79,7 @@ class TopK(_Indexed):
         "small at 1 % with error feedback, no loss of BLEU seen; momentum comes late, which costs where it is large")
     evidence: ClassVar[str] = "Aji and Heafield, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
     encoder: ClassVar[str] = "paceline.train.compress.sparse:TopK"
+    kept_tensors: ClassVar[int] = 1
     feedback: bool = True
 
     def encode_work(self, shape: Shape) -> Work:
@@ -97,6 +98,7 @@ class RandomK(Sparse):
     accuracy: ClassVar[str] = "converges with error feedback, more slowly than top-k at the same share"
     evidence: ClassVar[str] = "Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
     encoder: ClassVar[str] = "paceline.train.compress.sparse:RandomK"
+    kept_tensors: ClassVar[int] = 1
     #: keep what is not sent; without it values are scaled up by 1 / ratio, which is unbiased
     feedback: bool = True
 
@@ -119,6 +121,7 @@ class DGC(_Indexed):
     evidence: ClassVar[str] = (
         "Lin et al., Deep Gradient Compression, ICLR 2018; the authors' repository synxlin/deep-gradient-compression")
     encoder: ClassVar[str] = "paceline.train.compress.sparse:DGC"
+    kept_tensors: ClassVar[int] = 2
     ratio: float = 0.001
     #: momentum correction: the optimizer's momentum, applied before selection (the optimizer then uses none)
     momentum: float = 0.9
