@@ -68,7 +68,7 @@ def run(capsys):
 
 def child(*arguments, before=()):
     """Runs it in a process of its own, with some folders first in the path of modules."""
-    path = os.pathsep.join(map(str, (*before, Path(cli.__file__).parents[1])))
+    path = os.pathsep.join(map(str, (*before, Path(cli.__file__).parents[2])))
     command = [sys.executable, "-m", "paceline.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
 

@@ -19,13 +19,13 @@ from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import AVERAGES, COMPRESSIONS, MODES, RELAXED_WORDS, Relaxation
+from paceline.spec.synchronisation import AVERAGES, MODES, Relaxation, compressions, relaxed_words
 from paceline.sync.accuracy import _KNOWN, accuracy
 from paceline.sync.layers import Layers
 
 ETHERNET = clusters.get("4xp100-node-10gbe")
 NODE = clusters.get("p100-node-10gbe")
-COMPRESSED = [f"compress={name}" for name in COMPRESSIONS]
+COMPRESSED = [f"compress={name}" for name in compressions()]
 SYNCHRONOUS = [*COMPRESSED, "overlap", "priority", "ps-sync"]
 NOW_AND_THEN = ["local-sgd", "diloco", "ps-async", "ps-bounded", "ps-backup", "easgd", "gossip"]
 GPT, DGX = transformers.get("gpt3-1.3b"), clusters.get("4xdgx-a100")
@@ -48,7 +48,7 @@ def part(prediction, name):
 
 
 relaxations = st.builds(
-    Relaxation, compress=st.sampled_from(["", *COMPRESSIONS]), ratio=st.sampled_from([0.0, 0.001, 0.25]), rank=st.integers(0, 8),
+    Relaxation, compress=st.sampled_from(["", *compressions()]), ratio=st.sampled_from([0.0, 0.001, 0.25]), rank=st.integers(0, 8),
     average=st.sampled_from(AVERAGES), mode=st.sampled_from(MODES), period=st.integers(0, 600), island=st.integers(0, 8),
     servers=st.integers(0, 64), staleness=st.integers(0, 9), backup=st.integers(0, 9),
 )
@@ -62,8 +62,8 @@ def test_words_round_trip(relax):
 
 def test_every_relaxation_says_what_it_may_cost():
     assert set(_KNOWN) == {*AVERAGES, *MODES} - {"replicas"}
-    for name in (*COMPRESSIONS, "overlap", "easgd"):
-        found = accuracy(Plan.parse(name if name in RELAXED_WORDS else f"compress={name}").relax)
+    for name in (*compressions(), "overlap", "easgd"):
+        found = accuracy(Plan.parse(name if name in relaxed_words() else f"compress={name}").relax)
         assert found.what and found.source
 
 
@@ -247,7 +247,7 @@ def test_hogwild_shares_one_node():
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [*(w for w in RELAXED_WORDS if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
+@pytest.mark.parametrize("words", [*(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
 def test_closed_form_and_simulation_agree(words):
     plan = Plan.parse(f"{words} tp=2 mbs=1 gbs=64")
     a, b = simulated.predict(GPT, DGX, plan), distributed.predict(GPT, DGX, plan)

@@ -43,7 +43,7 @@ class Counts:
     work: Array
     #: transfers between stages on the way of `span`
     hops: Array
-    #: whether a line is the first rank's
+    #: whether a line is the first rank's, and what it reduces last has nothing to hide behind
     first: NDArray[np.bool_]
     #: where each order's lines start
     starts: NDArray[np.int64]
@@ -84,21 +84,15 @@ def _line(order: Choice, row: Row, top: int, pp: int, m: int, beside: bool) -> t
         tail[:] = 0.0
     elif late and row.ahead:
         tail[_LW] = top - row.before - late * row.layers
-    many = _late(order, pp)
-    left[_LB] = many * -(-row.layers // row.chunks)
-    left[[_EB, _HB]], left[[_BACKWARD, _SCATTER]] = one[[_EB, _HB]], many
-    own = ahead + m * one
-    ready = np.maximum(0.0, own - left) if many else np.zeros(_COLUMNS)
+    many = schedule.after_first_gradient(pp, m, int(order["vpp"]))
+    own, ready = ahead + m * one, np.zeros(_COLUMNS)
+    if many is not None:
+        left[_LB] = many * -(-row.layers // row.chunks)
+        left[[_EB, _HB]], left[[_BACKWARD, _SCATTER]] = one[[_EB, _HB]], many
+        ready = np.maximum(0.0, own - left)
     waits = 0 if beside or schedule.v_shaped else m * (2 * row.chunks - row.first - row.last)
     hops = max(waits, row.ahead * (1 if schedule.v_shaped else 2)) if pp > 1 else 0
-    return own + tail, own, ready, m * one, hops, row.ahead == 0
-
-
-def _late(order: Choice, pp: int) -> int:
-    """Passes that a rank may still have to run when the first of its gradients is complete; 0: not known."""
-    if schedules.get(order["schedule"]).v_shaped:
-        return 0
-    return 1 + (int(order["vpp"]) - 1) * pp
+    return own + tail, own, ready, m * one, hops, row.ahead == 0 and schedule.ends_with_embedding
 
 
 def passes(pieces: Array, copies: Array, states: Sequence[State], kinds: Sequence[Choice], contention: float) -> Array:

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.cost import memory as memory_model
 from paceline.predict.interval import CAPTURED_MEMORY, bounded
+from paceline.predict.memory import in_flight
 from paceline.predict.parallel import BUBBLE, GATHER, REDUCE, SHARDED, TRANSFERS, Array, Ranks
 from paceline.predict.rounds import enough, folded
 from paceline.sim import engine
@@ -235,9 +236,12 @@ class Pipeline(Ranks):
         """The most of a micro-batch's activations that a stage holds at once, in whole micro-batches."""
         p, live, most = self.plan, 0.0, 0.0
         schedule = schedules.get(p.schedule)
-        if schedule.in_flight(rank, p.pp, p.micro_batches, p.vpp) == p.micro_batches:  # before the first goes back
+        whole = in_flight(p.schedule, rank, p.pp, p.micro_batches, p.vpp)
+        few = in_flight(p.schedule, rank, p.pp, enough(p), p.vpp)
+        if whole == p.micro_batches:  # before the first goes back
             return p.micro_batches * sum(chunk.activations for chunk in self.held(rank))
-        for chunk, kind, _ in actions(p.schedule, rank, p.pp, min(p.micro_batches, enough(p)), p.vpp):
+        count = p.micro_batches if whole > few else min(p.micro_batches, enough(p))
+        for chunk, kind, _ in actions(p.schedule, rank, p.pp, count, p.vpp):
             last = "W" if schedule.splits and kind != "B" else "B"
             live += self.chunks[chunk].activations * {"F": 1.0, last: -1.0}.get(kind, 0.0)
             most = max(most, live)

@@ -232,15 +232,21 @@ def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int =
     """
     if pp == 1:
         return 1.0
-    known = schedules.get(schedule).in_flight(index, pp, micro_batches, vpp)
-    return known if known is not None else _walked(schedule, index, pp, min(micro_batches, 4 * pp), vpp)
+    order = schedules.get(schedule)
+    known = order.in_flight(index, pp, micro_batches, vpp)
+    if known is not None:
+        return known
+    few = min(micro_batches, 4 * pp)
+    found = _walked(order, index, pp, few, vpp)
+    steady = few == micro_batches or found == _walked(order, index, pp, min(micro_batches, 2 * few), vpp)
+    return found if steady else _walked(order, index, pp, micro_batches, vpp)
 
 
 @lru_cache(maxsize=65536)
-def _walked(schedule: str, index: int, pp: int, micro_batches: int, vpp: int) -> float:
-    """The same, counted along a rank's actions."""
+def _walked(schedule: schedules.Schedule, index: int, pp: int, micro_batches: int, vpp: int) -> float:
+    """`in_flight`, counted along a rank's actions."""
     live = most = 0
-    for action in schedules.get(schedule).actions(index, pp, micro_batches, vpp):
+    for action in schedule.actions(index, pp, micro_batches, vpp):
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         most = max(most, live)
-    return most / schedules.get(schedule).chunks_per_rank(vpp)
+    return most / schedule.chunks_per_rank(vpp)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from paceline.errors import PlanError
 from paceline.spec import schedules
-from paceline.spec.schedules import Action
+from paceline.spec.schedules import Action, Schedule
 
 
 def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> list[Action]:
@@ -50,27 +50,29 @@ def bubble_s(
         return 0.0
     # ratios decide; rounded, equal ones are recognised
     shape = (round(seconds / unit, 6) for seconds in (passes[0], min(passes[2], 0.95 * passes[1]), *head))
-    return unit * _bubble(schedule, pp, min(micro_batches, 4 * pp + micro_batches % pp), vpp, *shape, float(f"{hop_s / unit:.5e}"), overlap)
+    few, hop = min(micro_batches, 4 * pp + micro_batches % pp), float(f"{hop_s / unit:.5e}")
+    return unit * _bubble(schedules.get(schedule), pp, few, vpp, *shape, hop, overlap)
 
 
 @lru_cache(maxsize=65536)
 def _bubble(
-    schedule: str, pp: int, micro_batches: int, vpp: int, forward: float, weight: float, head_forward: float, head_backward: float, hop: float,
-    overlap: bool,
+    schedule: Schedule, pp: int, micro_batches: int, vpp: int, forward: float, weight: float, head_forward: float,
+    head_backward: float, hop: float, overlap: bool,
 ) -> float:
     """Waiting time of a pipeline by walking through its actions; more micro-batches than a few times its length do not change it."""
     spent = {"F": forward, "B": 1 - forward, "I": 1 - forward - weight, "W": weight}
     head = {"F": head_forward, "B": head_backward, "I": head_backward, "W": 0.0}
     ends: dict[tuple[int, str, int], float] = {}
     clock, last = [0.0] * pp, pp * vpp - 1
-    for rank, action in in_order([actions(schedule, rank, pp, micro_batches, vpp) for rank in range(pp)], last + 1):
+    ranks = [list(schedule.actions(rank, pp, micro_batches, vpp)) for rank in range(pp)]
+    for rank, action in in_order(ranks, last + 1):
         ready = max((ends[source] for source in sources(action, last + 1)), default=0.0)
         took = spent[action.kind] + (head[action.kind] if action.chunk == last else 0.0)
         clock[rank] = max(clock[rank], ready) + max(0.0, took)
         if action.kind == "W":
             continue
         target = action.chunk + (1 if action.kind == "F" else -1)
-        sends = hop if 0 <= target <= last and schedules.get(schedule).rank_of(target, pp) != rank else 0.0
+        sends = hop if 0 <= target <= last and schedule.rank_of(target, pp) != rank else 0.0
         ends[action.chunk, action.passes, action.micro_batch] = clock[rank] + sends
         clock[rank] += 0.0 if overlap else sends
     return max(clock) - micro_batches * (vpp + max(0.0, head_forward + head_backward))

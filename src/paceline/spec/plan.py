@@ -22,7 +22,7 @@ from paceline.errors import PlanError, UnitError, nearest
 from paceline.spec import checks, schedules
 from paceline.spec.facts import read_text
 from paceline.spec.schedules import SCHEDULES
-from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
+from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
 
 #: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in turn;
@@ -169,7 +169,7 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             fields_with = [f"{field}=none" for field, words in _WORDS.items() if "none" in words]
             raise PlanError(f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}")
         alone = [w for words in _WORDS.values() for w in words if w != "none"]
-        raise PlanError(_unknown(word, [*_FLAGS, *alone, *RELAXED_WORDS, *_SIZES]))
+        raise PlanError(_unknown(word, [*_FLAGS, *alone, *relaxed_words(), *_SIZES]))
     value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")

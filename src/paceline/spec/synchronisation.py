@@ -69,8 +69,6 @@ def get(name: str) -> Synchronisation:
 
 # -- sent less, later, or not waited for ------------------------------------------------------------
 
-#: what a gradient becomes before it is sent (`cost.compression` has their bytes)
-COMPRESSIONS = tuple(name for name in SCHEMES if name != "fp32")
 #: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the next forward pass, with
 #: activations and errors in place of the gradients of fully connected layers (Lee et al. 2018); or what the next pass needs first, first
 AVERAGES = ("allreduce", "overlap", "priority")
@@ -133,19 +131,36 @@ class Relaxation:
 #: in full, every step
 PLAIN = Relaxation()
 RELAXED_SIZES = ("rank", "period", "island", "servers", "staleness", "backup")
-_RELAXED_WORDS: dict[str, tuple[str, ...]] = {"compress": COMPRESSIONS, "average": AVERAGES, "mode": MODES}
 #: every word and key of a relaxation, for messages
 RELAXED_KEYS = tuple(field.name for field in fields(Relaxation))
-RELAXED_WORDS = tuple(dict.fromkeys(word for words in _RELAXED_WORDS.values() for word in words if word not in ("fp16", "bf16", "replicas")))
+#: these are words of a precision or mean nothing by themselves: `compress=fp16`, `mode=replicas`
+_WITH_THEIR_KEY = ("fp16", "bf16", "replicas")
+
+
+def compressions() -> tuple[str, ...]:
+    """What a gradient may become before it is sent: the schemes of `spec.compression` that are registered."""
+    return tuple(name for name in SCHEMES if name != "fp32")
+
+
+def relaxed_words() -> tuple[str, ...]:
+    """Every word of a relaxation that a plan takes without its key."""
+    words = (word for choices in _choices().values() for word in choices)
+    return tuple(dict.fromkeys(word for word in words if word not in _WITH_THEIR_KEY))
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    return {"compress": compressions(), "average": AVERAGES, "mode": MODES}
 
 
 def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:
     """(field of a Relaxation, what it becomes) for one word of a plan; nothing where the word is not of its kind."""
+    choices = _choices()
     if value is None:
-        yield from ((name, key) for name, words in _RELAXED_WORDS.items() if key in words and key in RELAXED_WORDS)
-    elif key in _RELAXED_WORDS:
-        if value not in (*_RELAXED_WORDS[key], "none"):
-            raise PlanError(f"plan: {key}={value}: expected one of {', '.join(_RELAXED_WORDS[key])}")
+        alone = key not in _WITH_THEIR_KEY
+        yield from ((name, key) for name, words in choices.items() if alone and key in words)
+    elif key in choices:
+        if value not in (*choices[key], "none"):
+            raise PlanError(f"plan: {key}={value}: expected one of {', '.join(choices[key])}")
         yield key, value if value != "none" else getattr(PLAIN, key)
     elif key in RELAXED_SIZES:
         if not value.isdigit() or int(value) < 1:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
 
+from paceline import extend
 from paceline.errors import RunError
 
 #: where a rank leaves what its function returned
@@ -75,7 +76,8 @@ def run(
     In the `place` of a scheduled job, its ranks on this node; those of other nodes are started there.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        command = [sys.executable, "-m", "paceline.train.worker", target, json.dumps(dict(arguments or {}))]
+        worker = [sys.executable, "-m", "paceline.train.worker", *extend.words()]
+        command = [*worker, target, json.dumps(dict(arguments or {}))]
         variables = {**(environment or {}), RESULTS: folder}
         if on is not None:
             on.launch(command, ranks_per_host=ranks_per_host, environment=variables, timeout_s=timeout_s)

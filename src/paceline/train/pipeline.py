@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from paceline.errors import PlanError, RunError
 from paceline.spec import schedules
 from paceline.spec.plan import Plan, stage_layers
+from paceline.train import _torch
 from paceline.train.memory import offload, recompute
 from paceline.train.precision import autocast
 from paceline.train.sharded import axes, mesh_of, spread, tensor
@@ -78,8 +79,8 @@ class Pipeline:
         if plan.cp > 1 or plan.ep > 1:
             raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
         self.plan, self._order = plan, schedules.get(plan.schedule)
-        if not (self._order.torch and self._order.trains):
-            runs = [name for name, order in schedules.SCHEDULES.items() if order.torch and order.trains]
+        if not self._order.trains:
+            runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
             raise PlanError(f"pipelines run under {', '.join(runs)}; got {plan.schedule!r}")
         #: optimizer state at least is shared out; gradients go with it
         self.shares = plan.sharding not in ("none", "ddp")
@@ -100,9 +101,7 @@ class Pipeline:
         self._splits = [self._prepare(stage, mesh) for stage in self.stages]
         group = axes(mesh, "pipe").get_group()
         made = [pipelining.PipelineStage(stage, i, chunks, device, group=group) for stage, i in zip(self.stages, mine, strict=True)]
-        kind: Any = getattr(pipelining, f"Schedule{self._order.torch}")
-        several = plan.vpp > 1 or self._order.v_shaped
-        self._schedule = kind(made if several else made[0], plan.gbs // (self.dp * plan.mbs), loss_fn=loss)
+        self._schedule = self._scheduled(made, loss)
         self.parameters = _distinct(self.stages)
         self.optimizer = optimizer(self.parameters)
 
@@ -117,6 +116,17 @@ class Pipeline:
         outer = {(r, t): dist.new_group(ranks[r, ends, t].tolist()) for r in range(self.dp) for t in range(plan.tp)}
         self._peers, self._ends = peers[place, lane], outer[replica, lane]
         return replica, place, lane
+
+    def _scheduled(self, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        """The schedule over the stages of this rank: torch's class for it, or torch's runtime on its actions."""
+        plan, order = self.plan, self._order
+        count = plan.gbs // (self.dp * plan.mbs)
+        if not order.torch:
+            orders = [map(str, order.actions(rank, plan.pp, count, plan.vpp)) for rank in range(plan.pp)]
+            return _torch.ordered_pipeline(stages, count, loss, orders)
+        kind: Any = getattr(pipelining, f"Schedule{order.torch}")
+        several = plan.vpp > 1 or order.v_shaped
+        return kind(stages if several else stages[0], count, loss_fn=loss)
 
     def _prepare(self, stage: Stage, mesh: DeviceMesh) -> Split:
         """What else the plan says, stage by stage; what undoes it."""

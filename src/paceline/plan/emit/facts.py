@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,15 +30,17 @@ class Facts:
     sizes: Transformer | None
     #: how a model that is not was captured
     settings: Mapping[str, Any]
+    #: tools whose files are written together
+    beside: tuple[str, ...] = ()
 
     @staticmethod
-    def of(planned: Planned) -> Facts:
+    def of(planned: Planned, beside: Sequence[str] = ()) -> Facts:
         best, sizes = planned.best, planned.sizes
         plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
         plan = replace(plan, precision=plan.precision.removeprefix("amp_"))  # of a captured module: what autocast is told
         return Facts(
             model=checks.name("model name", planned.model), plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes,
-            settings=planned.settings)
+            settings=planned.settings, beside=tuple(beside))
 
     @property
     def framework(self) -> Framework | None:

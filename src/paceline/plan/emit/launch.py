@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.plan.emit.facts import Facts
@@ -141,9 +140,9 @@ def command(f: Facts, script: str) -> str:
     return f"torchrun --nnodes {c.nodes} --nproc-per-node {c.node_devices} {where} {script}"
 
 
-def slurm(f: Facts, tools: Sequence[str] = ()) -> dict[str, str]:
+def slurm(f: Facts) -> dict[str, str]:
     """A batch script that runs on each node what starts the first of the other tools that has a script; else torchrun's."""
-    script = next((STARTS[tool] for tool in tools if tool in STARTS), STARTS["torchrun"])
+    script = next((STARTS[tool] for tool in f.beside if tool in STARTS), STARTS["torchrun"])
     c = f.cluster
     devices = f"#SBATCH --gpus-per-node={c.node_devices}\n" if c.device.kind != "cpu" else ""
     text = f"""#!/usr/bin/env bash

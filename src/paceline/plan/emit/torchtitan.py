@@ -13,6 +13,9 @@ _KNOWN = {"llama3-8b": ("llama3", "llama3_8b"), "llama3-70b": ("llama3", "llama3
 def arguments(f: Facts) -> list[str]:
     """Batch, degrees and schedule as overrides of a configuration."""
     f.refuse("torchtitan", sharding=("none", "ddp", "fsdp", "hsdp"), offload=("none", "optimizer"), recompute=("none", "selective", "full"))
+    if f.plan.pp > 1:
+        runs = tuple(name for name, schedule in schedules.SCHEDULES.items() if schedule.torch)
+        f.refuse("torchtitan", schedule=runs)
     p = f.plan
     replicas = p.dp if p.sharding in ("none", "ddp") else p.dp // (p.shard or p.dp)
     module, config = _KNOWN.get(f.model, ("llama3", "llama3_8b"))

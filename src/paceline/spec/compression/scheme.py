@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
+from paceline import extend
 from paceline.errors import SpecError, UnknownName, nearest
 
 Shape = int | Sequence[int]
@@ -143,8 +144,7 @@ class Scheme(ABC):
 
 def register(kind: _Kind) -> _Kind:
     """Makes a scheme known by its name: to plans, predictions, the search, `auto` and training."""
-    if kind.name in SCHEMES and SCHEMES[kind.name].__qualname__ != kind.__qualname__:
-        raise SpecError(f"compression {kind.name!r} is registered already, by {SCHEMES[kind.name].__module__}")
+    extend.claim("compression", kind.name, kind, SCHEMES)
     SCHEMES[kind.name] = kind
     return kind
 

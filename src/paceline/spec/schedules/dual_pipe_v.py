@@ -16,6 +16,7 @@ class DualPipeV(Schedule):
     v_shaped = True
     splits = True
     torch = "DualPipeV"
+    ends_with_embedding = True
 
     def actions(self, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> Iterable[Action]:
         least = self.least_micro_batches(pp, vpp, in_torch=False)

@@ -32,5 +32,8 @@ class LoopedBFS(Schedule):
         yield from (Action(chunk, "F", i) for chunk in chunks for i in range(micro_batches))
         yield from (Action(chunk, "B", i) for chunk in reversed(chunks) for i in reversed(range(micro_batches)))
 
+    def after_first_gradient(self, pp: int, micro_batches: int, vpp: int) -> int:
+        return 1 + (vpp - 1) * micro_batches
+
     def in_flight(self, rank: int, pp: int, micro_batches: int, vpp: int) -> float:
         return float(micro_batches)

@@ -59,6 +59,11 @@ class Interleaved(OneForwardOneBackward):
     def least_micro_batches(self, pp: int, vpp: int, in_torch: bool) -> int:
         return pp if vpp > 1 else 1
 
+    def after_first_gradient(self, pp: int, micro_batches: int, vpp: int) -> int:
+        each = round_of(micro_batches, pp)
+        last_round = micro_batches % each or each
+        return 1 + (vpp - 1) * last_round
+
     def in_flight(self, rank: int, pp: int, micro_batches: int, vpp: int) -> float:
         return min(micro_batches, ((vpp - 1) * round_of(micro_batches, pp) + 2 * (pp - 1 - rank) + 1) / vpp)
 

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
-from paceline.errors import PlanError, UnknownName
+from paceline import extend
+from paceline.errors import UnknownName
 
 SCHEDULES: dict[str, Schedule] = {}
 
@@ -48,9 +49,9 @@ class Schedule(ABC):
     splits: ClassVar[bool] = False
     #: micro-batches go in equal rounds of about as many as there are ranks
     equal_rounds: ClassVar[bool] = False
-    #: class of `torch.distributed.pipelining` that runs it, without "Schedule"; empty: torch has none
+    #: class of `torch.distributed.pipelining` that runs it, without "Schedule"; empty: torch runs `actions`
     torch: ClassVar[str] = ""
-    #: the same runs outside Megatron and torch's pipelines
+    #: `paceline.train.Pipeline` runs it
     trains: ClassVar[bool] = True
 
     @abstractmethod
@@ -72,6 +73,22 @@ class Schedule(ABC):
         """
         return None if self.splits else 0
 
+    def after_first_gradient(self, pp: int, micro_batches: int, vpp: int) -> int | None:
+        """Passes that a rank has left at most when the gradients of one of its chunks are complete.
+
+        The pass that completes them counts. None: not known. Only lower bounds of the search ask, which hold
+        without an answer.
+        """
+        return None if self.chunked or self.v_shaped else 1
+
+    @property
+    def ends_with_embedding(self) -> bool:
+        """Whether the first rank's last pass is through the first chunk, and the embedding's gradient comes last.
+
+        True of every schedule that puts nothing off: a later chunk's backward pass has the first's behind it.
+        """
+        return not self.splits or not (self.chunked or self.v_shaped)
+
     # -- where chunks are --------------------------------------------------------------------------
 
     def chunks_per_rank(self, vpp: int) -> int:
@@ -88,9 +105,9 @@ class Schedule(ABC):
 
 
 def register(schedule: Schedule) -> Schedule:
-    """Makes a schedule known by its name: to plans, predictions, the search and (where torch has it) training."""
-    if schedule.name in SCHEDULES and type(SCHEDULES[schedule.name]).__qualname__ != type(schedule).__qualname__:
-        raise PlanError(f"schedule {schedule.name!r} is registered already, by {type(SCHEDULES[schedule.name]).__module__}")
+    """Makes a schedule known by its name: to plans, predictions, the search and training."""
+    known = {name: type(other) for name, other in SCHEDULES.items()}
+    extend.claim("schedule", schedule.name, type(schedule), known)
     SCHEDULES[schedule.name] = schedule
     return schedule
 

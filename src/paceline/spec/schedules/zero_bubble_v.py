@@ -14,6 +14,7 @@ class ZeroBubbleV(Schedule):
     v_shaped = True
     splits = True
     torch = "ZBVZeroBubble"
+    ends_with_embedding = True
 
     def actions(self, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> Iterator[Action]:
         whole = _actions(rank, pp, max(2 * pp - 1, micro_batches))
