@@ -23,7 +23,10 @@ BUCKETS, STEPS = (1, 3, 20), 100
 AVERAGING = ("allreduce", "terngrad", "dgc:ratio=0.01", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16", "bf16")
 DEFERRED: dict[str, dict[str, Any]] = {"overlap": {"fc": "gradient"}, "priority": {}, "lazy": {}}
 #: these send whole models now and then, or choose by themselves, and have no buckets to be told of
-OTHERS: dict[str, dict[str, Any]] = {"local": {"period": 4}, "post-local": {"period": 4, "after": 20}, "diloco": {"period": 4}, "auto": {}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "local": {"period": 4}, "post-local": {"period": 4, "after": 20}, "diloco": {"period": 4},
+    "auto": {"loss": "some"},
+}
 
 
 def cases() -> list[tuple[str, int, dict[str, Any]]]:

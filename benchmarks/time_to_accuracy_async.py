@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,13 @@ def worker(arguments: argparse.Namespace) -> None:
     import torch
 
     from paceline.train import tasks
-    from paceline.train.asynchronous.wire import Rendezvous
+    from paceline.train.asynchronous.store import Rendezvous
 
     torch.set_num_threads(1)
     task = tasks.get("digits-cnn")
-    for number, job in enumerate(json.loads(arguments.jobs.read_text())):
-        place = Rendezvous(host="127.0.0.1", port=arguments.port, run=f"run{number}")
-        os.environ["PACELINE_RENDEZVOUS"] = f"{place.host}:{place.port}:{place.run}"
-        found = train(task, job, arguments, place.store())
+    session = Rendezvous.parse(os.environ["PACELINE_RENDEZVOUS"])
+    for number, job in enumerate(json.loads(arguments.jobs.read_text()), 1):  # as the strategies count runs
+        found = train(task, job, arguments, replace(session, number=number).store())
         if arguments.number == 0:
             with arguments.json.open("a") as f:
                 f.write(json.dumps({**job, **found}) + "\n")
@@ -74,10 +74,9 @@ def train(task: Any, job: dict[str, Any], arguments: argparse.Namespace, store: 
     torch.manual_seed(job["seed"])
     model = task.model()
     plain = torch.optim.SGD(model.parameters(), lr=job["lr"], momentum=job["momentum"])
-    named = {"name": os.environ["PACELINE_RENDEZVOUS"]} if strategy == "hogwild" else {"workers": count}
-    model, optimizer = strategies()[strategy](model, plain, **SETTINGS[job["strategy"]][2], **named)
+    model, optimizer = strategies()[strategy](model, plain, workers=count, **SETTINGS[job["strategy"]][2])
     store.add("begun", 1)
-    while int(store.add("begun", 0)) < count:
+    while store.add("begun", 0) < count:
         time.sleep(0.002)
     source = torch.Generator().manual_seed(1000 * job["seed"] + number)
     x, y = (part[number::count] for part in task.train)
@@ -105,7 +104,7 @@ def train(task: Any, job: dict[str, Any], arguments: argparse.Namespace, store: 
         store.set("reached", "1")
     optimizer.close()
     store.add("ended", 1)
-    while int(store.add("ended", 0)) < count:
+    while store.add("ended", 0) < count:
         time.sleep(0.002)
     if number == 0:
         server.stop(store)
@@ -118,12 +117,13 @@ def serve(arguments: argparse.Namespace) -> None:
     import torch
 
     from paceline.train.asynchronous import server
-    from paceline.train.asynchronous.wire import Rendezvous
+    from paceline.train.asynchronous.store import Rendezvous
 
     torch.set_num_threads(1)
-    for number, job in enumerate(json.loads(arguments.jobs.read_text())):
+    session = Rendezvous.parse(os.environ["PACELINE_RENDEZVOUS"])
+    for number, job in enumerate(json.loads(arguments.jobs.read_text()), 1):
         if not job["strategy"].startswith(("hogwild", "gossip")):
-            server.run(Rendezvous(host="127.0.0.1", port=arguments.port, run=f"run{number}", timeout_s=600.0), 0)
+            server.run(replace(session, number=number, timeout_s=600.0), 0)
 
 
 def run(jobs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -159,15 +159,19 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
 @contextlib.contextmanager
 def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: argparse.Namespace) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Workers and a server for some of the runs, one core each where there are enough."""
-    from paceline.train.asynchronous.wire import serve_store
+    from paceline.train.asynchronous.store import Rendezvous, secret, serve_store
 
     store, todo = serve_store(), out.with_suffix(".jobs")
+    session = Rendezvous(host="127.0.0.1", port=store.port, run=secret())
     todo.write_text(json.dumps(jobs))
-    common = ["--jobs", str(todo), "--json", str(out), "--port", str(store.port), "--workers", str(arguments.workers),
+    common = ["--jobs", str(todo), "--json", str(out), "--workers", str(arguments.workers),
               "--slow", str(arguments.slow), "--limit", str(arguments.limit)]
     roles = [["--serve"], *(["--worker", "--number", str(number)] for number in range(arguments.workers))]
-    processes = [subprocess.Popen([sys.executable, __file__, *role, *common, *(["--core", str(cores[i])] if cores else [])],
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"}) for i, role in enumerate(roles)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_RENDEZVOUS": str(session)}
+    processes = []
+    for i, role in enumerate(roles):
+        core = ["--core", str(cores[i])] if cores else []
+        processes.append(subprocess.Popen([sys.executable, __file__, *role, *common, *core], env=variables))
     try:
         yield processes
     finally:
@@ -229,7 +233,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print, and leave the document as it is")
     for name in ("--serve", "--worker"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
-    for name, kind in (("--jobs", Path), ("--port", int), ("--number", int), ("--core", int)):
+    for name, kind in (("--jobs", Path), ("--number", int), ("--core", int)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker or arguments.serve:

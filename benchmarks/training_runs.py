@@ -204,7 +204,7 @@ def _parameters(folder: Path) -> str:
     last = folder / f"step-{_STEPS:09d}" / "model.pt"
     if not last.exists():
         return "none"
-    model = torch.load(last, weights_only=False)["model"]
+    model = torch.load(last, weights_only=True)["model"]
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.values())).hexdigest()
 
 

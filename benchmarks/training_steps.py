@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LINKS = (125e6, None, 12.5e6, 2.5e6)
 BEST = "best"
 #: strategies, the most wanted first, and those without which there is nothing to say
-NAMES = ("none", "ddp", "overlap", "dgc", "auto", "terngrad", "fp16", "allreduce", "priority")
+NAMES = ("none", "ddp", "overlap", "dgc", "auto:loss=some", "terngrad", "fp16", "allreduce", "priority")
 WANTED = NAMES[:6]
 #: seconds of a block of steps
 BLOCK_S = 0.4
@@ -132,7 +132,7 @@ def _behind(found: Comparison) -> list[str]:
     """How far `auto` is behind the fastest strategy, place by place, and `overlap` ahead of DDP."""
     lines = ["| | DDP over `overlap` | `auto` took | fastest beside it | `auto` over it | least to most | rounds |",
              "|---|---:|---|---|---:|---:|---:|"]
-    for row in sorted((row for row in found.rows if row.strategy == "auto"), key=lambda row: (row.model, row.hosts, row.link_Bps or float("inf"))):
+    for row in sorted(found.of_auto(), key=lambda row: (row.model, row.hosts, row.link_Bps or float("inf"))):
         beside = {other.strategy: other for other in found.rows if found.beside(row, other)}
         gains = found.paired(beside["ddp"], beside["overlap"]) if {"ddp", "overlap"} <= beside.keys() else ()
         if best := found.fastest(row):
@@ -165,7 +165,7 @@ def _summary(found: Comparison) -> str:
     if gains:
         most = [next(pair for pair in gains if pair[1].model == model) for model in dict.fromkeys(row.model for _, row in gains)]
         lines.append(f"DDP's step over that of overlap: at most {', '.join(named(pair) for pair in most)}; at least {named(gains[-1])}.")
-    behind = [(row, *best) for row in found.rows if row.strategy == "auto" and (best := found.fastest(row))]
+    behind = [(row, *best) for row in found.of_auto() if (best := found.fastest(row))]
     if behind:
         worst = max(((statistics.median(rounds), row) for row, _, rounds in behind), key=lambda pair: pair[0])
         within = sum(statistics.median(rounds) <= 1.05 for _, _, rounds in behind)

@@ -19,7 +19,7 @@ from paceline.whatif.sweep import sweep
 TEN = ["ddp", "overlap", "terngrad", "dgc", "powersgd", "local-sgd", "diloco", "ps-sync", "ps-async", "easgd"]
 CODES = ["terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "compress=fp16"]
 #: the networks of TernGrad's two clusters
-CLUSTERS = {"1 Gb/s, PCIe": "{}x4xp4@1Gb/s", "100 Gb/s, NVLink": "{}x4xp100-sxm@100Gb/s"}
+CLUSTERS = {"1 Gb/s, PCIe": "{}x4xp4@1Gb/s/node", "100 Gb/s, NVLink": "{}x4xp100-sxm@100Gb/s/node"}
 
 
 def timed(name: str, ask: Callable[[], Any]) -> Any:

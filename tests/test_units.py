@@ -37,7 +37,8 @@ def test_bad_quantity(text, dimension, message):
 
 
 @pytest.mark.parametrize(("value", "dimension", "text"), [
-    (4.8e12, "bandwidth", "4.8 TB/s"), (0.0123, "time", "12.3 ms"), (141e9, "bytes", "141 GB"), (0, "bytes", "0 B"), (0, "time", "0 ns"),
+    (4.8e12, "bandwidth", "4.8 TB/s"), (0.0123, "time", "12.3 ms"), (141e9, "bytes", "141 GB"), (0, "bytes", "0 B"),
+    (0, "time", "0 s"),
     (7200, "time", "2 h"), (90, "time", "90 s"), (0.057, "fraction", "5.7 %"), (1e15, "count", "1 P"), (2.5 / 3600, "price_rate", "2.5 USD/h"),
     (999.9e6, "bytes", "1 GB"), (30000, "price", "30000 USD"), (-3e-6, "time", "-3 us"),
 ])

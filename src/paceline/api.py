@@ -11,7 +11,7 @@ from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
-from paceline.errors import PacelineError, SpecError, UnknownSizes
+from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes
 from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
@@ -98,13 +98,15 @@ def plan(
     model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
     seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
     tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
-    processes: int | None = None, progress: Any = None, **options: Any,
+    price_per_s: float | str | None = None, processes: int | None = None, progress: Any = None,
+    **options: Any,
 ) -> Planned:
     """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
 
     `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans, of which at
     most `most` (256) are simulated; anything else is captured with `options` and shares its work by data, and all its plans are simulated
-    unless `most` says less.
+    unless `most` says less. `price_per_s` is USD per second of a device, or a text such as "2.5USD/h"; by
+    default the catalog's.
     """
     from paceline.plan.general import plan_module
     from paceline.plan.run import check_axes, plan_transformer
@@ -118,7 +120,10 @@ def plan(
     deadline_s = None if deadline_s is None else units.parse(deadline_s, "time")
     fix, forbid, allow, pareto = (_split(words) for words in (fix, forbid, allow, pareto))
     where = _clusters(cluster, gpus, device)
-    check_axes(pareto)
+    if price_per_s is not None:
+        rate = units.parse(price_per_s, "price_rate") if isinstance(price_per_s, str) else price_per_s
+        where = tuple(one.priced(rate) for one in where)
+    check_axes(pareto, where)
     sized = sizes(model)
     if sized is not None:
         if options:
@@ -163,7 +168,7 @@ def _answer(question: Question, processes: int | None = None) -> Answer:
     try:
         found = plan(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, processes=processes, **q.options)
     except PacelineError as error:
-        return Answer(question=question, error=str(error))
+        return Answer(question=question, error=str(error), fits=not isinstance(error, DoesNotFit))
     return Answer(question=question, planned=found)
 
 

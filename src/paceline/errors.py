@@ -7,11 +7,12 @@
     ├── UnknownName             a device, model or set that does not exist; suggests the nearest
     ├── CaptureError            a module that could not be traced; carries the user's traceback
     ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests the nearest
+    │   └── DoesNotFit          a search whose plans all need more memory than there is; names the leanest
     ├── MissingExtra            a package that an extra would install
     ├── RunError                a run that cannot start or go on: rights, a dead or stalled peer, a broken checkpoint
     └── DataError               measurements that are missing or malformed
 
-A plan that does not fit is not an error but a value (`spec.prediction.Fit`).
+One plan that does not fit is not an error but a value (`spec.prediction.Fit`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class CaptureError(PacelineError):
 
 class PlanError(PacelineError, ValueError):
     """A parallel plan that cannot be run as it stands."""
+
+
+class DoesNotFit(PlanError):
+    """A search in which no plan fits into memory."""
 
 
 class RunError(PacelineError):

@@ -43,12 +43,14 @@ UNITS: dict[str, dict[str, float]] = {
     "count": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
     "fraction": {"": 1.0, "%": 0.01},
 }
+#: what a bare number means where nobody writes SI: prices are quoted per hour
+_BARE = {"price_rate": 1 / 3600}
 
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
 def parse(text: str | float | int, dimension: str) -> float:
-    """The SI value of `text` in `dimension` (a key of `UNITS`); a bare number is SI already."""
+    """The SI value of `text` in `dimension` (a key of `UNITS`); a bare number is SI already, of a price it is USD per hour."""
     units = UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"expected a {dimension} such as {example(dimension)!r}, got {text!r}")
@@ -68,7 +70,7 @@ def parse(text: str | float | int, dimension: str) -> float:
             raise UnitError(f"unknown unit {unit!r} in {text!r} for a {dimension}; allowed: {allowed}, ...")
     if not math.isfinite(value):
         raise UnitError(f"{text!r} is not a finite {dimension}")
-    return value * units[unit] if unit else value
+    return value * (units[unit] if unit else _BARE.get(dimension, 1.0))
 
 
 def example(dimension: str) -> str:
@@ -86,6 +88,8 @@ _SHOWN = {"bytes": "B", "bandwidth": "B/s", "flops": "FLOP/s", "frequency": "Hz"
 def show(value: float, dimension: str, digits: int = 3) -> str:
     """`value` (SI) for people, `digits` significant: '141 GB', '12.3 ms'."""
     if dimension == "time":
+        if value == 0:
+            return "0 s"
         for unit, factor in (("d", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
             if abs(value) >= factor * (2 if factor > 1 else 1) or unit == "ns":
                 return f"{_significant(value / factor, digits)} {unit}"

@@ -16,7 +16,7 @@ from paceline.predict.simulated import Simulation
 from paceline.spec import schedules
 from paceline.spec.transformer import Transformer
 
-CLUSTERS = ("1xdgx-a100", "2xdgx-h100", "4xdgx-1-v100", "2x8xh100-sxm@100Gb/s")
+CLUSTERS = ("1xdgx-a100", "2xdgx-h100", "4xdgx-1-v100", "2x8xh100-sxm@100Gb/s/node")
 
 
 @st.composite

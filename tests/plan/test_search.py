@@ -34,7 +34,7 @@ def exhaust(space):
 @settings(max_examples=3, deadline=None)
 @given(
     layers=st.sampled_from([2, 4]), heads=st.sampled_from([4, 8]), vocab=st.sampled_from([1000, 50_000]), batch=st.sampled_from([4, 8]),
-    name=st.sampled_from(["1x4xa100-sxm-80gb", "2x2xv100-sxm-16gb@25Gb/s"]), most=st.sampled_from([8, 40]))
+    name=st.sampled_from(["1x4xa100-sxm-80gb", "2x2xv100-sxm-16gb@25Gb/s/node"]), most=st.sampled_from([8, 40]))
 def test_nothing_beats_the_certificate(layers, heads, vocab, batch, name, most):
     model = Transformer(name="random", layers=layers, hidden=128 * heads, heads=heads, ffn=512 * heads, vocab=vocab, seq=1024)
     limits = Limits.of(forbid=["offload", "recompute=selective", "bucket=100MB"], fix=["reshard", "prefetch=1"])

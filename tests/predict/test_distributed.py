@@ -13,7 +13,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
 
 MODEL = Transformer(name="small", layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq=2048)
-CLUSTER = clusters.get("8x8xh100-sxm@3200Gb/s")
+CLUSTER = clusters.get("8x8xh100-sxm@3200Gb/s/node")
 
 
 def run(text, cluster=CLUSTER, model=MODEL):

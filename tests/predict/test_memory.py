@@ -18,7 +18,7 @@ from paceline.spec.transformer import Transformer
 
 MODEL = Transformer(name="small", layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq=2048)
 FRAMEWORKS = [name for name in frameworks.names() if frameworks.get(name).runs != "modules"]
-CLUSTER = clusters.get("8x8xa100-sxm-80gb@1600Gb/s")
+CLUSTER = clusters.get("8x8xa100-sxm-80gb@1600Gb/s/node")
 
 
 def step(text, model=MODEL, cluster=CLUSTER):

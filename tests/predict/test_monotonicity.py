@@ -24,7 +24,7 @@ from paceline.spec.schedules import SCHEDULES
 
 #: what contention may cost
 EXCEPTION = 0.05
-CLUSTERS = ("2xdgx-h100", "4xdgx-a100", "8x4xa100-sxm-80gb@100Gb/s", "2xp4d", "2xdgx-b200", "selene", "8xperlmutter-a100", "4xdgx-1-v100")
+CLUSTERS = ("2xdgx-h100", "4xdgx-a100", "8x4xa100-sxm-80gb@100Gb/s/node", "2xp4d", "2xdgx-b200", "selene", "8xperlmutter-a100", "4xdgx-1-v100")
 MODELS = ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b")
 
 

@@ -43,7 +43,7 @@ def test_overlap_emerges():
     """Gradients that fit behind the backward pass cost what they slow it down by; on a slow network they cost all but that."""
     alone, fast = run("gbs=8 mbs=1", clusters.get("1xdgx-h100")), run("ddp gbs=32 mbs=1")
     assert fast.step_s - alone.step_s < 0.25 * alone.step_s
-    slow = {part.name: part.seconds for part in run("ddp gbs=32 mbs=1", clusters.get("4x8xh100-sxm@10Gb/s")).breakdown}
+    slow = {part.name: part.seconds for part in run("ddp gbs=32 mbs=1", clusters.get("4x8xh100-sxm@10Gb/s/node")).breakdown}
     assert slow["gradient reduction"] > 5 * (slow["forward"] + slow["backward"])
 
 

@@ -85,7 +85,7 @@ def test_links_without_a_switch():
 def test_written_clusters():
     assert Cluster.parse("32xdgx-h100").device_count == 256
     assert Cluster.parse("2xnvl72").device_count == 144
-    mine = Cluster.parse("4x8xh100-sxm@400Gb/s")
+    mine = Cluster.parse("4x8xh100-sxm@400Gb/s/node")
     assert (mine.nodes, mine.node_devices, mine.tiers[1].node_bandwidth_Bps, mine.tiers[1].kind) == (4, 8, 50e9, "infiniband")
     assert Cluster.parse("8xp100@10Gb/s").tiers[0].kind == "ethernet" and Cluster.parse("8xp100@10Gb/s").nodes == 8
     assert Cluster.parse("8xp100-node-10gbe").nodes == 8

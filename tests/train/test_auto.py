@@ -23,7 +23,8 @@ def train(folder, until):
     module._NEAR = float("inf")  # whatever the model says of this machine
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-    net, opt = pt.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), plan="auto", watch=2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    net, opt = pt.parallelize(net, optimizer, plan="auto", watch=2, loss="some")
     auto, saved = pt.of(net), pt.Checkpoints(folder)
     start = step = saved.load(net, opt)
     first, used = auto.settled, [type(auto.inner).__name__]

@@ -59,7 +59,7 @@ def run(folder, strategy, kills=0, first=None, seed=0):
         text = output.read().decode()
     found = re.findall(r"loss (\S+) from step (\d+)", text)
     assert process.returncode == 0 and found, text[-2000:]
-    model = torch.load(folder / "step-000000060" / "model.pt", weights_only=False)["model"]
+    model = torch.load(folder / "step-000000060" / "model.pt", weights_only=True)["model"]
     return float(found[-1][0]), {name: tensor.tolist() for name, tensor in model.items()}
 
 

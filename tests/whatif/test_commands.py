@@ -72,7 +72,7 @@ def test_compare(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     plans = "ddp,overlap,terngrad,dgc,powersgd,local-sgd,diloco,ps-sync,ps-async,easgd"
     shown = run(capsys, "compare", *SMALL, "--plans", plans, "--break-even", "--html", str(tmp_path / "c.html"))
-    assert all(re.search(rf"^{plan} ", shown, re.MULTILINE) for plan in plans.split(",")) and "pays below" in shown
+    assert all(re.search(rf"^{plan} ", shown, re.MULTILINE) for plan in plans.split(",")) and "pays at" in shown
     written = (tmp_path / "c.html").read_text()
     assert written.startswith("<!doctype html>") and "data:image/png;base64," in written and "terngrad" in written and "<script" not in written
     data = json.loads(run(capsys, "compare", *SMALL, "--plans", "ddp,terngrad", "--json"))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.emulate import EmulatedCluster
 
-STRATEGIES = ("none", "ddp", "allreduce", "overlap", "priority", "fp16", "terngrad", "dgc", "auto")
+STRATEGIES = ("none", "ddp", "allreduce", "overlap", "priority", "fp16", "terngrad", "dgc", "auto:loss=some")
 #: share of a link's rate that TCP over Ethernet of 1500 bytes leaves for payload: 1448 of 1538, headers counted by the token bucket as 14
 PAYLOAD = 1448 / 1514
 
@@ -61,6 +61,11 @@ class Row:
         return statistics.median(self.rounds_s)
 
     @property
+    def by_auto(self) -> bool:
+        """Whether `auto` chose the strategy of this row; `note` says which."""
+        return self.strategy.partition(":")[0] == "auto"
+
+    @property
     def link(self) -> str:
         """For people."""
         return "unshaped" if self.link_Bps is None else f"{self.link_Bps * 8e-6:g} Mbit/s"
@@ -77,6 +82,10 @@ class Comparison:
         """Plain data."""
         return {"machine": self.machine, "rows": [{**asdict(row), "step_s": row.step_s} for row in self.rows]}
 
+    def of_auto(self) -> list[Row]:
+        """Rows of `auto`, whatever its options."""
+        return [row for row in self.rows if row.by_auto]
+
     @staticmethod
     def beside(row: Row, other: Row) -> bool:
         """Whether two rows differ in strategy only."""
@@ -90,8 +99,10 @@ class Comparison:
 
     def fastest(self, row: Row) -> tuple[Row, tuple[float, ...]] | None:
         """The strategy beside a row that it is furthest behind (or least ahead of), and the ratios of their rounds."""
-        others = [(other, self.paired(row, other)) for other in self.rows
-                  if self.beside(row, other) and other.strategy not in ("none", "auto", row.strategy)]
+        beside = [other for other in self.rows if self.beside(row, other) and not other.by_auto]
+        others = [
+            (other, self.paired(row, other)) for other in beside if other.strategy not in ("none", row.strategy)
+        ]
         return max((pair for pair in others if pair[1]), key=lambda pair: statistics.median(pair[1]), default=None)
 
     def taken(self, row: Row) -> Row | None:

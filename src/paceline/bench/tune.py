@@ -31,6 +31,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Planned, Question, Ranked
 from paceline.train.launch import run
+from paceline.units import parse
 
 #: steps that are timed at once, how often, and steps before that
 STEPS, ROUNDS, WARM = 3, 3, 2
@@ -56,6 +57,8 @@ class Measured:
 def tune(question: Question, count: int, *, progress: Progress | None = None) -> Planned:
     """The answer to a question about a captured model, with the best `count` plans run and everything ranked again."""
     where, options = _here(question, count), dict(question.options)
+    rate = options.pop("price_per_s", None)
+    where = where if rate is None else where.priced(parse(rate, "price_rate"))
     words = {name: options.pop(name) for name in ("objective", "fix", "forbid", "allow", "pareto") if name in options}
     top, _ = options.pop("top", 10), options.pop("most", None)
     if options.pop("tokens", None) or options.pop("deadline_s", None):

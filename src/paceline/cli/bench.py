@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paceline.cli.options import Json, show, whole
+from paceline.cli.options import Json, print_json, show, whole
 from paceline.cli.throughput import score
 
 app = App(name="bench", help="Measure on an emulated cluster: hosts are network namespaces with shaped links (needs root on Linux).")
@@ -47,7 +46,7 @@ def strategies(
     found = compare(model=model, strategies=strategy.split(",") if strategy else STRATEGIES, hosts=_counts(hosts), links=_links(link),
                     seconds=seconds, rounds=rounds, batch=batch, cpus=cpus)
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
 
@@ -63,7 +62,7 @@ def collectives(
 
     found = measure(hosts=_counts(hosts), links_Bps=_links(link), largest_bytes=int(parse(largest, "bytes")))
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
 

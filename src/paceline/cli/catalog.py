@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from paceline.cli.options import Json, show
+from paceline.cli.options import Json, print_json, show
 
 
 def devices_(*names: str, json_: Json = False) -> None:
@@ -14,7 +12,7 @@ def devices_(*names: str, json_: Json = False) -> None:
 
     chosen = [devices.get(name) for name in (names or devices.names())]
     if json_:
-        print(json.dumps([catalog.device_dict(d) for d in chosen]))
+        print_json([catalog.device_dict(d) for d in chosen])
     else:
         for view in [catalog.device_facts(d) for d in chosen] if names else [catalog.device_table(chosen)]:
             show(view)
@@ -27,7 +25,7 @@ def clusters_(*names: str, json_: Json = False) -> None:
 
     chosen = [clusters.get(name) for name in (names or clusters.names())]
     if json_:
-        print(json.dumps([catalog.cluster_dict(c) for c in chosen]))
+        print_json([catalog.cluster_dict(c) for c in chosen])
     else:
         for view in [catalog.cluster_facts(c) for c in chosen] if names else [catalog.cluster_table(chosen)]:
             show(view)
@@ -40,7 +38,7 @@ def frameworks_(*names: str, json_: Json = False) -> None:
 
     chosen = [frameworks.get(name) for name in (names or frameworks.names())]
     if json_:
-        print(json.dumps([catalog.framework_dict(found) for found in chosen]))
+        print_json([catalog.framework_dict(found) for found in chosen])
     else:
         for view in [catalog.framework_facts(f) for f in chosen] if names else [catalog.framework_table(chosen)]:
             show(view)
@@ -51,6 +49,6 @@ def models_(*, json_: Json = False) -> None:
     from paceline.report import catalog
 
     if json_:
-        print(json.dumps(catalog.model_dicts()))
+        print_json(catalog.model_dicts())
     else:
         show(catalog.model_table())

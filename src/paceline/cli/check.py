@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show
+from paceline.cli.options import Json, print_json, show
 
 
 def check(
@@ -23,7 +22,7 @@ def check(
     found = [compare(one, plan) for one in runs(run)]
     if json_:
         every = [one.to_dict() for one in found]
-        print(json.dumps(every[0] if len(every) == 1 else every))
+        print_json(every[0] if len(every) == 1 else every)
         return
     for one in found:
         show(one)

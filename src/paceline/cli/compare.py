@@ -6,14 +6,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json
+from paceline.cli.options import Json, RequireFit, end
 from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subject
 
 
 def compare(
     model: str, /, *, cluster: Where, plans: Annotated[str, Parameter(help='separated by commas, such as "ddp,overlap,terngrad,fsdp tp=4"')],
-    plan: How = "", break_even: Annotated[bool, Parameter(negative="", help="also the network rate below which each relaxation pays")] = False,
-    captured: Captured | None = None, plot: Plot = None, html: Html = None, json_: Json = False,
+    plan: How = "",
+    break_even: Annotated[bool, Parameter(negative="", help="also the network rates at which each relaxation pays")] = False,
+    captured: Captured | None = None, plot: Plot = None, html: Html = None,
+    require_fit: RequireFit = False, json_: Json = False,
 ) -> None:
     """Plans side by side: time, exposed communication, memory, and what each may cost in accuracy. --plan holds words that all share.
 
@@ -28,4 +30,6 @@ def compare(
     listed = [text.strip() for text in plans.split(",") if text.strip()]
     if not listed:
         raise SpecError('--plans names at least one plan, such as "ddp,overlap,terngrad"')
-    answer(run(subject(model, cluster, plan, captured), listed, break_even=break_even), json_, plot, html)
+    found = run(subject(model, cluster, plan, captured), listed, break_even=break_even)
+    answer(found, json_, plot, html)
+    end(all(row.prediction is not None and row.prediction.fit.fits for row in found.rows), require_fit)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import show
+from paceline.cli.options import print_json, show
 
 if TYPE_CHECKING:
     from paceline.spec.prediction import DistributedPrediction
@@ -34,6 +33,10 @@ def _quantity(dimension: str) -> Any:
 
 Count = Parameter(converter=_quantity("count"))
 Seconds = Parameter(converter=_quantity("time"))
+Price = Annotated[float | None, Parameter(
+    converter=_quantity("price_rate"),
+    help="USD per device-hour, such as 2.5 (or 2.5USD/h); by default the catalog's, whose date the answer says",
+)]
 
 
 @Parameter(name="*")
@@ -48,7 +51,7 @@ class Whole:
     mtbf: Annotated[float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")] = None
     restart: Annotated[float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")] = None
     storage: Annotated[float | None, Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s")] = None
-    price: Annotated[float | None, Parameter(converter=_quantity("price_rate"), help="of a device, such as 2.5USD/h; else the catalog's")] = None
+    price: Price = None
 
     @property
     def asked(self) -> bool:
@@ -66,7 +69,7 @@ def show_job(found: DistributedPrediction, cluster: str, whole: Whole, json_: bo
     said = {field: value for name, field in names.items() if (value := getattr(whole, name)) is not None}
     answer = job(found, clusters.get(cluster), Budget(**said))
     if json_:
-        print(json.dumps({**found.to_dict(), "job": answer.to_dict()}))
+        print_json({**found.to_dict(), "job": answer.to_dict()})
         return
     for thing in (found, "", answer):
         show(thing)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,9 @@ Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw,
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
 ChannelsLast = Annotated[bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")]
+RequireFit = Annotated[bool, Parameter(negative="", help=(
+    "exit with code 1 where something does not fit into memory; by default that is an answer, with code 0"
+))]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
 
 
@@ -41,8 +45,22 @@ def show(thing: Any) -> None:
     from rich.console import Console
 
     console = Console()
-    # a pipe has no width of its own: keep lines whole for grep
-    (console if console.is_terminal else Console(width=160)).print(thing)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").strip("0").isdigit():
+        console = Console(width=160)  # a pipe has no width of its own: keep lines whole for grep
+    console.print(thing)
+
+
+def print_json(answer: Any) -> None:
+    """Prints plain data as one line of JSON, for every --json; numbers that are not finite are null."""
+    from paceline.report import plain
+
+    print(plain.text(answer))
+
+
+def end(fits: bool, require_fit: bool) -> None:
+    """Ends a command that has printed its answer: with code 1 where that does not fit and has to."""
+    if require_fit and not fits:
+        sys.exit(1)
 
 
 def workload(
@@ -82,7 +100,7 @@ def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path 
             raise SpecError(f"--trace {trace}: steps of this plan are predicted without a timeline; leave --trace out")
         prediction.timeline.save(trace)
     if json_:
-        print(json.dumps(prediction.to_dict()))
+        print_json(prediction.to_dict())
     else:
         show(prediction)
         if trace is not None:

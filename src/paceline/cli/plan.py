@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Image, Json, Optimizer, Precision, show, whole
+from paceline.cli.job import Price
+from paceline.cli.options import (
+    Image,
+    Json,
+    Optimizer,
+    Precision,
+    RequireFit,
+    end,
+    print_json,
+    show,
+    whole,
+)
 
 if TYPE_CHECKING:
     from paceline.plan.search import Progress
@@ -30,6 +40,7 @@ def plan(
     objective: Annotated[str | None, Parameter(help="time (the default), cost or energy")] = None,
     tokens: Annotated[str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")] = None,
     deadline: Annotated[str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")] = None,
+    price: Price = None,
     fix: Annotated[Words, Parameter(help="words of a plan that are given, such as tp=8")] = None,
     forbid: Annotated[Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")] = None,
     allow: Annotated[Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")] = None,
@@ -40,7 +51,8 @@ def plan(
     measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
     emit: Annotated[str | None, Parameter(help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm")] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
-    html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None, json_: Json = False,
+    html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,
+    require_fit: RequireFit = False, json_: Json = False,
 ) -> None:
     """Find the best plan: degrees, batch split, schedule, sharding, recomputation; proven within a gap, with the runners-up and why they lost.
 
@@ -51,7 +63,7 @@ def plan(
         Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as written at its top
     """
     from paceline import units
-    from paceline.errors import SpecError
+    from paceline.errors import DoesNotFit, SpecError
     from paceline.plan.study import questions, read
 
     if output is not None and not emit:
@@ -60,17 +72,25 @@ def plan(
     numbers = {"tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None}
     said: dict[str, Any] = {
         **words, **numbers, "objective": objective, "top": top, "most": most, "image": image, "precision": precision,
-        "optimizer": optimizer, "gpus": gpus, "device": device}
+        "optimizer": optimizer, "gpus": gpus, "device": device, "price_per_s": price}
     options = {name: value for name, value in said.items() if value not in (None, [])}
     axes: dict[str, Any] = {"clusters": _list(cluster), "gbs": _numbers("--gbs", gbs), "seq": _numbers("--seq", seq)}
     if model.endswith(".toml"):
         asked = read(Path(model), {name: value for name, value in {**axes, **options}.items() if value})
     else:
         asked = questions(_list(model), **axes, **options)
-    if len(asked) > 1 or model.endswith(".toml") or engine != "local":
-        _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
-    else:
-        _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
+    try:
+        if len(asked) > 1 or model.endswith(".toml") or engine != "local":
+            fits = _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
+        else:
+            _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
+            fits = True  # a plan that does not fit is never the best
+    except DoesNotFit as error:
+        if not require_fit:
+            raise
+        print(f"paceline: {error}", file=sys.stderr)
+        fits = False
+    end(fits, require_fit)
 
 
 def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
@@ -96,7 +116,7 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
 
         written = write(found, emit, output)
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
         for path in written:
@@ -105,7 +125,10 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
         _stop(f"the best so far is {found.best.plan}, {units.show(found.best.prediction.step_s, 'time')} per step")
 
 
-def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]) -> None:
+def _study(
+    asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object],
+) -> bool:
+    """Prints the answers; whether each question has a plan that fits."""
     from paceline.api import study
     from paceline.errors import SpecError
 
@@ -124,11 +147,12 @@ def _study(asked: Sequence[Question], engine: str, html: Path | None, json_: boo
 
         page.write(html, study_html(found))
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)
     if found.interrupted:
         _stop(f"{len(found.answers)} of {len(asked)} questions have answers")
+    return all(answer.planned is not None for answer in found.answers)
 
 
 def _stop(reached: str) -> NoReturn:

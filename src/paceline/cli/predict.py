@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from paceline.cli.job import Whole, show_job
-from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Compile, Image, Json, Optimizer, Precision, Seq, show_prediction
+from paceline.cli.options import (
+    Batch,
+    ChannelsLast,
+    Checkpointing,
+    Compile,
+    Image,
+    Json,
+    Optimizer,
+    Precision,
+    RequireFit,
+    Seq,
+    end,
+    show_prediction,
+)
+
+if TYPE_CHECKING:
+    from paceline.spec.prediction import DistributedPrediction, Prediction
 
 
 def predict(
     model: str, /, *, device: Annotated[str | None, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")] = None,
-    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s, in place of --device")] = None,
+    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, in place of --device")] = None,
     plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
     batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
     checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
     framework: Annotated[str | None, Parameter(help="who runs the step, such as torch-compile or nemo; a .toml file describes your own")] = None,
     trace: Annotated[Path | None, Parameter(help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank")] = None,
+    require_fit: RequireFit = False,
     json_: Json = False,
     whole: Whole | None = None,
 ) -> None:
@@ -44,8 +61,14 @@ def predict(
             raise SpecError("a whole job needs --tokens or --epochs")
         if cluster is None:
             raise SpecError("--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example")
-        show_job(api.predict(model, cluster=cluster, plan=plan or "", **options), cluster, whole, json_)
-    elif cluster is None:
-        show_prediction(api.predict(model, str(device), trace=trace is not None, **options), trace, json_)
+        step = api.predict(model, cluster=cluster, plan=plan or "", **options)
+        show_job(step, cluster, whole, json_)
+        end(step.fit.fits, require_fit)
+        return
+    found: Prediction | DistributedPrediction
+    if cluster is None:
+        found = api.predict(model, str(device), trace=trace is not None, **options)
     else:
-        show_prediction(api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options), trace, json_)
+        found = api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options)
+    show_prediction(found, trace, json_)
+    end(found.fit.fits, require_fit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show
+from paceline.cli.options import Json, print_json, show
 
 State = Annotated[Path | None, Parameter(env_var="PACELINE_STATE", help="folder of the scheduler's state; by default ~/.local/state/paceline")]
 
@@ -60,7 +59,7 @@ def schedule(
     daemon.run(until_idle=jobs is not None)
     running = [row["job"] for row in daemon.queue() if row["state"] == "running"]
     if json_:
-        print(json.dumps(daemon.summary()))
+        print_json(daemon.summary())
     elif running:
         print(f"stopped; {', '.join(running)} goes on, and is found when you start `paceline schedule` again")
 
@@ -82,7 +81,7 @@ def queue(
     """Show the jobs of the scheduler that runs."""
     rows = _client(state).ask("queue")
     if json_:
-        print(json.dumps({"jobs": rows}))
+        print_json({"jobs": rows})
         return
     from paceline.report.live import table
 
@@ -128,4 +127,7 @@ def _client(given: Path | None) -> Any:
 
 
 def _print(answer: dict[str, Any], json_: bool, text: str) -> None:
-    print(json.dumps(answer) if json_ else text)
+    if json_:
+        print_json(answer)
+    else:
+        print(text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show, whole
+from paceline.cli.options import Json, print_json, show, whole
 
 if TYPE_CHECKING:
     from paceline.sched.metrics import Outcome
@@ -54,7 +53,7 @@ def simulate(
     if html is not None:
         _write_page(html, title, rows, outcomes, setup)
     if json_:
-        print(json.dumps({"policies": rows}))
+        print_json({"policies": rows})
     else:
         from paceline.report.sched import table
 
@@ -82,10 +81,12 @@ def _each(setup: Setup, names: list[str], gantt: bool, log: Path | None, quiet: 
                 log=log is not None, gantt=gantt, progress=lambda done, total, task=task: bar.update(task, completed=done, total=total),  # type: ignore[misc]
             ))
     if log is not None:
+        from paceline.report import plain
+
         with log.open("w") as file:
             for outcome in outcomes:
                 for entry in outcome.log or ():
-                    file.write(json.dumps({"policy": outcome.policy, **entry.to_dict()}) + "\n")
+                    file.write(plain.text({"policy": outcome.policy, **entry.to_dict()}) + "\n")
     return outcomes
 
 

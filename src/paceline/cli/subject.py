@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Compile, Image, Optimizer, Precision, Seq, show
+from paceline.cli.options import (
+    Batch,
+    ChannelsLast,
+    Checkpointing,
+    Compile,
+    Image,
+    Optimizer,
+    Precision,
+    Seq,
+    print_json,
+    show,
+)
 
 if TYPE_CHECKING:
     from paceline.whatif.subject import Subject
 
-Where = Annotated[str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s or a .toml file")]
+Where = Annotated[str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s/gpu or a .toml file")]
 How = Annotated[str, Parameter(name="--plan", help='words such as "fsdp tp=8 gbs=1024" or "terngrad", or a .toml file')]
 Plot = Annotated[Path | None, Parameter(name="--plot", help="also draw it (.png, .svg or .pdf)")]
 Html = Annotated[Path | None, Parameter(name="--html", help="also write it as a page, with its plot")]
@@ -61,7 +71,7 @@ def answer(found: Any, json_: bool, plot: Path | None = None, html: Path | None 
         images = () if isinstance(found, Change) else (plots.embedded(found),)
         page.write(html, page.page(f"paceline: {type(found).__name__.lower()}", found, images=images))
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
         return
     show(found)
     for path in filter(None, (plot, html)):

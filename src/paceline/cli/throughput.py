@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show, whole
+from paceline.cli.options import Json, print_json, show, whole
 from paceline.units import counts
 
 
@@ -45,7 +44,7 @@ def throughput(
         assert timeline is not None
         timeline.save(trace)
     if json_:
-        print(json.dumps([curve.to_dict() for curve in curves]))
+        print_json([curve.to_dict() for curve in curves])
     else:
         for curve in curves:
             show(drawn(curve))
@@ -76,6 +75,6 @@ def score(
     else:
         found = scores.pollux(data) if pollux else scores.staleness() if staleness else scores.measured()
     if json_:
-        print(json.dumps(found.to_dict()))  # type: ignore[attr-defined]
+        print_json(found.to_dict())  # type: ignore[attr-defined]
     else:
         show(found)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show, whole
+from paceline.cli.options import Json, print_json, show, whole
 from paceline.errors import RunError
 
 
@@ -50,6 +49,6 @@ def train(
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(128 + error.signal)  # a scheduler starts again what was killed, and gives up what failed
     if json_:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
     else:
         show(found)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, show
+from paceline.cli.options import Json, print_json, show
 
 
 def validate(
@@ -22,7 +21,7 @@ def validate(
 
     scores = run(sets, data, rows_file=rows, leave_out_device=leave_out_device)
     if json_:
-        print(json.dumps(board(scores)))
+        print_json(board(scores))
     else:
         for view in validation_table(scores):
             show(view)

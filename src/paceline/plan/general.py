@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.capture import capture, usual_precision
-from paceline.errors import PacelineError, PlanError, nearest
+from paceline.errors import DoesNotFit, PacelineError, PlanError, nearest
 from paceline.plan import evidence
 from paceline.plan.answer import best_measured, front, why
 from paceline.plan.run import goal
@@ -101,8 +101,11 @@ def plan_module(
         if not tried:
             raise Interrupted(f"none of {len(plans)} plans was simulated yet") from None
         interrupted = True
+    if not tried and reason:
+        raise PlanError(reason)
     if not tried:
-        raise PlanError(reason or f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
+        raise DoesNotFit(
+            f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
     tried.sort(key=lambda ranked: ranked.value)
     best = tried[0].prediction
     shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]

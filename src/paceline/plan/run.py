@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline import units
 from paceline.catalog import clusters
-from paceline.errors import PlanError, SpecError, nearest
+from paceline.errors import DoesNotFit, PlanError, SpecError, nearest
 from paceline.plan import evidence
 from paceline.plan.answer import AXES, best_measured, distinct, front, why
 from paceline.plan.ranges import ranges
@@ -52,7 +52,7 @@ def plan_transformer(
     aim = goal(objective, where, deadline_s / steps if deadline_s and steps else math.inf)
     found = search(space, aim, most=most, processes=processes, progress=progress)
     if not found.tried:
-        raise PlanError(_nothing(space, found, deadline_s, steps))
+        raise _nothing(space, found, deadline_s, steps)
     ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
     shown = distinct(ranked)
     interrupted = found.interrupted
@@ -69,8 +69,10 @@ def plan_transformer(
         pareto=front(ranked, pareto) if pareto else (), notes=(*notes, *_notes(found, interrupted)), interrupted=interrupted, steps=steps)
 
 
-def goal(objective: str, where: Sequence[Cluster], most_s: float = math.inf) -> Goal:
-    """What is to be small."""
+def goal(
+    objective: str, where: Sequence[Cluster], most_s: float = math.inf, *, flag_of: str = "objective",
+) -> Goal:
+    """What is to be small; SpecError, naming the flag, where a device has no price or power to count by."""
     if objective not in OBJECTIVES:
         near = nearest(objective, list(OBJECTIVES))
         raise SpecError(f"unknown objective {objective!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(OBJECTIVES)}"))
@@ -81,27 +83,32 @@ def goal(objective: str, where: Sequence[Cluster], most_s: float = math.inf) -> 
     missing = next((c.device.name for c in where if not factors[objective](c)), None)
     if missing:
         fact = "price" if objective == "cost" else "power"
-        raise SpecError(f"objective {objective}: {missing} has no {fact}; add it to a device file (like = \"{missing}\") or use --objective time")
+        flag = "give --price, such as --price 2.5USD/h, " if objective == "cost" else ""
+        file = f"add it to a device file (like = \"{missing}\")"
+        how = f"{flag}{file} or leave {objective} out"
+        raise SpecError(f"{flag_of} {objective}: {missing} has no {fact}; {how}")
     return Goal(objective, lambda c: factors[objective](c) or math.nan, most_s)
 
 
-def check_axes(axes: Sequence[str]) -> None:
-    """Refuses what a front cannot be drawn over."""
+def check_axes(axes: Sequence[str], where: Sequence[Cluster]) -> None:
+    """Refuses what a front cannot be drawn over, and money and energy where they are not known."""
     for axis in axes:
         if axis not in AXES:
             near = nearest(axis, list(AXES))
             raise SpecError(f"--pareto: unknown {axis!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(AXES)}"))
+        if axis in OBJECTIVES:
+            goal(axis, where, flag_of="--pareto")
 
 
 def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:
-    """Clusters of a device from `low` to `high` devices, doubling: of the catalog's nodes with it, else eight to a node at 400 Gb/s."""
+    """Clusters of a device from `low` to `high` devices, doubling: of the catalog's nodes with it, else eight to a node that share 400 Gb/s."""
     known = next((name for name in clusters.names() if clusters.get(name).device.name == device and clusters.get(name).nodes == 1), None)
     out = []
     count = low
     while count <= high:
         per_node = clusters.get(known).node_devices if known else min(8, count)
         if count >= per_node and count % per_node == 0:
-            out.append(clusters.get(f"{count // per_node}x{known}" if known else f"{count // per_node}x{per_node}x{device}@400Gb/s"))
+            out.append(clusters.get(f"{count // per_node}x{known}" if known else f"{count // per_node}x{per_node}x{device}@400Gb/s/node"))
         count *= 2
     if not out:
         raise SpecError(f"--gpus {low}..{high}: no whole nodes of {device} in between; its nodes have {per_node}")
@@ -124,16 +131,17 @@ def _notes(found: Found, interrupted: bool) -> list[str]:
     return []
 
 
-def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float | None) -> str:
+def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float | None) -> PlanError:
     """Which constraint leaves no plan, by how much, and the smallest change that would."""
     if found.by_memory < found.space:
         days = f"{(deadline_s or 0) / 86400:.1f} days"
-        return f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps); allow more time, or more devices"
+        late = f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps)"
+        return PlanError(f"{late}; allow more time, or more devices")
     assert found.nearest is not None
     plan, cluster, peak, room = found.nearest
     text = (f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs {units.show(peak, 'bytes')} of the "
             f"{units.show(room, 'bytes')} of a device")
-    return f"{text}; {_enough(space, cluster)}"
+    return DoesNotFit(f"{text}; {_enough(space, cluster)}")
 
 
 def _enough(space: Space, cluster: Cluster) -> str:

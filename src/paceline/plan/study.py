@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import on_ray
-from paceline.errors import PlanError, SpecError, UnknownName
+from paceline.errors import DoesNotFit, PlanError, SpecError, UnknownName
 from paceline.plan.workers import Interrupted
 from paceline.spec.facts import read_text
 from paceline.spec.planned import Answer, Question, Study
@@ -31,7 +31,9 @@ from paceline.spec.planned import Answer, Question, Study
 _AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
 _WORDS = ("gpus", "device")
 #: what else a question may set: words of `paceline.plan`
-_OPTIONS = ("objective", "fix", "forbid", "allow", "tokens", "deadline_s", "top", "pareto", "most", "image", "precision", "optimizer")
+_OPTIONS = (
+    "objective", "fix", "forbid", "allow", "tokens", "deadline_s", "price_per_s", "top", "pareto", "most",
+    "image", "precision", "optimizer")
 
 
 def questions(
@@ -114,5 +116,9 @@ def study(
                 interrupted = True
                 break
     if all(one.planned is None for one in found):
-        raise PlanError(found[0].error if len(found) == 1 else f"none of the {len(found)} questions has a plan; the first: {found[0].error}")
+        kind = PlanError if any(one.fits for one in found) else DoesNotFit
+        first = found[0].error
+        if len(found) > 1:
+            first = f"none of the {len(found)} questions has a plan; the first: {first}"
+        raise kind(first)
     return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted)

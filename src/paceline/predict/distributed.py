@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.catalog import frameworks
+from paceline.cost import money
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
@@ -203,7 +204,8 @@ class Step(Gradients):
             hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
             fit=remedy.fit(self, fullest),
-            provenance=(*self.provenance(device), *self.way.size_evidence(parts)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
+            provenance=(*self.provenance(device), *self.way.size_evidence(parts)),
+            energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None, price=money.basis(device),
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
+from paceline.cost import money
 from paceline.cost.collectives import collective_s, sigma
 from paceline.cost.host_link import LINK_SHARE, SUM_BPS, link_rate
 from paceline.predict.degrees import resolve as resolve
@@ -469,7 +470,8 @@ class Ranks:
             throughput=done / step, mfu=flops * (1 - recomputed) / step / peak, hfu=flops / step / peak, flops=flops,
             parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=parts.get(BUBBLE, 0.0),
             bound_by=_bound(parts), breakdown=_breakdown(parts, step), stages=stages, fit=memory_model.fit(workload, fullest),
-            provenance=tuple(self.provenance()), energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None, accuracy=self.way.accuracy,
+            provenance=tuple(self.provenance()), energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
+            accuracy=self.way.accuracy, price=money.basis(device),
             cost_per_unit=device.price_per_s * step * plan.ranks / done if device.price_per_s else None,
         )
 

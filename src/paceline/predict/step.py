@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paceline.capture.fuse import fuse
 from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
+from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host import HostCurve, default_host, issue_times
@@ -81,6 +82,7 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
         breakdown=breakdown, phases=step.phases(workload), memory=found, fit=memory_model.fit(workload, found),
         provenance=timed.provenance(),
         energy_j=device.tdp_w * step_s if device.tdp_w else None,
+        price=money.basis(device),
         cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
         timeline=_timeline(workload, step, starts, ends) if trace else None,
     )

@@ -62,8 +62,16 @@ def device_facts(device: Device) -> RenderableType:
 def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
     """Facts (path, fact, dimension) as a table that numbers their sources, and the sources below it."""
     sources = {source: str(i) for i, source in enumerate(dict.fromkeys(fact.source for _, fact, _ in facts), 1)}
-    rows = [[path, show(fact.value, dimension, 4), fact.kind, sources[fact.source]] for path, fact, dimension in facts]
+    rows = [
+        [path, _fact_value(fact, dimension), fact.kind, sources[fact.source]]
+        for path, fact, dimension in facts
+    ]
     return [Fitting(("fact", "value", "kind", "source"), rows), *(Text(f"{number}  {source}", style="dim") for source, number in sources.items())]
+
+
+def _fact_value(fact: Fact, dimension: str) -> str:
+    """A number in its unit, and its date where it has one."""
+    return show(fact.value, dimension, 4) + (f" as of {fact.date}" if fact.date else "")
 
 
 def _dimension(path: str) -> str:
@@ -86,7 +94,8 @@ def device_dict(device: Device) -> dict[str, Any]:
 
 
 def _fact_dict(fact: Fact) -> dict[str, Any]:
-    return {"value": fact.value, "kind": fact.kind, "source": fact.source}
+    dated = {"date": fact.date} if fact.date else {}
+    return {"value": fact.value, "kind": fact.kind, "source": fact.source, **dated}
 
 
 # -- frameworks ----------------------------------------------------------------------------------

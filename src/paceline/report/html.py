@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from paceline.report.terminal import memory_scale, peak_share
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.units import show
 
@@ -24,7 +25,7 @@ def distributed_html(p: DistributedPrediction) -> str:
     """Headline, breakdown along the critical path, memory of the fullest stage and a line per stage as HTML."""
     first = f"<b>{escape(p.model)}</b> on {escape(p.cluster)}, {p.devices} devices: {escape(p.plan)}"
     second = (
-        f"{100 * p.mfu:.1f} % of peak ({100 * p.hfu:.1f} % with recomputation), bound by {_bound(p.bound_by)}; exposed communication "
+        f"{peak_share(p, 'peak')}, bound by {_bound(p.bound_by)}; exposed communication "
         f"{100 * p.exposed_s / p.step_s:.1f} %, pipeline bubble {100 * p.bubble_s / p.step_s:.1f} %"
     )
     rows = "".join(
@@ -47,7 +48,7 @@ def _fragment(p: Prediction | DistributedPrediction, first: str, second: str, le
         f"<td>{100 * part.share:.{1 if least < 0.01 else 0}f} %</td><td>{escape(part.bound_by)}</td></tr>"
         for part in p.breakdown if part.share >= least
     )
-    scale = max(p.memory.available_bytes, p.memory.reserved_bytes)
+    scale = memory_scale(p.memory)
     bar = "".join(
         f"<div title='{escape(kind)} {show(size, 'bytes')}' style='background:{_MEMORY[kind]};height:1em;width:{30 * size / scale:.3f}em'></div>"
         for kind, size in p.memory.by_kind.items() if size

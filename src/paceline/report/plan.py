@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paceline import units
+from paceline.cost import money
 from paceline.report.page import page
-from paceline.report.terminal import distributed_view, listing
+from paceline.report.terminal import distributed_view, listing, rests_on
 from paceline.spec.planned import Answer, Planned, Range, Ranked, Study
 
 
@@ -24,6 +25,8 @@ def planned_view(p: Planned) -> RenderableType:
         lines += [Text(), _ranking("the best of measured features", [p.measured], p.objective)]
     if p.steps:
         lines.append(_job(p))
+    if _shows_money(p):
+        lines.append(_price(p))
     lines += [Text(f"note: {note}", style="yellow") for note in p.notes]
     lines += [Text(), _ranking("top plans", p.top, p.objective)]
     if p.pareto:
@@ -50,7 +53,10 @@ def study_view(study: Study) -> RenderableType:
     title = f"{len(study.answers)} questions, {units.show(study.elapsed_s, 'time')}"
     title += "" if study.engine == "local" else f" on {study.engine}"
     rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
-    return Group(listing(title, columns, rows), *(line for answer in found for line in _besides(answer)))
+    besides = [line for answer in found for line in _besides(answer)]
+    planned = [answer.planned for answer in found if answer.planned is not None]
+    prices = {one.best.cluster.device.name: _price(one) for one in planned if _shows_money(one)}
+    return Group(listing(title, columns, rows), *prices.values(), *besides)
 
 
 def study_html(study: Study) -> str:
@@ -98,6 +104,16 @@ def _certificate(p: Planned) -> Text:
     if p.undecided:
         reasons.append(f"{p.undecided:,} left within the gap")
     return Text.assemble(("certificate  ", "bold"), f"{proof}, as this model predicts: {', '.join(reasons)}; {p.elapsed_s:.1f} s")
+
+
+def _shows_money(p: Planned) -> bool:
+    return p.objective == "cost" or bool(p.steps)
+
+
+def _price(p: Planned) -> Text:
+    """What its money rests on, or why it shows none."""
+    device = p.best.cluster.device
+    return rests_on(money.evidence(device, money.price(device), money.FLAG))
 
 
 def _job(p: Planned) -> Text:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.spec.prediction import DistributedPrediction, Fit, Memory, Prediction
+from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Prediction
 from paceline.units import show
 
 _BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta", "communication": "blue", "bubble": "red"}
@@ -69,16 +69,23 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
+def memory_scale(found: Memory) -> int:
+    """Bytes at which a bar of what is allocated is full: the device's, or all where they do not fit."""
+    allocated = sum(found.by_kind.values())
+    return max(found.available_bytes, allocated) if found.fits else allocated
+
+
 def _memory_bar(found: Memory) -> list[Text]:
     """A bar of what is allocated by kind, and its legend."""
-    scale = max(found.available_bytes, found.reserved_bytes)
+    scale = memory_scale(found)
     bar = Text()
-    used = 0
+    allocated = drawn = 0
     for kind, size in found.by_kind.items():
-        cells = round(_BAR * size / scale)
-        bar.append("█" * cells, style=_MEMORY_STYLE[kind])
-        used += cells
-    bar.append("░" * max(0, _BAR - used), style="dim")
+        allocated += size
+        end = round(_BAR * allocated / scale)  # ends are rounded, not lengths: a full bar has no gap
+        bar.append("█" * (end - drawn), style=_MEMORY_STYLE[kind])
+        drawn = end
+    bar.append("░" * (_BAR - drawn), style="dim")
     legend = Text()
     for kind, size in found.by_kind.items():
         if size:
@@ -113,7 +120,7 @@ def distributed_view(p: DistributedPrediction) -> RenderableType:
     first = Text.assemble((p.model, "bold"), f" on {p.cluster}, {p.devices} devices: {p.plan}")
     answer = Text.assemble(
         (show(p.step_s, "time"), "bold green"), f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
-        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {100 * p.mfu:.1f} % of peak FLOP/s ({100 * p.hfu:.1f} % with recomputation)",
+        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {peak_share(p, 'peak FLOP/s')}",
     )
     bound = Text.assemble(
         "bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"),
@@ -127,6 +134,18 @@ def distributed_view(p: DistributedPrediction) -> RenderableType:
             bar = Text("█" * max(1, round(part.share * 30)), style=_BOUND_STYLE[part.bound_by])
             table.add_row(part.name, _ms(part.seconds), f"{100 * part.share:.1f} %", bar)
     return Group(first, answer, bound, Text(), table, Text(), *_stage_lines(p), Text(), *_basis(p))
+
+
+def peak_share(p: DistributedPrediction, peak: str) -> str:
+    """The share of peak of the model's FLOPs; beside it that of all FLOPs, where some are computed again."""
+    share = f"{100 * p.mfu:.1f} % of {peak}"
+    recomputed = p.hfu > 1.0001 * p.mfu  # equal but for rounding where nothing is
+    return f"{share} ({100 * p.hfu:.1f} % with recomputation)" if recomputed else share
+
+
+def spent(seconds: float) -> str:
+    """A time in a table whose entries may have none."""
+    return show(seconds, "time") if seconds else "none"
 
 
 def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
@@ -147,13 +166,13 @@ def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
 
 
 def _basis(p: Prediction | DistributedPrediction) -> list[Text]:
-    styles = {"warning": "yellow"}
-    lines = [
-        Text.assemble(
-            ("  " + e.kind.ljust(10), "dim"), (e.what, styles.get(e.kind, "")), (f"  [{e.source}]", "dim"))
-        for e in p.provenance
-    ]
-    return [Text("rests on:", style="dim"), *lines]
+    return [Text("rests on:", style="dim"), *(rests_on(e) for e in p.provenance)]
+
+
+def rests_on(e: Evidence) -> Text:
+    """One line for an input: how it is known, what it is, and where from."""
+    style = "yellow" if e.kind == "warning" else ""
+    return Text.assemble(("  " + e.kind.ljust(10), "dim"), (e.what, style), (f"  [{e.source}]", "dim"))
 
 
 #: columns of words

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from paceline.report.terminal import spent
 from paceline.units import show
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def checked(title: str, caption: str, phases: Sequence[str], predicted_s: Mappin
         if phase in predicted_s and phase in measured_s:
             predicted, measured = predicted_s[phase], measured_s[phase]
             off = f"{(predicted / measured - 1) * 100:+.0f} %" if measured else ""
-            table.add_row(phase, show(predicted, "time"), show(measured, "time"), off)
+            table.add_row(phase, spent(predicted), spent(measured), off)
     return table
 
 

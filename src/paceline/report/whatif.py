@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.report.terminal import distributed_view
+from paceline.report.terminal import distributed_view, rests_on, spent
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import Anatomy, BreakEven, Change, Comparison, Explanation, Job, Scaling, Span, Sweep
 from paceline.units import show
@@ -132,11 +132,12 @@ def _readings(a: Anatomy) -> list[RenderableType]:
     columns = ("collectives of a device, per step", "axis", "ranks", "size", "times", "alpha", "beta x size", "algorithm")
     table = _table(*columns, left=("axis", "algorithm"))
     for s in a.sent[:8]:
-        table.add_row(s.op, s.axis, str(s.ranks), show(s.size, "bytes"), str(s.count), show(s.alpha_s, "time"), show(s.beta_s, "time"), s.algorithm)
+        size, alpha, beta = show(s.size, "bytes"), spent(s.alpha_s), spent(s.beta_s)
+        table.add_row(s.op, s.axis, str(s.ranks), size, str(s.count), alpha, beta, s.algorithm)
     if len(a.sent) > 8:
         rest = a.sent[8:]
-        table.add_row("the rest", "", "", "", str(sum(s.count for s in rest)), show(sum(s.alpha_s for s in rest), "time"),
-                      show(sum(s.beta_s for s in rest), "time"), "")
+        alpha, beta = (spent(sum(getattr(s, name) for s in rest)) for name in ("alpha_s", "beta_s"))
+        table.add_row("the rest", "", "", "", str(sum(s.count for s in rest)), alpha, beta, "")
     b = a.bsp
     line = (f"BSP: w + h g + s l = {show(b['w_s'], 'time')} + {show(b['h_bytes'], 'bytes')} x {b['g_s_per_byte'] * 1e9:.3g} ns/B + "
             f"{b['supersteps']:.0f} x {show(b['l_s'], 'time')} = {show(b['seconds'], 'time')} without overlap; with it {show(a.step_s, 'time')}")
@@ -159,7 +160,7 @@ def _concurrency(e: Explanation) -> list[RenderableType]:
 def comparison_view(c: Comparison) -> RenderableType:
     """Plans side by side, the fastest that fits marked."""
     even = any(row.break_even is not None for row in c.rows)
-    table = _table("plan", "step", "throughput", "", "exposed", "memory", *(["pays below"] if even else []), "what it may cost in accuracy",
+    table = _table("plan", "step", "throughput", "", "exposed", "memory", *(["pays at"] if even else []), "what it may cost in accuracy",
                    left=("", "what it may cost in accuracy"))
     first = next((row.prediction for row in c.rows if row.prediction is not None), None)
     most = max((row.prediction.throughput for row in c.rows if row.prediction is not None), default=1.0)
@@ -181,9 +182,17 @@ def comparison_view(c: Comparison) -> RenderableType:
 def _even(found: BreakEven | None) -> str:
     if found is None:
         return "-"
-    if found.bandwidth_Bps is None:
-        return "any rate" if found.always else "no rate"
-    return f"{show(8 * found.bandwidth_Bps, 'count')}b/s"
+    if found.always:
+        return "any rate"
+    return " and ".join(_range(*ends) for ends in found.ranges) or "no rate"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """The rates between two in words; None: no such end."""
+    start, end = ("" if rate is None else f"{show(8 * rate, 'count')}b/s" for rate in (low, high))
+    if not start:
+        return f"below {end}"
+    return f"{start} to {end}" if end else f"above {start}"
 
 
 # -- job -------------------------------------------------------------------------------------------
@@ -201,6 +210,8 @@ def job_view(j: Job) -> RenderableType:
     add("time to train", j.time_s, "time")
     add("goodput", j.goodput, "fraction")
     add("device-hours", j.device_hours, "count")
+    if j.money is None:
+        table.add_row("money", "no price", "")
     add("money", j.money, "count", unit=" USD")
     add("energy", j.energy_j, "count", 1 / 3600, "Wh")
     more = f", {100 * j.extra:.0f} % more for its batch" if j.extra else ""
@@ -214,4 +225,4 @@ def job_view(j: Job) -> RenderableType:
 
 
 def _rests(evidence: Sequence[Evidence]) -> list[Text]:
-    return [Text.assemble(("  " + e.kind.ljust(10), "dim"), e.what, (f"  [{e.source}]", "dim")) for e in evidence]
+    return [rests_on(e) for e in evidence]

@@ -104,7 +104,7 @@ class Predicted(Source):
         if not self.network:
             raise SpecError(f"{sum(counts)} devices are on {len(counts)} nodes: say how these are connected, such as network = \"100 Gb/s\", "
                             f"or give the job at most {max(counts)} devices")
-        return f"{len(counts)}x{max(counts)}x{device}@{self.network.replace(' ', '')}"
+        return f"{len(counts)}x{max(counts)}x{device}@{self.network.replace(' ', '')}/node"
 
     def _device(self, kind: str) -> str:
         from paceline.catalog import devices

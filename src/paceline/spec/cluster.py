@@ -32,6 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline import units
 from paceline.errors import SpecError, nearest
 from paceline.spec import checks
 from paceline.spec.device import Device
@@ -126,7 +127,7 @@ class Cluster:
 
     @staticmethod
     def parse(text: str) -> Cluster:
-        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s`, `pod.toml` (see `catalog.clusters.get`)."""
+        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s/gpu`, `pod.toml` (see `catalog.clusters.get`)."""
         from paceline.catalog import clusters
 
         return clusters.get(text)
@@ -153,6 +154,18 @@ class Cluster:
             raise SpecError(f"{times} x {self.name} are {times * self.device_count} devices, but its outermost tier joins {most}")
         mix = tuple((device, count * times) for device, count in self.mix)
         return replace(self, name=f"{times}x{self.name}" if times > 1 else self.name, nodes=self.nodes * times, mix=mix)
+
+    def priced(self, per_s: float) -> Cluster:
+        """This cluster at so many USD per second of each device, whatever the catalog says."""
+        if per_s <= 0:
+            raise SpecError(f"a price is above zero, got {units.show(per_s, 'price_rate')}")
+        fact = Fact(value=per_s, kind="declared", source="--price")
+
+        def at(device: Device) -> Device:
+            return replace(device, price_per_s=per_s, facts={**device.facts, "price.hour": fact})
+
+        mix = tuple((at(device), nodes) for device, nodes in self.mix)
+        return replace(self, device=at(self.device), mix=mix)
 
     def group(self, size: int, stride: int = 1, base: int = 0, *, concurrent: bool = True) -> Group:
         """The placement of a process group whose ranks are `base + i * stride`.

@@ -3,10 +3,12 @@
 A number is written bare (`"8 TB/s"`, then it is what the file declares) or with its provenance:
 
     bandwidth = { value = "8 TB/s", kind = "datasheet", source = "d" }       # `d` may be spelt out in [sources]
+    hour = { value = "12.29 USD/h", source = "price", date = "2023-07" }     # what changes says of when it is
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -19,16 +21,18 @@ from paceline.spec import checks
 
 #: how a number is known, best first
 KINDS = ("measured", "datasheet", "fitted", "derived", "declared", "guessed")
+_DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _WANTED: dict[type, str] = {dict: "a table [{}]", list: "a list of strings", int: "a whole number", str: "a string"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One number and where it comes from; `value` in SI units."""
+    """One number and where it comes from; `value` in SI units, `date` (2023-07) where one is given."""
 
     value: float
     kind: str
     source: str
+    date: str = ""
 
 
 def read_text(path: Path | str, noun: str) -> str:
@@ -107,15 +111,19 @@ class FactReader:
         return value
 
     def fact(self, path: str, raw: Any, dimension: str) -> Fact:
-        kind, source = "declared", self.where
+        kind, source, date = "declared", self.where, ""
         if isinstance(raw, dict):
-            extra = set(raw) - {"value", "kind", "source"}
+            extra = set(raw) - {"value", "kind", "source", "date"}
             if extra or "value" not in raw:
                 raise self.error(path, f"expected {{ value = ..., kind = ..., source = ... }}, got keys {sorted(raw)}")
             kind, source = raw.get("kind", "datasheet"), raw.get("source", "")
             if not isinstance(source, str):
                 raise self.error(path, f"source: expected a string, got {source!r}")
             source = self.sources.get(source, source)
+            date = raw.get("date", "")
+            if not isinstance(date, str) or (date and not _DATE.fullmatch(date)):
+                wanted = 'a year, month or day such as "2023-07"'
+                raise self.error(path, f"date: expected {wanted}, got {date!r}")
             raw = raw["value"]
         if kind not in KINDS:
             raise self.error(path, f"kind {kind!r} is not one of {', '.join(KINDS)}")
@@ -125,4 +133,4 @@ class FactReader:
             raise self.error(path, str(error)) from None
         if value <= 0:
             raise self.error(path, f"must be above zero, got {raw!r}")
-        return Fact(value=value, kind=kind, source=source)
+        return Fact(value=value, kind=kind, source=source, date=date)

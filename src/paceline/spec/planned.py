@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.spec.cluster import Cluster
+from paceline.spec.device import Device
+from paceline.spec.facts import Fact
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
@@ -134,6 +136,7 @@ class Planned:
             "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto],
             "doubt": self.doubt, "settled": self.settled, "measured": self.measured.to_dict() if self.measured else None, "notes": list(self.notes),
             "interrupted": self.interrupted, "calibration": dict(self.calibration),
+            "price": _price(self.best.cluster.device),
         }
 
     def __rich__(self) -> Any:
@@ -145,6 +148,15 @@ class Planned:
         from paceline.report.plan import planned_html
 
         return planned_html(self)
+
+
+def _price(device: Device) -> dict[str, Any] | None:
+    """USD per hour of a device, how it is known, where from and of what date; None where there is none."""
+    if device.price_per_s is None:
+        return None
+    fact = device.facts.get("price.hour", Fact(value=device.price_per_s, kind="declared", source=device.name))
+    rate = 3600 * device.price_per_s
+    return {"usd_per_hour": rate, "kind": fact.kind, "source": fact.source, "date": fact.date or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +184,8 @@ class Answer:
     question: Question
     planned: Planned | None = None
     error: str = ""
+    #: False where all plans need more memory than there is
+    fits: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the answer as that of a single question, with the question beside it."""

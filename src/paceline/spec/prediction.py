@@ -93,6 +93,8 @@ class Prediction:
     provenance: tuple[Evidence, ...]
     energy_j: float | None = None
     cost_per_unit: float | None = None
+    #: what `cost_per_unit` (USD) rests on, with its date; or that there is no price
+    price: str = ""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -162,6 +164,8 @@ class DistributedPrediction:
     provenance: tuple[Evidence, ...]
     energy_j: float | None = None
     cost_per_unit: float | None = None
+    #: what `cost_per_unit` (USD) rests on, with its date; or that there is no price
+    price: str = ""
     #: what sending gradients less, later or without waiting may cost in accuracy, and on what evidence
     accuracy: Evidence | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)

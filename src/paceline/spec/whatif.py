@@ -248,16 +248,25 @@ class Anatomy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """The rate of the outermost network, of one device, below which a relaxed plan is faster than the same plan without.
+    """The rates of the outermost network, in B/s of one device, at which a relaxed plan is faster than the same plan without.
 
-    `bandwidth_Bps` is None where it is faster, or slower, at every rate.
+    Each range is (from, to), in rising order; None where it has no such end. No range: the plan is slower at every rate.
     """
 
-    bandwidth_Bps: float | None
-    always: bool = False
+    ranges: tuple[tuple[float | None, float | None], ...]
+
+    @property
+    def always(self) -> bool:
+        """Whether it is faster at every rate."""
+        return self.ranges == ((None, None),)
+
+    @property
+    def bandwidth_Bps(self) -> float | None:  # noqa: N802
+        """The rate below which it is faster; None where that is not so of one rate."""
+        return self.ranges[0][1] if len(self.ranges) == 1 and self.ranges[0][0] is None else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"bandwidth_Bps": self.bandwidth_Bps, "always": self.always}
+        return {"bandwidth_Bps": self.bandwidth_Bps, "always": self.always, "ranges_Bps": [list(ends) for ends in self.ranges]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

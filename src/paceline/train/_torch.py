@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -91,3 +93,18 @@ def stand_in(kind: type[Any], like: torch.Tensor) -> Any:
 
 #: within it, subclasses of tensors are not asked what a function means for them
 plain_functions: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
+
+
+def gloo_pair(store: Any, end: int, limit: timedelta, address: str) -> Any:
+    """A gloo group of two that listens on one address, or on the interfaces that GLOO_SOCKET_IFNAME names."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return dist.ProcessGroupGloo(store, end, 2, limit)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, end, 2, options)
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Says that an optimizer has stepped, which its servers did: its scheduler would warn that it had not."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

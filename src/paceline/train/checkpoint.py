@@ -9,6 +9,8 @@
 
 The model and the optimizer's state are stored as one process would have them. What a strategy keeps per rank (what compressors hold back,
 random numbers) is stored per rank, and shared out anew where the number of ranks has changed. The folder must be one that all ranks see.
+
+Checkpoints hold tensors and plain data, and nothing else is loaded: one from elsewhere cannot run code.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -63,6 +67,7 @@ class Checkpoints:
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, extra: dict[str, Any] | None = None) -> None:
         """Saves the state after `step`; all ranks call it. Waits for the one before, if that is still being written."""
         self.wait()
+        _check_plain(extra or {}, "extra")
         strategy = _strategy(optimizer)
         whole = {"step": step, "model": unwrapped(model).state_dict(), "extra": extra or {}, "world": self.world,
                  "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict()}
@@ -164,7 +169,7 @@ class Checkpoints:
         if not step:
             return 0
         place = self.folder / f"step-{step:09d}"
-        whole = torch.load(place / "model.pt", map_location="cpu", weights_only=False)
+        whole = _read(place / "model.pt")
         strategy = _strategy(optimizer)
         try:
             unwrapped(model).load_state_dict(whole["model"])
@@ -176,8 +181,8 @@ class Checkpoints:
             raise RunError(f"{place} is of another model or optimizer: {said}; name another folder, or remove it to begin anew") from None
         if strategy is None:
             return step
-        states = [torch.load(place / f"rank{r}.pt", map_location="cpu", weights_only=False) for r in range(world)] if world != self.world else [
-            torch.load(place / f"rank{self.rank}.pt", map_location="cpu", weights_only=False)]
+        ranks = range(world) if world != self.world else [self.rank]
+        states = [_read(place / f"rank{r}.pt") for r in ranks]
         if states[0].get("name", strategy.name) != strategy.name:
             return step  # what another strategy kept says nothing to this one
         if world == self.world:
@@ -204,6 +209,38 @@ class Checkpoints:
 def _strategy(optimizer: Optimizer) -> Strategy | None:
     held = getattr(optimizer, "_paceline", None)
     return held.by if held is not None else None
+
+
+def _read(path: Path) -> Any:
+    """The content of a file: tensors and plain data. What else it may hold would be code, and is refused."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({named[1]})" if named else ""
+        raise RunError(f"{path} holds more than tensors and plain data{what}, which could run code; if it is "
+                       "yours, allow its types with torch.serialization.add_safe_globals") from None
+
+
+#: types of which checkpoints may hold values beside tensors and containers
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Raises where a value could not be loaded again."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, f"a key of {name}")
+            _check_plain(item, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        for i, item in enumerate(value):
+            _check_plain(item, f"{name}[{i}]")
+    elif isinstance(value, Tensor):
+        return
+    elif type(value) not in (*_PLAIN, *torch.serialization.get_safe_globals()):
+        raise SpecError(f"{name} is of type {type(value).__name__}; checkpoints hold tensors and plain data "
+                        "(numbers, words, lists, dictionaries), or types given to "
+                        "torch.serialization.add_safe_globals")
 
 
 def _copy(value: Any) -> Any:

@@ -36,6 +36,7 @@ import torch.distributed as dist
 from paceline.errors import RunError
 from paceline.train._torch import default_store
 from paceline.train.heap import keep
+from paceline.train.patience import within
 from paceline.train.transport import Collective as Collective  # jobs are written with it
 from paceline.train.transport import Handle, Lane, Ways, give_back, leaving, outcome, said
 from paceline.units import show
@@ -50,6 +51,8 @@ CLOSE_S = 60.0
 _HASTE_S = 2.0
 #: without any message, until an engine's attendant looks whether another rank asks for something
 LOOK_S = 0.2
+#: for the store to answer a rank that asks who is late, which takes 2 s if it does at once
+_STORE_S = 6.0
 #: stages of a job on each channel; gradients may need an agreement, and a second product of a low rank
 CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1, "reads": 1}
 #: channels that send with the sockets of another
@@ -516,13 +519,20 @@ class Engine:
         size = show(sum(request.bytes for request in running.requests), "bytes")
         return RunError(f"rank {self.rank} of {self.world}: {ops} of {running.ticket.name} ({size}) {what}")
 
+    def _silent(self) -> list[int]:
+        """Ranks that do not say in the store that they wait."""
+        store = default_store()
+        store.set(f"paceline/late/{self.rank}", str(self.issued))
+        time.sleep(2.0)
+        return [r for r in range(self.world) if r != self.rank and not store.check([f"paceline/late/{r}"])]
+
     def _who(self) -> str:
         """Which ranks did not report that they wait, too: those hang, or are somewhere else."""
         try:
-            store = default_store()
-            store.set(f"paceline/late/{self.rank}", str(self.issued))
-            time.sleep(2.0)
-            silent = [r for r in range(self.world) if r != self.rank and not store.check([f"paceline/late/{r}"])]
+            silent = within(_STORE_S, self._silent)
+        except TimeoutError:
+            return ("; no sign of the rank that keeps the store of the process group (rank 0, unless "
+                    "torchrun keeps it)")
         except (RuntimeError, ValueError):  # the store was on the rank that is gone
             return ""
         if not silent:

@@ -25,6 +25,7 @@ from typing import IO, Any, Protocol
 
 from paceline import extend
 from paceline.errors import RunError
+from paceline.train.asynchronous.shared_file import sweep
 
 #: where a rank leaves what its function returned
 RESULTS = "PACELINE_RESULTS"
@@ -79,10 +80,13 @@ def run(
         worker = [sys.executable, "-m", "paceline.train.worker", *extend.words()]
         command = [*worker, target, json.dumps(dict(arguments or {}))]
         variables = {**(environment or {}), RESULTS: folder}
-        if on is not None:
-            on.launch(command, ranks_per_host=ranks_per_host, environment=variables, timeout_s=timeout_s)
-        else:
-            _here(command, world, variables, timeout_s, place)
+        try:
+            if on is not None:
+                on.launch(command, ranks_per_host=ranks_per_host, environment=variables, timeout_s=timeout_s)
+            else:
+                _here(command, world, variables, timeout_s, place)
+        finally:
+            sweep()  # what ranks that were killed shared
         ranks = range(place.first, place.first + place.here) if place is not None else range(world)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in ranks]
 

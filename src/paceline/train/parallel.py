@@ -40,7 +40,7 @@ def parallelize(
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
     name = plan.partition(":")[0] if isinstance(plan, str) else ""
     if name in asynchronous.NAMES:
-        return _joined(model, optimizer, name, {**_words(str(plan)), **options})
+        return _joined(model, optimizer, name, {"timeout_s": timeout_s, **_words(str(plan)), **options})
     if model in _attached:
         raise RunError(f"this model is kept the same by {_attached[model].name!r} already; "
                        "call paceline.train.close(model) first")

@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 from paceline.train.comm import TIMEOUT_S
 from paceline.train.job import join
 from paceline.train.launch import RESULTS
+from paceline.train.transport import said
 
 
 def main(target: str, arguments: str) -> None:
@@ -29,7 +30,11 @@ def main(target: str, arguments: str) -> None:
         print(error, flush=True)
         os._exit(1)  # peers may hang: leave without waiting for their sockets
     Path(os.environ[RESULTS], f"{dist.get_rank()}.json").write_text(json.dumps(result))
-    dist.barrier()
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        print(f"rank {dist.get_rank()}: another rank is gone at the end, or hangs: {said(error)}", flush=True)
+        os._exit(1)
     dist.destroy_process_group()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from paceline.errors import PlanError
 from paceline.spec.plan import Plan
@@ -13,8 +14,10 @@ from paceline.sync import without
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject, read_plan
 
-#: factors of the network's rate between which a break-even is looked for, and how near it is found
-RANGE, NEAR = (1e-4, 1e3), 0.005
+#: factors of the network's rate at which a relaxation is tried, two in a decade, and how near a break-even is found
+FACTORS, NEAR = tuple(10 ** (half / 2) for half in range(-8, 7)), 0.005
+#: logarithm of the throughput over that of the plain plan from which a relaxation pays: less is rounding
+PAYS = 1e-3
 
 
 def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False) -> Comparison:
@@ -38,23 +41,28 @@ def _merged(base: Plan, given: Plan) -> Plan:
 
 
 def find_break_even(subject: Subject) -> BreakEven:
-    """The network's rate at which a relaxed plan takes as long as the same plan without the relaxation."""
+    """The network's rates at which a relaxed plan is faster than the same plan without the relaxation."""
     plain = replace(subject, plan=without(subject.plan))
     tier = next((t for t in reversed(subject.cluster.tiers) if t.network), subject.cluster.tiers[-1])
 
-    def gain(factor: float) -> float:
+    def pays(factor: float) -> bool:
         edit = Edit(path=f"network.{tier.name}.bandwidth", value=f"x{factor!r}")
         slow, fast = (apply(s, [edit]).predict(closed=True) for s in (plain, subject))
-        return math.log(fast.throughput / slow.throughput)
+        return math.log(fast.throughput / slow.throughput) > PAYS
 
-    low, high = RANGE
-    at_low, at_high = gain(low), gain(high)
-    if at_low <= 0 or at_high >= 0:
-        return BreakEven(bandwidth_Bps=None, always=at_high > 0 and at_low > 0)
+    shared = tier.node_bandwidth_Bps
+    rate = shared / subject.cluster.node_devices if shared is not None else tier.bandwidth_Bps
+    tried = [(factor, pays(factor)) for factor in FACTORS]
+    edges = [rate * _edge(pays, before[0], after[0]) for before, after in pairwise(tried) if before[1] != after[1]]
+    # where it pays at the lowest rate, the first range has no lower end; where it does at the highest, the last no upper one
+    ends = [*([None] if tried[0][1] else []), *edges, *([None] if tried[-1][1] else [])]
+    return BreakEven(ranges=tuple(zip(ends[::2], ends[1::2], strict=True)))
+
+
+def _edge(pays: Callable[[float], bool], low: float, high: float) -> float:
+    """The factor between two at which a relaxation begins to pay, or ceases to."""
+    first = pays(low)
     while high / low > 1 + NEAR:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
-    rate = tier.node_bandwidth_Bps / subject.cluster.node_devices if tier.node_bandwidth_Bps is not None else tier.bandwidth_Bps
-    return BreakEven(bandwidth_Bps=math.sqrt(low * high) * rate)
-
-
+        low, high = (middle, high) if pays(middle) == first else (low, middle)
+    return math.sqrt(low * high)

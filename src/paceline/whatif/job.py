@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.cost import failures
+from paceline.cost import failures, money
 from paceline.cost.energy import NODE_FACTOR, PUE, Power, power
 from paceline.cost.money import Price, price
 from paceline.errors import SpecError
 from paceline.spec.cluster import Cluster
+from paceline.spec.device import Device
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import Job, Span
 
@@ -73,7 +74,8 @@ def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
         unit=step.unit, units=units, steps=steps, step_s=step.step_s, devices=step.devices, extra=extra, training_s=training,
         evaluation_s=evaluation, checkpoint_s=write, checkpoint_bytes=written, interval_s=interval, interrupted_s=between, goodput=good, time_s=time,
         device_hours=hours, money=hours.times(3600 * cost.per_s) if cost is not None else None, energy_j=energy,
-        watts=drawn.watts if drawn is not None else None, provenance=tuple(_evidence(budget, cost, drawn)),
+        watts=drawn.watts if drawn is not None else None,
+        provenance=tuple(_evidence(cluster.device, budget, cost, drawn)),
     )
 
 
@@ -97,7 +99,7 @@ def _busy(step: DistributedPrediction) -> float:
     return sum(part.seconds for part in step.breakdown if part.bound_by in ("compute", "memory")) / step.step_s
 
 
-def _evidence(budget: Budget, cost: Price | None, drawn: Power | None) -> list[Evidence]:
+def _evidence(device: Device, budget: Budget, cost: Price | None, drawn: Power | None) -> list[Evidence]:
     fleet = "419 interruptions in 54 days of 16,384 H100 (Dubey et al. 2024); x2 each way"
     said = {
         "device MTBF": (budget.mtbf_s != failures.DEVICE_MTBF_S, "measured", fleet),
@@ -106,8 +108,7 @@ def _evidence(budget: Budget, cost: Price | None, drawn: Power | None) -> list[E
         "critical batch": (bool(budget.critical_batch), "guessed", "not given: no more samples at large batches"),
     }
     out = [Evidence(what=name, kind="declared" if given else kind, source="given" if given else why) for name, (given, kind, why) in said.items()]
-    if cost is not None:
-        out.append(Evidence(what=f"price {cost.per_s * 3600:.2f} USD/h", kind=cost.kind, source=cost.source))
+    out.append(money.evidence(device, cost, money.FLAG))
     if drawn is not None:
         hosts = f"hosts x{NODE_FACTOR[0]:g} ({NODE_FACTOR[1]:g} to {NODE_FACTOR[2]:g}), cooling x{PUE[0]:g} ({PUE[1]:g} to {PUE[2]:g})"
         out += [Evidence(what=f"{drawn.watts:.0f} W per device", kind=drawn.kind, source=drawn.source),

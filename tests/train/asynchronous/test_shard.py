@@ -142,7 +142,7 @@ class Sent:
     def __init__(self, sizes):
         self.sizes, self.sent = sizes, []
 
-    def begin(self, server, piece, *, rate):
+    def begin(self, server, piece, *, options):
         self.sent.append((server, piece))
 
     def finish(self):
@@ -152,7 +152,7 @@ class Sent:
 def test_overlap_sends_the_last_layers_first_and_once():
     model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
     flat, sent = Flat(torch.optim.SGD(model.parameters(), lr=0.1)), Sent([30, 30])
-    early = Early(flat, sent, lambda: 1.0)
+    early = Early(flat, sent)
     model(torch.randn(4, 5)).square().sum().backward()
     assert [server for server, _ in sent.sent] == [1, 0]
     assert torch.equal(torch.cat([piece for _, piece in reversed(sent.sent)]), flat.gradients())
@@ -201,3 +201,18 @@ def test_refuses():
         Policy(mode="backup", workers=2, backups=2)
     with pytest.raises(SpecError, match="elastic"):
         Policy(mode="bounded", rule="elastic")
+
+
+def test_options_of_an_update_are_those_of_its_worker():
+    options = {"lr": 1.0, "momentum": 0.0}
+    parts = [Part(count=2, options=options), Part(count=2, options=options, group=1)]
+    shard = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
+    shard.join(0)
+    shard.push(0, 1, 0, ONE, [{"lr": 0.5}, {"lr": 0.25}])
+    assert (-shard.values).tolist() == [0.5, 0.5, 0.25, 0.25]
+    shard.push(0, 2, 1, ONE, [{"lr": 0.0}, {"lr": 1.0}])
+    assert (-shard.values).tolist() == [0.5, 0.5, 1.25, 1.25]
+    again = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
+    again.restore(shard.state(), same_run=False)
+    again.join(0)
+    assert again.push(0, 1, again.version, ONE).kind == APPLIED  # of another run: not one of before

@@ -9,7 +9,8 @@ WORLD = 4
 #: method, learning rate, share of the first loss that may be left after 300 steps
 CASES = [
     ("fp32", 0.1, 1e-6), ("fp16", 0.1, 1e-6), ("bf16", 0.1, 1e-5), ("terngrad:min_elements=0", 0.05, 1e-3), ("qsgd", 0.1, 1e-5),
-    ("signsgd", 0.02, 2e-2), ("onebit", 0.05, 1e-3), ("topk:ratio=0.1", 0.05, 1e-3), ("randomk:ratio=0.1", 0.05, 1e-3),
+    ("signsgd", 0.1, 2e-2), ("signsgd:scaled=false", 0.02, 2e-2),
+    ("onebit", 0.05, 1e-3), ("topk:ratio=0.1", 0.05, 1e-3), ("randomk:ratio=0.1", 0.05, 1e-3),
     ("dgc:ratio=0.1,momentum=0.5", 0.05, 1e-3), ("powersgd:rank=2", 0.1, 1e-3),
 ]
 

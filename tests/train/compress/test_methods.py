@@ -119,9 +119,9 @@ def test_error_feedback_loses_nothing(text):
 
 def test_majority_vote():
     grads = [torch.tensor([1.0, -2.0, 3.0, -1.0]), torch.tensor([5.0, 1.0, -1.0, -1.0]), torch.tensor([0.1, -1.0, -7.0, -1.0])]
-    assert step(ranks("signsgd"), grads)[0].tolist() == [1.0, -1.0, -1.0, -1.0]
-    assert step(ranks("signsgd", world=2), grads[:2])[0].tolist() == [1.0, 0.0, 0.0, -1.0]
-    scaled = step(ranks("signsgd:scaled=true"), grads)[0]
+    assert step(ranks("signsgd:scaled=false"), grads)[0].tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert step(ranks("signsgd:scaled=false", world=2), grads[:2])[0].tolist() == [1.0, 0.0, 0.0, -1.0]
+    scaled = step(ranks("signsgd"), grads)[0]
     assert scaled.tolist() == pytest.approx([m := sum(g.abs().mean().item() for g in grads) / 3, -m, -m, -m])
 
 

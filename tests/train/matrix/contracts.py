@@ -221,6 +221,7 @@ def _apart(contract, log, reference):
 
 def _resumed(contract, log, reference):
     assert len(log["losses"]) == STEPS, f"{len(log['losses'])} steps in place of {STEPS}"
+    assert len(log["moments"]) == len(log["parameters"]) and all(log["moments"]), f"moments that were saved: {log['moments']}"
     before, after = log["losses"][STOP - 3 : STOP], log["losses"][STOP : STOP + 3]
     risen = (sum(after) - sum(before)) / 3
     assert risen < 0.5 * (log["losses"][0] - sum(before) / 3), f"the loss rises by {risen:.2f} where the script goes on"

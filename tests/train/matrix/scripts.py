@@ -216,6 +216,7 @@ def resume(parallelize, log, rank, folder):
             optimizer.load_state_dict(saved["optimizer"])
             scheduler.load_state_dict(saved["scheduler"])
             first = saved["step"]
+            log["moments"] = [float(optimizer.state[p]["exp_avg"].norm()) for p in net.parameters()]
         model, optimizer = parallelize(net, optimizer)
         for step in range(first, STEPS):
             x, y = batch(step, rank)

@@ -1,6 +1,6 @@
 """One host of a measurement: waits for a part in a run, plays it, reports.
 
-    python -m paceline.bench.throughput.agent HOST PORT RANK
+    python -m paceline.bench.throughput.agent RANK        meets the others where PACELINE_RENDEZVOUS says
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from torch.nn.functional import cross_entropy
 from paceline.bench.throughput.jobs import JOBS
 from paceline.train.asynchronous import server, strategies
 from paceline.train.asynchronous.remote import SLOW, Distributed
-from paceline.train.asynchronous.wire import Rendezvous, Store
+from paceline.train.asynchronous.store import VARIABLE, Rendezvous, RunStore
 
 #: steps of each worker that are not counted
 WARM_UP = 2
-#: under which agents find their parts in the store
-AGENTS = "agents"
 #: what is kept of a step
 FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness", "leads", "lead_s")
 
@@ -59,7 +57,7 @@ def _serve(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
 def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     """Steps for a while; the end of each and what it was made of."""
     inside = _inside(part, place)
-    os.environ.update({"PACELINE_RENDEZVOUS": f"{inside.host}:{inside.port}:{inside.run}", "PACELINE_SERVERS": str(part["servers"]),
+    os.environ.update({VARIABLE: str(inside), "PACELINE_SERVERS": str(part["servers"]),
                        SLOW: str(part.get("slow", 1.0))})
     job = JOBS[part["model"]]
     torch.manual_seed(0)
@@ -91,12 +89,12 @@ def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: t
     return rows
 
 
-def _together(store: Store, count: int) -> None:
+def _together(store: RunStore, count: int) -> None:
     """Waits until all workers are this far."""
     store.add("ready", 1)
-    while int(store.add("ready", 0)) < count:
+    while store.add("ready", 0) < count:
         time.sleep(0.002)
 
 
 if __name__ == "__main__":
-    serve_parts(Rendezvous(host=sys.argv[1], port=int(sys.argv[2]), run=AGENTS), int(sys.argv[3]))
+    serve_parts(Rendezvous.parse(os.environ[VARIABLE]), int(sys.argv[1]))

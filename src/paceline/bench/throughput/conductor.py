@@ -9,15 +9,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.throughput.agent import AGENTS, FIELDS, WARM_UP
+from paceline.bench.throughput.agent import FIELDS, WARM_UP
 from paceline.bench.throughput.dataset import KEY
 from paceline.bench.throughput.jobs import JOBS
 from paceline.bench.throughput.runs import PROFILED, Run
 from paceline.train.asynchronous import server
-from paceline.train.asynchronous.wire import PrefixStore, TCPStore
+from paceline.train.asynchronous.store import PrefixStore, Rendezvous, Store
 
 COLUMNS = (*KEY, "parameters", "batch", "steps_per_s", "samples_per_s", "compute_s", "staleness", "stalenesses", "steps", "seconds", "shaping",
            "machine")
@@ -32,10 +33,11 @@ class Conductor:
     """Runs side by side on as many hosts as there are; `prepare` sets the links of hosts before a run."""
 
     def __init__(
-        self, store: TCPStore, agents: Iterable[int], out: Path, *, shaping: str, machine: str,
-        prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
+        self, store: Store, place: Rendezvous, agents: Iterable[int], out: Path, *, shaping: str,
+        machine: str, prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
     ) -> None:
-        self._all, self._store = store, PrefixStore(AGENTS, store)
+        self._all, self._place = store, place
+        self._store = PrefixStore(place.prefix, store)
         self._out, self._shaping, self._machine, self._prepare, self._tries = out, shaping, machine, prepare, tries
         self._compute_s = done(out)
         self._next = dict.fromkeys(agents, 0)
@@ -108,7 +110,7 @@ class Conductor:
         return taken
 
     def _start(self, run: Run) -> None:
-        taken, name = self._take(run), f"{AGENTS}-{next(self._count)}"
+        taken, name = self._take(run), f"{self._place.run}-{next(self._count)}"
         workers, servers = taken[: run.workers], taken[run.workers :]
         pace = {} if self._prepare is not None else {"pace_Bps": run.link_Mbps * 1e6 / 8}
         for number, rank in enumerate(servers):
@@ -126,7 +128,7 @@ class Conductor:
             keys = {rank: f"result/{rank}/{self._next[rank] - 1}" for rank in (*workers, *servers)}
             if not self._store.check([keys[rank] for rank in workers]):
                 continue
-            server.stop(PrefixStore(name, self._all))
+            server.stop(PrefixStore(replace(self._place, run=name).prefix, self._all))
             if not self._store.check([keys[rank] for rank in servers]):
                 continue
             results = [json.loads(self._store.get(keys[rank])) for rank in workers]

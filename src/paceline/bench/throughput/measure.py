@@ -28,7 +28,7 @@ from pathlib import Path
 from paceline.bench.throughput.conductor import COLUMNS, Conductor, done
 from paceline.bench.throughput.runs import Run, standard
 from paceline.errors import PacelineError
-from paceline.train.asynchronous.wire import TCPStore, serve_store
+from paceline.train.asynchronous.store import VARIABLE, Rendezvous, TCPStore, secret, serve_store
 from paceline.units import counts
 
 _PORT = 29455
@@ -43,6 +43,7 @@ class _Hosts:
     """Agents that were started, the store they listen to, and how their links are set (None: servers pace themselves)."""
 
     store: TCPStore
+    place: Rendezvous
     processes: list[subprocess.Popen[bytes]]
     shaping: str
     prepare: Callable[[float, Sequence[int]], None] | None = None
@@ -64,7 +65,8 @@ def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 60
             print(f"no emulated cluster ({error}); servers pace themselves", flush=True)
             made = stack.enter_context(_loopback(hosts))
         stack.enter_context(_mixed([process.pid for process in made.processes]))
-        conductor = Conductor(made.store, range(1, hosts), out, shaping=made.shaping, machine=machine, prepare=made.prepare, tries=tries)
+        conductor = Conductor(made.store, made.place, range(1, hosts), out, shaping=made.shaping,
+                              machine=machine, prepare=made.prepare, tries=tries)
         conductor.wait_for_agents()
         left = conductor.conduct(todo, until)
         conductor.dismiss()
@@ -99,8 +101,12 @@ def _mix(agents: Sequence[int], cores: Sequence[int], over: threading.Event) -> 
             return
 
 
-def _command(host: str, rank: int) -> list[str]:
-    return [sys.executable, "-m", "paceline.bench.throughput.agent", host, str(_PORT), str(rank)]
+def _command(rank: int) -> list[str]:
+    return [sys.executable, "-m", "paceline.bench.throughput.agent", str(rank)]
+
+
+def _session(host: str, store: TCPStore) -> Rendezvous:
+    return Rendezvous(host=host, port=store.port, run=secret())
 
 
 @contextlib.contextmanager
@@ -111,16 +117,21 @@ def _namespaces(hosts: int) -> Iterator[_Hosts]:
     with EmulatedCluster(hosts=hosts) as cluster:
         with cluster.inside(0):
             store = serve_store(cluster.address(0), _PORT)
-        processes = [cluster.start(rank, _command(cluster.address(0), rank), _VARIABLES) for rank in range(1, hosts)]
-        yield _Hosts(store=store, processes=processes, shaping="tbf", prepare=lambda link, ranks: cluster.shape(link * 1e6 / 8, ranks))
+        place = _session(cluster.address(0), store)
+        variables = {**_VARIABLES, VARIABLE: str(place)}
+        processes = [cluster.start(rank, _command(rank), variables) for rank in range(1, hosts)]
+        yield _Hosts(store=store, place=place, processes=processes, shaping="tbf",
+                     prepare=lambda link, ranks: cluster.shape(link * 1e6 / 8, ranks))
 
 
 @contextlib.contextmanager
 def _loopback(hosts: int) -> Iterator[_Hosts]:
-    store, variables = serve_store("127.0.0.1", _PORT), {**os.environ, **_VARIABLES}
-    processes = [subprocess.Popen(_command("127.0.0.1", rank), env=variables) for rank in range(1, hosts)]
+    store = serve_store("127.0.0.1")
+    place = _session("127.0.0.1", store)
+    variables = {**os.environ, **_VARIABLES, VARIABLE: str(place)}
+    processes = [subprocess.Popen(_command(rank), env=variables) for rank in range(1, hosts)]
     try:
-        yield _Hosts(store=store, processes=processes, shaping="pacing")
+        yield _Hosts(store=store, place=place, processes=processes, shaping="pacing")
     finally:
         for process in processes:
             process.kill()

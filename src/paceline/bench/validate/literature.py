@@ -108,8 +108,8 @@ def literature(folder: Path, leave_out_device: bool) -> Iterator[Case] | None:
 def recalled() -> Iterator[Case]:
     """TernGrad's speedups by its own performance model, and fast.ai's eighteen minutes."""
     gtx = parse_device(GTX_1080, "gtx-1080", devices.get)
-    ethernet = clusters.get("2x4xp4@1Gb/s")
-    infiniband = clusters.get("128x4xp100-sxm@100Gb/s")
+    ethernet = clusters.get("2x4xp4@1Gb/s/node")
+    infiniband = clusters.get("128x4xp100-sxm@100Gb/s/node")
 
     def speedup(model: str, batch: int, where: Cluster, plain: str, ternary: str) -> Callable[[], Mapping[str, Answer]]:
         def predict() -> Mapping[str, Answer]:
@@ -126,7 +126,7 @@ def recalled() -> Iterator[Case]:
 
 
 def _phases() -> Mapping[str, Answer]:
-    where = clusters.get("16x8xv100-sxm-16gb@25Gb/s")
+    where = clusters.get("16x8xv100-sxm-16gb@25Gb/s/node")
     steps = [
         (api.predict(_workload("resnet50", 64, "amp_fp16", side), "compress=fp16", where), epochs) for side, epochs in PHASES
     ]

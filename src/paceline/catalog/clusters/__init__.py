@@ -48,7 +48,9 @@ def get(text: str) -> Cluster:
     `dgx-h100`, `32xdgx-h100`     one, or 32, of a kind of node (or pod) of the catalog, in that node's own network
     `pod.toml`, `4xpod.toml`      of a file
     `8xh100-sxm`                  one node of eight such devices
-    `4x8xh100-sxm@400Gb/s`        four hosts of eight such devices, each host with a network of 400 Gb/s
+    `4x8xh100-sxm@400Gb/s/gpu`    four hosts of eight such devices, each device with a network of 400 Gb/s of its own
+    `4x8xh100-sxm@400Gb/s/node`   the same, but the devices of a host share 400 Gb/s
+    `4xp100-pcie@10Gb/s`          four hosts of one device
     """
     match = _WRITTEN.match(checks.name("cluster", text).strip())
     assert match is not None  # it matches any text
@@ -63,7 +65,7 @@ def get(text: str) -> Cluster:
         raise UnknownName("cluster", name, known, "`paceline clusters` lists all; a .toml file describes your own") from None
     if rate is None:
         if second is not None and count > 1:
-            raise SpecError(f"{text!r}: {count} hosts need a network; write its rate, as in '{text}@400Gb/s'")
+            raise SpecError(f"{text!r}: {count} hosts need a network; write its rate, as in '{text}@400Gb/s/gpu'")
         return _hosts(text, device, 1, int(second) if second else count, None)
     return _hosts(text, device, count, int(second) if second else 1, rate)
 
@@ -79,10 +81,6 @@ def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -
     """Hosts of which only the device and the network's rate are known: links of the device inside, one network outside."""
     if nodes < 1 or each < 1:
         raise SpecError(f"{text!r}: a cluster has at least one node and one device")
-    try:
-        network = units.parse(rate, "bandwidth") if rate is not None else None
-    except UnitError as error:
-        raise SpecError(f"{text!r}: {error}") from None
     tiers, facts = [], {"node.devices": Fact(value=each, kind="declared", source=text)}
     if each > 1:
         inside = link(device, each)
@@ -90,19 +88,39 @@ def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -
         assumed = Fact(value=inside.bandwidth_Bps, kind="guessed", source="no source gives this device's links")
         facts[f"tier.{inside.name}.bandwidth"] = device.facts.get(path, assumed)
         tiers.append(inside)
-    if network is not None:
-        if network <= 0:
-            raise SpecError(f"{text!r}: the network's rate must be above zero")
-        tiers.append(Tier(
-            name="network", kind="infiniband" if network >= RDMA_Bps else "ethernet", bandwidth_Bps=network, node_bandwidth_Bps=network,
-        ))
-        facts["tier.network.node_bandwidth"] = Fact(value=network, kind="declared", source=text)
+    if rate is not None:
+        outside = _network(text, rate, each)
+        key, value = ("node_bandwidth", outside.node_bandwidth_Bps) if outside.node_bandwidth_Bps else ("bandwidth", outside.bandwidth_Bps)
+        tiers.append(outside)
+        facts[f"tier.network.{key}"] = Fact(value=value, kind="declared", source=text)
     title = f"{nodes} x {each} {device.title}"
     return Cluster(name=text, title=title, device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts)
 
 
 #: a network of hosts that is this fast is taken to bypass the kernel
 RDMA_Bps = 5e9
+#: of whom a rate is, as it is written after it -> whether the devices of a host share it
+_SHARED = {"gpu": False, "device": False, "node": True}
+
+
+def _network(text: str, rate: str, each: int) -> Tier:
+    """The network of hosts of `each` devices, of a rate such as 400Gb/s/gpu or 3200Gb/s/node."""
+    written, _, whose = rate.strip().rpartition("/")
+    if whose not in _SHARED:
+        written, whose = rate.strip(), ""
+    try:
+        value = units.parse(written, "bandwidth")
+    except UnitError as error:
+        raise SpecError(f"{text!r}: {error}") from None
+    if value <= 0:
+        raise SpecError(f"{text!r}: the network's rate must be above zero")
+    if not whose and each > 1:
+        raise SpecError(
+            f"{text!r}: of whom is the rate? write @{written}/gpu (each of the {each} devices of a host has a link of its own) or "
+            f"@{written}/node (they share it)")
+    shared = _SHARED[whose or "node"]
+    kind = "infiniband" if (value if shared else value * each) >= RDMA_Bps else "ethernet"
+    return Tier(name="network", kind=kind, bandwidth_Bps=value, node_bandwidth_Bps=value if shared else None)
 
 
 def link(device: Device, each: int) -> Tier:

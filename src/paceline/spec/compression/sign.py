@@ -11,16 +11,17 @@ from paceline.spec.compression.scheme import Scheme, Shape, Work, bytes_of, nume
 @register
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignSGD(Scheme):
-    """The sign of each element; ranks vote, the majority decides."""
+    """The sign of each element; ranks vote, the majority decides, and the mean magnitude scales the vote."""
 
     name: ClassVar[str] = "signsgd"
     title: ClassVar[str] = "signSGD, majority vote"
-    accuracy: ClassVar[str] = "biased: it may not converge to the optimum, and needs its own learning rate"
+    accuracy: ClassVar[str] = "biased: it may not converge to the optimum; onebit, with error feedback, does"
     evidence: ClassVar[str] = (
         "Bernstein et al., signSGD with Majority Vote, ICLR 2019 (ResNet-50); Karimireddy et al., ICML 2019 (counter-examples)")
     encoder: ClassVar[str] = "paceline.train.compress.sign:SignSGD"
-    #: multiply the vote by the mean over ranks of the mean magnitude; otherwise each element is -1, 0 or 1
-    scaled: bool = False
+    #: multiply the vote by the mean over ranks of the mean magnitude, so that the learning rate of SGD serves
+    #: (Karimireddy et al.); otherwise each element is -1, 0 or 1 (Bernstein et al.), for a much lower rate
+    scaled: bool = True
 
     def payload_bytes(self, shape: Shape, step: int) -> int:
         return bytes_of(numel(shape)) + 4

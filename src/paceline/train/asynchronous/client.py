@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import codec
-from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous, Store
+from paceline.train.asynchronous.moments import Kept, packed, unpacked
+from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous, RunStore
+
+T = TypeVar("T")
+
+#: options of each parameter group, as plain data
+Options = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +61,8 @@ class Client:
 
     def __init__(self, rendezvous: Rendezvous, sizes: Sequence[int], *, up: str = "none", down: str = "none", retry_s: float = 60.0) -> None:
         self.rendezvous, self.sizes, self.retry_s = rendezvous, list(sizes), retry_s
-        store = rendezvous.store()
-        self.worker = int(store.add("workers", 1)) - 1
+        self._store = rendezvous.store()
+        self.worker = self._store.add("workers", 1) - 1
         self._links = [_Link(rendezvous, server, self.worker, up, down, retry_s) for server in range(len(self.sizes))]
         self._pool = ThreadPoolExecutor(max_workers=len(self.sizes), thread_name_prefix="server")
         self._sequence = 0
@@ -66,18 +73,37 @@ class Client:
         """Parameters as they are now."""
         return torch.cat(list(self._pool.map(lambda link: link.join(), self._links)))
 
-    def exchange(self, update: Tensor, *, fetch: bool = True, rate: float = 1.0) -> tuple[Tensor | None, Exchange]:
-        """Pushes an update; new parameters (or moves) where wanted."""
+    def state(self) -> list[list[dict[str, Any]]]:
+        """What each server's optimizer keeps of each of its parts."""
+        self._between_steps()
+        nothing = torch.empty(0, dtype=torch.uint8)
+        return [unpacked(raw) for raw in self._pool.map(lambda link: link.ask(wire.STATE, nothing), self._links)]
+
+    def load(self, kept: Kept) -> None:
+        """Has each server's optimizer go on from this."""
+        self._between_steps()
+        list(self._pool.map(lambda link, one: link.ask(wire.LOAD, packed(one)), self._links, kept))
+
+    def _between_steps(self) -> None:
+        if self._begun:
+            raise RunError("the optimizer's state is asked for between backward() and step(), which overlap has begun already; ask after step()")
+
+    def exchange(
+        self, update: Tensor, *, fetch: bool = True, options: Options | None = None,
+    ) -> tuple[Tensor | None, Exchange]:
+        """Pushes an update that was computed under these options; new parameters (or moves) where wanted."""
         for server, piece in enumerate(update.split(self.sizes)):
-            self.begin(server, piece, fetch=fetch, rate=rate)
+            self.begin(server, piece, fetch=fetch, options=options)
         values, exchange = self.finish()
         return values, replace(exchange, leads=(), lead_s=0.0)
 
-    def begin(self, server: int, piece: Tensor, *, fetch: bool = True, rate: float = 1.0) -> None:
+    def begin(
+        self, server: int, piece: Tensor, *, fetch: bool = True, options: Options | None = None,
+    ) -> None:
         """Pushes the part of one server, and returns at once; all parts of an update have the same number."""
         if not self._begun:
             self._sequence += 1
-        future = self._pool.submit(self._links[server].push, piece, self._sequence, fetch, rate)
+        future = self._pool.submit(self._links[server].push, piece, self._sequence, fetch, options)
         self._begun[server] = (time.perf_counter(), future)
 
     def finish(self) -> tuple[Tensor | None, Exchange]:
@@ -103,7 +129,7 @@ class Client:
             for link in self._links:
                 link.leave()
             self._pool.shutdown()
-            self.rendezvous.store().add("left", 1)
+            self._store.add("left", 1)
 
 
 class _Link:
@@ -114,21 +140,44 @@ class _Link:
         self._up, self._down = codec(up), codec(down)
         if not self._down.down:
             raise RunError(f"codec {down!r} leaves elements out; parameters can be sent with none, fp16, bf16 or int8")
-        self._store: Store | None = None
+        self._store: RunStore | None = None
         self._pair: Pair | None = None
+        #: options that the server has been told on this connection, as JSON
+        self._told = b""
         self._life, self._version, self._count = 0, 0, 0
         self._buffer: Tensor | None = None
         self.sent = 0
 
     def join(self) -> Tensor:
-        values, _, _ = self._until_done(None)
+        values, _, _ = self._until_done(lambda _: self._joined)
         return values
 
-    def push(self, update: Tensor, sequence: int, fetch: bool, rate: float) -> tuple[Tensor, Answer, float]:
+    def ask(self, kind: int, payload: Tensor) -> Tensor:
+        """The bytes that the server answers to a question that is no update."""
+
+        def exchange(pair: Pair) -> Tensor:
+            pair.send(Ask(kind=kind, worker=self._worker, sequence=0, base=0, payload_bytes=payload.numel()).pack())
+            if payload.numel():
+                pair.send(payload)
+            answer = Answer.unpack(pair.receive_header())
+            return pair.receive_bytes(answer.payload_bytes) if answer.payload_bytes else torch.empty(0, dtype=torch.uint8)
+
+        return self._until_done(exchange)
+
+    def push(
+        self, update: Tensor, sequence: int, fetch: bool, options: Options | None,
+    ) -> tuple[Tensor, Answer, float]:
         payload = self._up.encode(update)
         self.sent = payload.numel()
-        ask = Ask(kind=wire.PUSH, worker=self._worker, sequence=sequence, base=self._version, payload_bytes=payload.numel(), fetch=fetch, rate=rate)
-        values, answer, down_s = self._until_done((ask, payload))
+        ask = Ask(kind=wire.PUSH, worker=self._worker, sequence=sequence, base=self._version,
+                  payload_bytes=payload.numel(), fetch=fetch)
+        text = b"" if options is None else json.dumps(options).encode()
+
+        def exchange(pair: Pair) -> tuple[Tensor, Answer, float]:
+            self._send(pair, ask, payload, text)
+            return self._receive(pair)
+
+        values, answer, down_s = self._until_done(exchange)
         if fetch:
             self._version = answer.version
         return values, answer, down_s
@@ -139,36 +188,64 @@ class _Link:
                 self._pair.send(Ask(kind=wire.LEAVE, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
             self._pair = None
 
-    def _until_done(self, push: tuple[Ask, Tensor] | None) -> tuple[Tensor, Answer, float]:
-        """The answer, across lost connections and new lives of the server."""
+    def _until_done(self, exchange: Callable[[Pair], T]) -> T:
+        """What an exchange with the server gives, across lost connections and new lives of the server."""
         deadline = time.monotonic() + self._retry_s
         while True:
             try:
                 if self._pair is None:
-                    joined = self._connect()
-                    if push is None:
-                        return joined
-                assert push is not None and self._pair is not None
-                self._pair.send(push[0].pack())
-                self._pair.send(push[1])
-                return self._receive(self._pair)
+                    self._joined = self._connect()
+                assert self._pair is not None
+                return exchange(self._pair)
             except Lost as error:
                 self._pair = None
+                self._raise_failure()
                 if time.monotonic() > deadline:
                     raise RunError(f"server {self._server} is gone and did not come back within {self._retry_s:g} s: {str(error)[:120]}") from None
                 time.sleep(0.05)
 
     def _connect(self) -> tuple[Tensor, Answer, float]:
         store = self._store = self._store or self._where.store()
-        patience = time.monotonic() + (3.0 if self._life else self._where.timeout_s)
-        while (life := int(store.get(f"life/{self._server}"))) == self._life and time.monotonic() < patience:
-            time.sleep(0.02)  # the life that we lost is most likely over: wait for the next before trying it again
-        self._life = life
-        self._pair = wire.knock(store, self._server, life, self._where.timeout_s)
+        self._life = self._next_life(store)
+        self._told = b""
+        self._pair = wire.knock(self._where, store, self._server, self._life)
         self._pair.send(Ask(kind=wire.JOIN, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
         joined = self._receive(self._pair)
         self._version = joined[1].version
         return joined
+
+    def _next_life(self, store: RunStore) -> int:
+        """The life of the server to knock at: not the one that was lost, which is most likely over."""
+        key = f"life/{self._server}"
+        patience = time.monotonic() + (3.0 if self._life else self._where.timeout_s)
+        while time.monotonic() < patience:
+            self._raise_failure()
+            if store.check([key]) and (life := int(store.get(key))) != self._life:
+                return life
+            time.sleep(0.02)
+        if not self._life:
+            raise RunError(f"server {self._server} has not started within {self._where.timeout_s:g} s")
+        return self._life
+
+    def _raise_failure(self) -> None:
+        """Raises what the server has said of why it cannot serve."""
+        key = f"failed/{self._server}"
+        try:
+            failed = self._store is not None and self._store.check([key])
+            said = self._store.get(key).decode() if failed and self._store is not None else ""
+        except Lost:  # the store is gone, too
+            return
+        if said:
+            raise RunError(f"server {self._server} cannot serve: {said}")
+
+    def _send(self, pair: Pair, ask: Ask, payload: Tensor, text: bytes) -> None:
+        """An update, and the options of the optimizer where they have changed since the last one."""
+        new = text if text != self._told else b""
+        pair.send(replace(ask, options_bytes=len(new)).pack())
+        if new:
+            pair.send(torch.frombuffer(bytearray(new), dtype=torch.uint8))
+            self._told = new
+        pair.send(payload)
 
     def _receive(self, pair: Pair) -> tuple[Tensor, Answer, float]:
         answer = Answer.unpack(pair.receive_header())

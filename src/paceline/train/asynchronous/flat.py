@@ -11,6 +11,21 @@ from torch import Tensor
 from paceline.errors import SpecError
 from paceline.train.asynchronous.shard import Part
 
+#: keys of a parameter group that are not options
+_OF_PARAMETERS = ("params", "param_names")
+
+
+def plain(name: str, value: Any) -> Any:
+    """An option of an optimizer as JSON has it; servers take nothing else."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(name, item) for item in value]
+    raise SpecError(f"option {name!r} of the optimizer is of type {type(value).__name__}; "
+                    "servers take numbers, words and lists of them")
+
 
 class Flat:
     """Moves values between parameters and one fp32 vector."""
@@ -20,8 +35,15 @@ class Flat:
         self.parameters: list[Tensor] = [p for group in self._groups for p in group]
         if not self.parameters:
             raise SpecError("an optimizer without parameters cannot be distributed")
-        self._options: list[dict[str, Any]] = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        self._optimizer = optimizer
+        groups = optimizer.param_groups
+        self._names = [[name for name in group if name not in _OF_PARAMETERS] for group in groups]
         self.count = sum(p.numel() for p in self.parameters)
+
+    def options(self) -> list[dict[str, Any]]:
+        """Of each parameter group, those that it had at the start, as schedulers have them now."""
+        return [{name: plain(name, group[name]) for name in names}
+                for group, names in zip(self._optimizer.param_groups, self._names, strict=True)]
 
     def values(self) -> Tensor:
         """Parameters now."""
@@ -70,10 +92,10 @@ class Flat:
 
     def _parts(self, groups: Sequence[int], start: int, size: int) -> tuple[Part, ...]:
         parts, offset = [], 0
-        for count, options in zip(groups, self._options, strict=True):
+        for number, (count, options) in enumerate(zip(groups, self.options(), strict=True)):
             inside = min(offset + count, start + size) - max(offset, start)
             if inside > 0:
-                parts.append(Part(count=inside, options=options))
+                parts.append(Part(count=inside, options=options, group=number))
             offset += count
         return tuple(parts)
 

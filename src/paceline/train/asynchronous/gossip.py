@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from paceline.errors import SpecError
 from paceline.train.asynchronous.client import Exchange
 from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.launch import announce
+from paceline.train.asynchronous.meeting import rendezvous, world
 from paceline.train.asynchronous.peer import Peers
 from paceline.train.asynchronous.remote import Distributed
+from paceline.train.asynchronous.store import TIMEOUT_S
 
 
 class GossipOptimizer(Distributed):
@@ -58,10 +61,12 @@ def check_period(period: int) -> None:
 
 def gossip(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, period: int = 1, workers: int | None = None, seed: int = 0,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, GossipOptimizer]:
     """Every worker is a neighbour of every other; all start from the parameters of the first."""
-    from paceline.train.asynchronous.wrap import rendezvous, world
-
     check_period(period)
-    peers = Peers(rendezvous(), Flat(optimizer).values(), expected=world(workers))
+    place, expected = rendezvous(timeout_s), world(workers)
+    peers = Peers(place, Flat(optimizer).values(), expected=expected)
+    if peers.worker == 0:
+        announce(place, workers=expected)
     return model, GossipOptimizer(optimizer, peers, period=period, seed=seed)

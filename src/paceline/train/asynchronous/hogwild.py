@@ -6,9 +6,6 @@ Lost updates are part of the method: with sparse ones collisions are rare.
 
 from __future__ import annotations
 
-import atexit
-import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +14,11 @@ from torch import Tensor, nn
 
 from paceline.errors import RunError
 from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.launch import announce
+from paceline.train.asynchronous.meeting import rendezvous, world
 from paceline.train.asynchronous.remote import Wrapper
+from paceline.train.asynchronous.shared_file import SharedFile
+from paceline.train.asynchronous.store import TIMEOUT_S, RunStore
 
 #: below this share of elements that are not zero a dense gradient is written as a sparse one
 _SPARSE = 0.5
@@ -26,10 +27,28 @@ _SPARSE = 0.5
 class HogwildOptimizer(Wrapper):
     """Steps on shared parameters. Plain SGD writes sparsely; any other optimizer steps as it does, with state of its own per worker."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, worker: int) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, flat: Flat, file: SharedFile, store: RunStore, worker: int,
+    ) -> None:
         super().__init__(optimizer, worker)
-        self._plain = isinstance(optimizer, torch.optim.SGD) and not any(
-            group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups)
+        self._flat, self._file, self._store = flat, file, store
+        self._closed = False
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a step is the gradient times the learning rate now; schedulers may bring a momentum in."""
+        return isinstance(self.inner, torch.optim.SGD) and not any(
+            group["momentum"] or group["weight_decay"] or group["maximize"] for group in self.param_groups)
+
+    def close(self) -> None:
+        """Leaves the run with a copy of the parameters: those in memory are the others'."""
+        if not self._closed:
+            self._closed = True
+            for p in self._flat.parameters:
+                p.data = p.data.clone()
+            self._file.leave()
+            self._store.add("left", 1)
+        super().close()
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -57,40 +76,35 @@ def _write(p: Tensor, gradient: Tensor, rate: float) -> None:
 
 
 def hogwild(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, name: str | None = None, wait_s: float = 60.0,
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, workers: int | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, HogwildOptimizer]:
-    """Maps the parameters of all workers with the same `name` (that of the run unless given) onto one file in memory."""
-    flat = Flat(optimizer)
-    run = name or os.environ.get("PACELINE_RENDEZVOUS", os.environ.get("TORCHELASTIC_RUN_ID", "hogwild"))
-    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    path = folder / ("paceline-" + "".join(c if c.isalnum() else "-" for c in run))
-    first = _claim(path)
-    shared = torch.from_file(str(path), shared=True, size=flat.count, dtype=torch.float32)
-    ready = path.with_name(path.name + ".ready")
-    if first:
+    """Maps the parameters of all workers of the run onto one file in memory."""
+    flat, place, expected = Flat(optimizer), rendezvous(timeout_s), world(workers)
+    store = place.store()
+    worker = store.add("workers", 1) - 1
+    if worker == 0:
+        file = SharedFile.create()
+        shared = _mapped(file.path, flat.count)
         shared.copy_(flat.values())
-        ready.touch()
-        atexit.register(_remove, path, ready)
-    deadline = time.monotonic() + wait_s
-    while not ready.exists():
-        if time.monotonic() > deadline:
-            raise RunError(f"shared parameters {path} were not filled within {wait_s:g} s; remove the file if a crashed run left it")
+        store.set("memory", str(file.path))
+        announce(place, workers=expected)
+    else:
+        file = SharedFile.join(Path(store.get("memory").decode()))
+        count = file.path.stat().st_size // 4
+        if count != flat.count:
+            raise RunError(f"worker {worker} has {flat.count} parameters, the first one {count}; "
+                           "all workers train the same model")
+        shared = _mapped(file.path, flat.count)
+    deadline = time.monotonic() + place.timeout_s
+    mapped = store.add("mapped", 1)
+    while mapped < expected and time.monotonic() < deadline:  # else a late one finds them gone
         time.sleep(0.005)
+        mapped = store.add("mapped", 0)
     for p, piece in zip(flat.parameters, shared.split([p.numel() for p in flat.parameters]), strict=True):
         p.data = piece.view_as(p)
-    worker = int(os.environ.get("PACELINE_WORKER", os.environ.get("RANK", "0")))
-    return model, HogwildOptimizer(optimizer, worker)
+    return model, HogwildOptimizer(optimizer, flat, file, store, worker)
 
 
-def _claim(path: Path) -> bool:
-    """Whether this process is the first; the file stays as long as that process does."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+def _mapped(path: Path, count: int) -> Tensor:
+    return torch.from_file(str(path), shared=True, size=count, dtype=torch.float32)

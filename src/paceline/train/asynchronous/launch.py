@@ -11,83 +11,171 @@ import atexit
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from paceline.errors import RunError, SpecError
 from paceline.train.asynchronous import server
-from paceline.train.asynchronous.wire import Rendezvous, TCPStore, serve_store
+from paceline.train.asynchronous.store import VARIABLE, Rendezvous, TCPStore, secret, serve_store
 
 
 class Supervisor:
-    """Starts the servers of a run once a worker has said what they serve, and starts them again when they die."""
+    """Starts the servers of each run once a worker has said what they serve, and again when they die.
+
+    Those of a run whose workers have all left end when the next run begins, the others with the session.
+    """
 
     def __init__(self, place: Rendezvous, *, most_lives: int = 10) -> None:
         self._place, self._most = place, most_lives
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        #: optimizers that servers may run beside the usual ones
+        self.trusted: set[str] = set()
+        self._runs: list[_Run] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def _watch(self) -> None:
-        store, lives = self._place.store(), 0
-        while not self._stop.is_set():
-            if store.check(["servers"]):
-                for number in range(int(store.get("servers"))):
-                    known = self.processes.get(number)
-                    if known is None or (known.poll() not in (None, 0) and lives < self._most):
-                        lives += known is not None
-                        self.processes[number] = self._start(number)
-            time.sleep(0.02)
+    @property
+    def processes(self) -> dict[int, subprocess.Popen[bytes]]:
+        """Servers of the last run, by number."""
+        return self._runs[-1].processes if self._runs else {}
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        where = self._place
-        command = [sys.executable, "-m", "paceline.train.asynchronous.server", where.host, str(where.port), where.run, str(number)]
-        return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    def _watch(self) -> None:
+        session = self._place.session()
+        while not self._stop.wait(0.02):
+            key = f"announced/{len(self._runs) + 1}"
+            if session.check([key]):
+                self._runs.append(_Run(replace(self._place, number=int(session.get(key))), self._most))
+            for run in self._runs[:-1]:
+                if run.processes and run.left():
+                    run.end()
+            for run in self._runs:
+                run.keep_up(self.trusted)
+
+    def wait_for_workers(self, timeout_s: float) -> None:
+        """Until the workers of all runs have left."""
+        deadline = time.monotonic() + timeout_s
+        while not all(run.left() for run in self._runs) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def close(self) -> list[dict[str, Any]]:
         """Tells servers to save and end; what each reports."""
-        store = self._place.store()
-        server.stop(store)
         self._stop.set()
-        self._thread.join(timeout=5.0)
-        reports = []
+        self._thread.join()  # it may be ending the servers of an earlier run
+        for run in self._runs:
+            run.stop()
+        for run in self._runs:
+            run.end()
+        reports = [report for run in self._runs for report in run.reports]
+        self._runs.clear()
+        return reports
+
+
+def announce(place: Rendezvous, *, workers: int, servers: int = 0) -> None:
+    """Tells the supervisor of a session of a run, whose servers may start; its first worker does."""
+    place.store().set("size", f"{workers} {servers}")
+    session = place.session()
+    session.set(f"announced/{session.add('announced', 1)}", str(place.number))
+
+
+class _Run:
+    """A run and its servers, as the supervisor sees it."""
+
+    def __init__(self, place: Rendezvous, most_lives: int) -> None:
+        self._place, self._store, self._most = place, place.store(), most_lives
+        self._workers, self._servers = (int(word) for word in self._store.get("size").split())
+        self._scratch = tempfile.mkdtemp(prefix="paceline-servers-") if self._servers else None
+        self._lives = 0
+        self._ended = False
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        #: what its servers said at their end
+        self.reports: list[dict[str, Any]] = []
+
+    def keep_up(self, trusted: Collection[str]) -> None:
+        """Starts its servers, and again those that have died."""
+        for number in range(0 if self._ended else self._servers):
+            known = self.processes.get(number)
+            if known is None:
+                self.processes[number] = self._start(number, trusted)
+            elif known.poll() not in (None, 0, server.CANNOT) and self._lives < self._most:
+                self._lives += 1
+                self.processes[number] = self._start(number, trusted)
+
+    def _start(self, number: int, trusted: Collection[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "paceline.train.asynchronous.server", str(number)]
+        allowed = ",".join(filter(None, (os.environ.get(server.OPTIMIZERS), *sorted(trusted))))
+        told = {VARIABLE: str(self._place), server.RUN_NUMBER: str(self._place.number),
+                server.OPTIMIZERS: allowed, server.SCRATCH: str(self._scratch), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env={**os.environ, **told})
+
+    def left(self) -> bool:
+        """Whether all workers have come and gone."""
+        joined = max(self._workers, self._store.add("workers", 0))
+        return self._store.add("left", 0) >= joined
+
+    def stop(self) -> None:
+        """Tells its servers to save and end."""
+        server.stop(self._store)
+
+    def end(self) -> None:
+        """Ends its servers, and takes what they report."""
+        if self._ended:
+            return
+        self._ended = True
+        self.stop()
         for number, process in sorted(self.processes.items()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10.0)
             if process.poll() is None:
                 process.kill()
                 process.wait()
-            if store.check([f"end/{number}"]):
-                reports.append(json.loads(store.get(f"end/{number}")))
+            if self._store.check([f"end/{number}"]):
+                self.reports.append(json.loads(self._store.get(f"end/{number}")))
         self.processes.clear()
-        return reports
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-_kept: list[Any] = []
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What rank 0 keeps for the runs of its processes."""
+
+    store: TCPStore
+    place: Rendezvous
+    supervisor: Supervisor
 
 
-def keep(place: Rendezvous) -> None:
-    """Keeps the store and the servers of a run inside this process (rank 0 of torchrun) until all workers have left."""
-    if _kept:
-        return
-    store = serve_store(place.host, place.port, place.timeout_s)
-    supervisor = Supervisor(place)
-    _kept.extend([store, supervisor])
+_kept: list[_Kept] = []
 
-    def end() -> None:
-        client, deadline = place.store(), time.monotonic() + place.timeout_s
-        while int(client.add("left", 0)) < int(client.add("workers", 0)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        supervisor.close()
 
-    atexit.register(end)
+def keep(host: str, trusted: str | None = None) -> Rendezvous:
+    """Keeps the store and the servers of a session inside this process (rank 0) until all workers have left.
+
+    The store listens on `host`; `trusted` is an optimizer that its servers may run.
+    """
+    if not _kept:
+        store = serve_store(host)
+        place = Rendezvous(host=host, port=store.port, run=secret())
+        _kept.append(_Kept(store, place, Supervisor(place)))
+        atexit.register(_end)
+    if trusted is not None:
+        _kept[0].supervisor.trusted.add(trusted)
+    return _kept[0].place
+
+
+def _end() -> None:
+    kept = _kept.pop()
+    if not hasattr(sys, "last_value"):  # else this process ends by an error, and the run with it
+        kept.supervisor.wait_for_workers(kept.place.timeout_s)
+    kept.supervisor.close()
 
 
 class Local:
@@ -103,7 +191,7 @@ class Local:
 
     def __enter__(self) -> Local:
         self._store = serve_store()
-        self.place = Rendezvous(host="127.0.0.1", port=self._store.port, run=f"run{os.getpid()}")
+        self.place = Rendezvous(host="127.0.0.1", port=self._store.port, run=secret())
         self.supervisor = Supervisor(self.place)
         return self
 
@@ -119,7 +207,7 @@ class Local:
         """What a worker of this run finds in its environment."""
         extra = {"PACELINE_CHECKPOINT": str(self._checkpoint)} if self._checkpoint else {}
         return {
-            **os.environ, **extra, "PACELINE_RENDEZVOUS": f"{self.place.host}:{self.place.port}:{self.place.run}",
+            **os.environ, **extra, VARIABLE: str(self.place),
             "PACELINE_WORKERS": str(self.count), "PACELINE_SERVERS": str(self.servers), "OMP_NUM_THREADS": "1",
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from paceline.errors import RunError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.client import Exchange
 from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous
@@ -20,13 +20,14 @@ class Peers:
 
     def __init__(self, rendezvous: Rendezvous, start: Tensor, *, expected: int) -> None:
         self._where, self._store = rendezvous, rendezvous.store()
-        self.worker = int(self._store.add("workers", 1)) - 1
+        self.worker = self._store.add("workers", 1) - 1
         self._expected = expected
         if self.worker == 0:
-            buffer = io.BytesIO()
-            torch.save(start, buffer)
-            wire.put(self._store, "start", buffer.getvalue())
-        self._start: Tensor = torch.load(io.BytesIO(wire.get(self._store, "start")), weights_only=True)
+            self._store.put("start", start.float().numpy().tobytes())
+        self._start = torch.frombuffer(bytearray(self._store.take("start")), dtype=torch.float32)
+        if self._start.numel() != start.numel():
+            raise RunError(f"worker {self.worker} has {start.numel()} parameters, the first one "
+                           f"{self._start.numel()}; all workers train the same model")
         self.lock = threading.RLock()
         self._read: Callable[[], Tensor] | None = None
         self._met: Callable[[Tensor], None] | None = None
@@ -52,7 +53,7 @@ class Peers:
 
     def others(self) -> list[int]:
         """Neighbours whose door is open, as far as is known."""
-        known = int(self._store.add("workers", 0))
+        known = self._store.add("workers", 0)
         for n in range(known):
             if n not in self._gone and self._store.check([f"gone/{n}"]):
                 self._gone.add(n)
@@ -63,7 +64,7 @@ class Peers:
         start = time.perf_counter()
         try:
             if neighbour not in self._pairs:
-                self._pairs[neighbour] = wire.knock(self._store, neighbour, 1, self._where.timeout_s)
+                self._pairs[neighbour] = wire.knock(self._where, self._store, neighbour, 1)
             pair, payload = self._pairs[neighbour], mine.contiguous().view(torch.uint8)
             pair.send(Ask(kind=wire.PUSH, worker=self.worker, sequence=0, base=0, payload_bytes=payload.numel()).pack())
             pair.send(payload)
@@ -94,7 +95,7 @@ class Peers:
         self._store.add("left", 1)
         # neighbours that are waiting for an answer from here get one before the process ends
         deadline = time.monotonic() + 5.0
-        while int(self._store.add("left", 0)) < int(self._store.add("workers", 0)) and time.monotonic() < deadline:
+        while self._store.add("left", 0) < self._store.add("workers", 0) and time.monotonic() < deadline:
             time.sleep(0.02)
         self._closed.set()
         for thread in [self._door, *self._guests]:  # a thread inside gloo must not see the interpreter go
@@ -114,7 +115,7 @@ class Peers:
 
     def _receive(self, number: int) -> None:
         try:
-            pair = wire.answer_knock(self._where.store(), self.worker, 1, number, self._where.timeout_s)
+            pair = wire.answer_knock(self._where, self._where.store(), self.worker, 1, number)
             while (ask := Ask.unpack(pair.receive_header())).kind == wire.PUSH:
                 start = time.perf_counter()
                 theirs = pair.receive_bytes(ask.payload_bytes).view(torch.float32)

@@ -11,34 +11,51 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.errors import RunError
+from paceline.train._torch import mark_stepped
 from paceline.train.asynchronous.client import Client, Exchange, Joined
 from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.moments import divided, whole
 from paceline.train.asynchronous.record import Recorder
 
 #: how many times as long this worker is to take for its compute: to try out what a slow one does to the others
 SLOW = "PACELINE_SLOW"
 
 
-class Wrapper(ABC):
-    """What all of these optimizers share: the user's own underneath, records, an orderly end."""
+class Wrapper(Optimizer, ABC):
+    """What all of these optimizers share: the user's own underneath, records, an orderly end.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, worker: int) -> None:
+    They are optimizers to torch, so that its schedulers and scalers take them. Parameter groups and state are
+    the user's own.
+    """
+
+    def __init__(self, optimizer: Optimizer, worker: int) -> None:
         self.inner = optimizer
         self.recorder = Recorder(worker)
         self.last: Exchange | None = None
         self._slow = float(os.environ.get(SLOW, "1"))
+        self.__setstate__({})  # hooks and profiling, as of a copied optimizer: its __init__ would add groups
         atexit.register(self.close)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The user's own: schedulers change the learning rate there."""
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]
         return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not in the middle of a run: its servers and workers have divided the parameters."""
+        raise RunError("a run has the parameters that its optimizer had at the start; "
+                       "add parameter groups before parallelize")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none=set_to_none)
@@ -46,10 +63,10 @@ class Wrapper(ABC):
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of this worker."""
         loss = None
         if closure is not None:
@@ -59,6 +76,7 @@ class Wrapper(ABC):
             time.sleep((self._slow - 1) * self.recorder.computed())
         compute_s = self.recorder.computed()
         self.last = self._step()
+        mark_stepped(self.inner)  # for schedulers that were made for it before the run
         self.recorder.exchanged(compute_s, self.last)
         return loss
 
@@ -75,21 +93,15 @@ class Wrapper(ABC):
 class Distributed(Wrapper):
     """Workers with parameters of their own, which others bring up to date."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, run: Joined) -> None:
+    def __init__(self, optimizer: Optimizer, run: Joined) -> None:
         self._run = run
         self.flat = Flat(optimizer)
         self.flat.load(run.join())
-        self._start_rates = [float(group["lr"]) for group in optimizer.param_groups]
         super().__init__(optimizer, run.worker)
 
-    def _rate(self) -> float:
-        """Learning rate now, over the one at the start: schedules of the worker act on the server."""
-        start = self._start_rates[0]
-        return float(self.param_groups[0]["lr"]) / start if start else 1.0
-
     def close(self) -> None:
-        self._run.leave()
         super().close()
+        self._run.leave()
 
 
 class ServerOptimizer(Distributed):
@@ -101,14 +113,17 @@ class ServerOptimizer(Distributed):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1, overlap: bool = False,
+        self, optimizer: Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1,
+        overlap: bool = False,
     ) -> None:
         super().__init__(optimizer, client)
+        self.inner.state.clear()  # which the servers have now
         self._client = client
+        self._shards = self.flat.shards(len(client.sizes))
         self._push_every, self._fetch_every = push_every, fetch_every
         self._steps, self._unfetched = 0, 0
         self._sum: Tensor | None = None
-        self._early = Early(self.flat, client, self._rate) if overlap else None
+        self._early = Early(self.flat, client) if overlap else None
 
     def _step(self) -> Exchange | None:
         if self._early is not None:
@@ -123,25 +138,50 @@ class ServerOptimizer(Distributed):
         if self._steps % self._push_every:
             return None
         fetch = self._unfetched >= self._fetch_every
-        values, exchange = self._client.exchange(self._sum / self._push_every, fetch=fetch, rate=self._rate())
+        mean = self._sum / self._push_every
+        values, exchange = self._client.exchange(mean, fetch=fetch, options=self.flat.options())
         self._sum = None
         if values is not None:
             self.flat.load(values)
             self._unfetched = 0
         return exchange
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer of one process would give it; the servers are asked for what they keep."""
+        kept = self._client.state()
+        mine, self.inner.state = self.inner.state, whole(self.flat.parameters, self._shards, kept)  # type: ignore[assignment]
+        try:
+            return self.inner.state_dict()
+        finally:
+            self.inner.state = mine
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Hands state to the servers; all workers load the same, before the first step."""
+        self.inner.load_state_dict(state_dict)
+        self._client.load(divided(self.flat.parameters, self._shards, self.inner.state))
+        self.inner.state.clear()
+
+    def close(self) -> None:
+        if self._early is not None:
+            self._early.remove()
+        super().close()
+
 
 class Early:
     """Sends the part of a server as soon as the backward pass has its last gradient, while the pass goes on with earlier layers."""
 
-    def __init__(self, flat: Flat, client: Client, rate: Callable[[], float]) -> None:
-        self._flat, self._client, self._rate = flat, client, rate
+    def __init__(self, flat: Flat, client: Client) -> None:
+        self._flat, self._client = flat, client
         self._pieces = flat.pieces(client.sizes)
         self._where = {id(p): [s for s, pieces in enumerate(self._pieces) if any(q is p for q, _, _ in pieces)] for p in flat.parameters}
         self._missing: list[set[int]] = []
         self._again()
-        for p in flat.parameters:
-            p.register_post_accumulate_grad_hook(self._ready)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for p in flat.parameters]
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _again(self) -> None:
         self._missing = [{id(p) for p, _, _ in pieces} for pieces in self._pieces]
@@ -155,7 +195,7 @@ class Early:
                 self._begin(server)
 
     def _begin(self, server: int) -> None:
-        self._client.begin(server, self._flat.gathered(self._pieces[server]), rate=self._rate())
+        self._client.begin(server, self._flat.gathered(self._pieces[server]), options=self._flat.options())
 
     def finish(self) -> tuple[Tensor | None, Exchange]:
         """Sends what had no gradient in this pass, and waits for all."""
@@ -169,7 +209,7 @@ class Early:
 class ElasticOptimizer(Distributed):
     """The worker steps on its own, with momentum as its optimizer has it; every `period` steps it and the centre pull at each other."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, client: Client, *, period: int = 4) -> None:
+    def __init__(self, optimizer: Optimizer, client: Client, *, period: int = 4) -> None:
         super().__init__(optimizer, client)
         self._client = client
         self._period, self._steps = period, 0

@@ -1,6 +1,9 @@
 """A parameter server: one shard, one thread per worker, a checkpoint now and then.
 
-    python -m paceline.train.asynchronous.server HOST PORT RUN NUMBER        what it serves stands in the run's store
+    python -m paceline.train.asynchronous.server NUMBER
+
+Its run stands in the environment (all users of a machine can read command lines), what it serves in the
+run's store: JSON, and the parameters as numbers. Nothing that is read from there is executed.
 
 One life of a server ends with its process. The next one takes the checkpoint, a new number in the store, and waits for workers
 to knock again; updates they resend are recognised by their number.
@@ -8,24 +11,41 @@ to knock again; updates they resend are recognised by their number.
 
 from __future__ import annotations
 
-import io
+import contextlib
+import hashlib
 import json
+import os
+import shutil
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.errors import RunError
+from paceline.errors import PacelineError, RunError, SpecError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import Codec, codec
+from paceline.train.asynchronous.moments import packed, unpacked
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.shard import Part, Shard
-from paceline.train.asynchronous.wire import Answer, Ask, Pair, Rendezvous, Store, Turns
+from paceline.train.asynchronous.store import VARIABLE, Store, StoreLost
+from paceline.train.asynchronous.wire import Answer, Ask, Pair, Rendezvous, RunStore, Turns
+
+#: number of the run in its session
+RUN_NUMBER = "PACELINE_RUN_NUMBER"
+#: a folder for the checkpoints of a run that names none; gone with the run
+SCRATCH = "PACELINE_SERVER_SCRATCH"
+#: MODULE:CLASS, separated by commas: optimizers that servers run beside those of torch and Paceline
+OPTIMIZERS = "PACELINE_OPTIMIZERS"
+#: the exit code of a server that cannot serve, which is not started again
+CANNOT = 2
+_KNOWN_MODULES = ("torch.optim", "paceline.train.optim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +56,13 @@ class ServerSpec:
     rendezvous: Rendezvous
     start: Tensor
     parts: tuple[Part, ...]
-    optimizer: type[torch.optim.Optimizer]
+    #: MODULE:CLASS
+    optimizer: str
     policy: Policy
+    #: of its optimizer, to begin with: of each part
+    moments: Sequence[Mapping[str, Any]] = ()
+    #: parameter groups of the whole model
+    groups: int = 1
     up: str = "none"
     down: str = "none"
     checkpoint: Path | None = None
@@ -54,7 +79,13 @@ class Server:
 
     def __init__(self, spec: ServerSpec) -> None:
         self.spec = spec
-        self.shard = Shard(spec.start, spec.parts, spec.optimizer, spec.policy)
+        if spec.checkpoint is not None:
+            spec.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        self.shard = Shard(spec.start, spec.parts, optimizer_class(spec.optimizer), spec.policy)
+        if spec.moments:
+            self.shard.load_moments(spec.moments)
+        #: tells the checkpoints of this run from those of earlier ones in the same folder
+        self._run = hashlib.sha256(spec.rendezvous.prefix.encode()).hexdigest()[:16]
         self._changed = threading.Condition()
         self._inward, self._outward, self._writing = Turns(spec.streams), Turns(spec.streams), threading.Lock()
         self._up, self._down = codec(spec.up), codec(spec.down)
@@ -62,9 +93,12 @@ class Server:
         self._saved = 0
         if spec.checkpoint is not None and spec.checkpoint.exists():
             try:
-                self.shard.restore(torch.load(spec.checkpoint, weights_only=True))
+                state = torch.load(spec.checkpoint, weights_only=True)
+                self.shard.restore(state, same_run=state.get("run") == self._run)
             except Exception as error:
-                raise RunError(f"cannot go on from checkpoint {spec.checkpoint}: {error}; remove it to start again") from None
+                said = str(error).strip().splitlines()[0]
+                raise RunError(f"cannot go on from checkpoint {spec.checkpoint}: {said}; "
+                               "remove it to start again") from None
             self._saved = self.shard.version
 
     def serve(self) -> None:
@@ -100,16 +134,19 @@ class Server:
         worker = -1
         try:
             store = self.spec.rendezvous.store()
-            pair = wire.answer_knock(store, self.spec.number, life, knock, self.spec.rendezvous.timeout_s)
+            pair = wire.answer_knock(self.spec.rendezvous, store, self.spec.number, life, knock)
             buffer: Tensor | None = None
+            options: list[dict[str, Any]] | None = None
             while not self._stop.is_set():
                 ask = Ask.unpack(pair.receive_header())
                 worker = ask.worker
                 if ask.kind == wire.LEAVE:
                     break
+                if ask.options_bytes:
+                    options = _options(pair.receive_bytes(ask.options_bytes), self.spec.groups)
                 if ask.payload_bytes and (buffer is None or buffer.numel() != ask.payload_bytes):
                     buffer = torch.empty(ask.payload_bytes, dtype=torch.uint8)
-                self._exchange(pair, ask, buffer)
+                self._exchange(pair, ask, buffer, options)
         except wire.Lost:
             pass  # crashed or cut off: it knocks again if it lives
         finally:
@@ -117,7 +154,12 @@ class Server:
                 self.shard.leave(worker)
                 self._changed.notify_all()
 
-    def _exchange(self, pair: Pair, ask: Ask, buffer: Tensor | None) -> None:
+    def _exchange(
+        self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None,
+    ) -> None:
+        if ask.kind in (wire.STATE, wire.LOAD):
+            self._tell_moments(pair, ask)
+            return
         raw, receive_s, waited_s = torch.empty(0, dtype=torch.uint8), 0.0, 0.0
         if ask.kind == wire.PUSH:
             with self._inward.take() as waited:
@@ -132,7 +174,8 @@ class Server:
             if ask.kind == wire.JOIN:
                 self.shard.join(ask.worker)
             else:
-                outcome = self.shard.push(ask.worker, ask.sequence, ask.base, self._up.decode(raw, self.shard.values.numel()), ask.rate)
+                update = self._up.decode(raw, self.shard.values.numel())
+                outcome = self.shard.push(ask.worker, ask.sequence, ask.base, update, options)
                 kind, staleness = outcome.kind, outcome.staleness
             update_s = time.perf_counter() - start
             self._changed.notify_all()
@@ -143,6 +186,19 @@ class Server:
         self._save()  # before the answer: with a checkpoint at every update none that was answered can be lost
         self._reply(pair, self._down, values, Answer(version=version, staleness=staleness, outcome=kind, payload_bytes=0,
                                                      receive_s=receive_s, update_s=update_s, waited_s=waited_s))
+
+    def _tell_moments(self, pair: Pair, ask: Ask) -> None:
+        """The optimizer's state: taken from a worker, or told."""
+        given = pair.receive_bytes(ask.payload_bytes) if ask.payload_bytes else None
+        with self._changed:
+            if given is not None:
+                self.shard.load_moments(unpacked(given))
+            told = packed(self.shard.moments()) if ask.kind == wire.STATE else torch.empty(0, dtype=torch.uint8)
+            version = self.shard.version
+        pair.send(Answer(version=version, staleness=0, outcome=0, payload_bytes=told.numel(),
+                         receive_s=0.0, update_s=0.0, waited_s=0.0).pack())
+        if told.numel():
+            pair.send(told)
 
     def _reply(self, pair: Pair, down: Codec, values: Tensor, answer: Answer) -> None:
         payload = down.encode(values) if values.numel() else torch.empty(0, dtype=torch.uint8)
@@ -164,7 +220,7 @@ class Server:
             return
         with self._writing:
             with self._changed:
-                state = self.shard.state()
+                state = {**self.shard.state(), "run": self._run}
             if state["version"] > self._saved or force:
                 partial = path.with_name(path.name + ".partial")
                 torch.save(state, partial)
@@ -172,26 +228,110 @@ class Server:
                 self._saved = state["version"]
 
 
-def publish(store: Store, spec: ServerSpec) -> None:
+def name_of(optimizer: type[torch.optim.Optimizer]) -> str:
+    """MODULE:CLASS of an optimizer."""
+    return f"{optimizer.__module__}:{optimizer.__qualname__}"
+
+
+def check_optimizer(name: str, trusted: str | None = None) -> None:
+    """Raises where servers would not run an optimizer; `trusted` is one that their starter names itself."""
+    module, _, kind = name.partition(":")
+    if module == "__main__" or "." in kind:
+        raise SpecError(f"servers run in processes of their own and cannot import {kind!r} from {module!r}; "
+                        "put it into a module")
+    known = any(module == one or module.startswith(f"{one}.") for one in _KNOWN_MODULES)
+    if not known and name != trusted and name not in os.environ.get(OPTIMIZERS, "").split(","):
+        raise SpecError(f"servers run optimizers of {' and '.join(_KNOWN_MODULES)}; got {name}; "
+                        f"to allow it, set {OPTIMIZERS}={name} where the run is started")
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The optimizer called MODULE:CLASS, where servers may run it."""
+    check_optimizer(name)
+    module, _, kind = name.partition(":")
+    found = getattr(import_module(module), kind, None)
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise SpecError(f"no optimizer {kind!r} in {module}")
+    return found
+
+
+def _options(raw: Tensor, groups: int) -> list[dict[str, Any]]:
+    """Options of each parameter group, as a worker sends them."""
+    found = json.loads(bytes(raw.numpy()))
+    if not (isinstance(found, list) and len(found) == groups and all(isinstance(one, dict) for one in found)):
+        raise wire.Lost(f"not the options of {groups} parameter groups")
+    return [_tuples(one) for one in found]
+
+
+def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+def publish(store: RunStore, spec: ServerSpec) -> None:
     """Leaves in the store what server `spec.number` is to serve, in this life and any later one."""
-    buffer = io.BytesIO()
-    torch.save(spec, buffer)
-    wire.put(store, f"spec/{spec.number}", buffer.getvalue())
+    fields = {
+        "parts": [asdict(part) for part in spec.parts], "optimizer": spec.optimizer,
+        "policy": asdict(spec.policy), "groups": spec.groups, "up": spec.up, "down": spec.down,
+        "checkpoint_every": spec.checkpoint_every,
+        "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint), "streams": spec.streams,
+        "pace_Bps": spec.pace_Bps, "timeout_s": spec.rendezvous.timeout_s,
+    }
+    store.put(f"start/{spec.number}", spec.start.float().numpy().tobytes())
+    store.put(f"moments/{spec.number}", bytes(packed(spec.moments).numpy()))
+    store.put(f"spec/{spec.number}", json.dumps(fields).encode())
+
+
+def published(place: Rendezvous, number: int) -> ServerSpec:
+    """What `publish` left."""
+    store = place.store()
+    fields = json.loads(store.take(f"spec/{number}"))
+    parts = tuple(Part(**{**part, "options": _tuples(part["options"])}) for part in fields.pop("parts"))
+    folder, policy = fields.pop("checkpoint"), Policy(**fields.pop("policy"))
+    place = replace(place, timeout_s=max(place.timeout_s, fields.pop("timeout_s")))
+    if folder is None and (scratch := os.environ.get(SCRATCH)):
+        folder = str(Path(scratch, f"server{number}.pt"))
+    start = torch.frombuffer(bytearray(store.take(f"start/{number}")), dtype=torch.float32)
+    return ServerSpec(number=number, rendezvous=place, start=start, parts=parts, policy=policy,
+                      moments=unpacked(store.take(f"moments/{number}")),
+                      checkpoint=None if folder is None else Path(folder), **fields)
 
 
 def run(rendezvous: Rendezvous, number: int) -> Server:
-    """Serves what stands in the store for that number, to its end."""
-    raw = wire.get(rendezvous.store(), f"spec/{number}")
-    server = Server(torch.load(io.BytesIO(raw), weights_only=False))
+    """Serves what stands in the store for that number, to its end; tells workers where it cannot."""
+    try:
+        server = Server(published(rendezvous, number))
+    except StoreLost:
+        raise
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        rendezvous.store().set(f"failed/{number}", said)
+        raise RunError(f"server {number} cannot serve: {said}") from None
     server.serve()
     return server
 
 
-def stop(store: Store) -> None:
+def stop(store: RunStore | Store) -> None:
     """Tells all servers of a run to save and end."""
     store.set("stop", "1")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """A server in a process of its own; it ends with the run's store."""
     torch.set_num_threads(1)
-    run(Rendezvous(host=sys.argv[1], port=int(sys.argv[2]), run=sys.argv[3]), int(sys.argv[4]))
+    place = Rendezvous.parse(os.environ[VARIABLE], number=int(os.environ[RUN_NUMBER]))
+    number = int(sys.argv[1])
+    try:
+        run(place, number)
+    except (StoreLost, wire.Lost) as error:
+        with contextlib.suppress(KeyError):
+            shutil.rmtree(os.environ[SCRATCH], ignore_errors=True)
+        said = str(error).splitlines()[0]
+        print(f"paceline: server {number} ends, since its run is gone: {said}", file=sys.stderr)
+        os._exit(1)  # threads may wait for a store that does not answer
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        os._exit(CANNOT)
+
+
+if __name__ == "__main__":
+    main()

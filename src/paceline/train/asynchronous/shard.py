@@ -25,6 +25,8 @@ class Part:
 
     count: int
     options: Mapping[str, Any]
+    #: number of the parameter group
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +43,12 @@ class Shard:
     def __init__(self, start: Tensor, parts: Sequence[Part], optimizer: type[torch.optim.Optimizer], policy: Policy) -> None:
         self.policy = policy
         self.values = start.clone().float()
+        self._parts = tuple(parts)
         self._views = [view.requires_grad_() for view in self.values.split([part.count for part in parts])]
         groups = [{**part.options, "params": [view]} for part, view in zip(parts, self._views, strict=True)]
         self._optimizer = optimizer(groups) if policy.rule == "gradient" else None  # type: ignore[call-arg]
-        self._rates = [group["lr"] for group in self._optimizer.param_groups] if self._optimizer else []
+        #: of each parameter group, as the last update was computed under; None: as at the start
+        self._options: Sequence[Mapping[str, Any]] | None = None
         self.version = 0
         self.active: set[int] = set()
         #: updates that each worker has had applied: the last number, and how many
@@ -73,8 +77,14 @@ class Shard:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def push(self, worker: int, sequence: int, base: int, update: Tensor, rate: float = 1.0) -> Outcome:
-        """Takes one update. A number seen before is not applied again: its worker lost the answer, not the update."""
+    def push(
+        self, worker: int, sequence: int, base: int, update: Tensor,
+        options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Outcome:
+        """Takes one update. A number seen before is not applied again: its worker lost the answer.
+
+        `options` are those of each parameter group at the worker, whose schedulers change them.
+        """
         staleness = max(0, self.version - base)
         if sequence <= self.last[worker]:
             return Outcome(kind=AGAIN, staleness=staleness)
@@ -84,10 +94,12 @@ class Shard:
                 self.dropped += 1
                 return Outcome(kind=LATE, staleness=staleness)
             self._round[worker] = update
+            self._options = options or self._options
             self.last[worker] = sequence
-            self._close_round(rate)
+            self._close_round()
             return Outcome(kind=WAITING if worker in self._round else APPLIED, staleness=0)
-        self._apply(worker, update, staleness, rate)
+        self._options = options or self._options
+        self._apply(worker, update, staleness)
         self.last[worker] = sequence
         self.clock[worker] += 1
         self.seen[staleness] += 1
@@ -108,20 +120,21 @@ class Shard:
         move = self._moves.pop(worker, None)
         return self.values.detach().clone() if move is None else move
 
-    def _apply(self, worker: int, update: Tensor, staleness: int, rate: float) -> None:
+    def _apply(self, worker: int, update: Tensor, staleness: int) -> None:
         if self._optimizer is None:
             self._moves[worker] = move = self.policy.elasticity * (update - self.values.detach())
             self.values.detach().add_(move)
         else:
-            slower = rate / max(1, staleness) if self.policy.staleness_aware else rate
-            for group, start in zip(self._optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = start * slower
+            slower = max(1, staleness) if self.policy.staleness_aware else 1
+            for group, part in zip(self._optimizer.param_groups, self._parts, strict=True):
+                group.update(part.options if self._options is None else self._options[part.group])
+                group["lr"] /= slower
             for view, gradient in zip(self._views, update.split([view.numel() for view in self._views]), strict=True):
                 view.grad = gradient
             self._optimizer.step()
         self.version += 1
 
-    def _close_round(self, rate: float = 1.0) -> None:
+    def _close_round(self) -> None:
         """Applies a round once enough workers are in it."""
         spare = self.policy.backups if self.policy.mode == "backup" else 0
         if not self._round or not self._started or len(self._round) < max(1, len(self.active) - spare):
@@ -131,13 +144,26 @@ class Shard:
             self.clock[worker] += 1
         self.seen[0] += len(updates)
         if self.policy.rule == "gradient":
-            self._apply(-1, torch.stack(list(updates.values())).mean(dim=0), 0, rate)
+            self._apply(-1, torch.stack(list(updates.values())).mean(dim=0), 0)
             return
         centre = self.values.detach()
         for worker, mine in updates.items():
             self._moves[worker] = self.policy.elasticity * (mine - centre)
         centre += torch.stack([self._moves[worker] for worker in updates]).sum(dim=0)
         self.version += 1
+
+    # -- the optimizer's state -----------------------------------------------------------------------
+
+    def moments(self) -> list[dict[str, Any]]:
+        """What the optimizer keeps of each part."""
+        kept = {} if self._optimizer is None else self._optimizer.state
+        return [_copied(dict(kept.get(view, {}))) for view in self._views]
+
+    def load_moments(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Takes what `moments` gives."""
+        if self._optimizer is not None:
+            for view, entries in zip(self._views, kept, strict=True):
+                self._optimizer.state[view] = dict(entries)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -151,14 +177,16 @@ class Shard:
             "optimizer": None if self._optimizer is None else _copied(self._optimizer.state_dict()),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`, with nobody connected yet."""
+    def restore(self, state: Mapping[str, Any], *, same_run: bool = True) -> None:
+        """Goes on from `state`, with nobody connected yet; of an earlier run without its workers' numbers."""
         self.values.detach().copy_(state["values"])
-        self.version, self.dropped = state["version"], state["dropped"]
-        self._needed = max(1, state["active"])  # a round waits until those who were there are back
-        self.last, self.clock, self.seen = (Counter(state[key]) for key in ("last", "clock", "seen"))
+        self.version = state["version"]
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
+        if same_run:
+            self.dropped = state["dropped"]
+            self._needed = max(1, state["active"])  # a round waits until those who were there are back
+            self.last, self.clock, self.seen = (Counter(state[key]) for key in ("last", "clock", "seen"))
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,6 @@ nothing queues up on the way, and the server decides whose turn it is.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import deque
@@ -19,16 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import DistError, PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from paceline.errors import RunError
+from paceline.train._torch import gloo_pair
+from paceline.train.asynchronous.store import Rendezvous, RunStore, own_address, serve_store
 
-__all__ = ["JOIN", "LEAVE", "PUSH", "Answer", "Ask", "Lost", "Pair", "PrefixStore", "Rendezvous", "Store", "TCPStore", "Turns",
-           "answer_knock", "get", "knock", "knocked", "put", "serve_store"]
+__all__ = ["JOIN", "LEAVE", "LOAD", "PUSH", "STATE", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns",
+           "answer_knock", "knock", "knocked", "serve_store"]
 
 _TAG = 7
 _FIELDS = 8
-_PIECE = 2**21
 #: what a peer's loss looks like: gloo raises RuntimeError on a broken or silent connection
 Lost = RuntimeError
 
@@ -46,18 +45,19 @@ class Ask:
     payload_bytes: int
     #: whether new parameters are wanted in return
     fetch: bool = True
-    #: learning rate now, over the one at the start
-    rate: float = 1.0
+    #: of the optimizer's options, JSON, which precede the payload where they have changed
+    options_bytes: int = 0
 
     def pack(self) -> Tensor:
-        (rate,) = struct.unpack("<q", struct.pack("<d", self.rate))
-        return torch.tensor([self.kind, self.worker, self.sequence, self.base, self.payload_bytes, int(self.fetch), rate, 0], dtype=torch.int64)
+        fields = [self.kind, self.worker, self.sequence, self.base, self.payload_bytes, int(self.fetch),
+                  self.options_bytes, 0]
+        return torch.tensor(fields, dtype=torch.int64)
 
     @classmethod
     def unpack(cls, raw: Tensor) -> Ask:
-        kind, worker, sequence, base, size, fetch, rate, _ = raw.tolist()
-        (value,) = struct.unpack("<d", struct.pack("<q", rate))
-        return cls(kind=kind, worker=worker, sequence=sequence, base=base, payload_bytes=size, fetch=bool(fetch), rate=value)
+        kind, worker, sequence, base, size, fetch, options, _ = raw.tolist()
+        return cls(kind=kind, worker=worker, sequence=sequence, base=base, payload_bytes=size,
+                   fetch=bool(fetch), options_bytes=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +85,17 @@ class Answer:
 
 
 #: kinds of ask
-JOIN, PUSH, LEAVE = 1, 2, 3
+JOIN, PUSH, LEAVE, STATE, LOAD = 1, 2, 3, 4, 5
 
 
 class Pair:
     """One end of a connection between a server (end 0) and a worker (end 1)."""
 
-    def __init__(self, store: Store, name: str, end: int, timeout_s: float, meet_s: float = 10.0) -> None:
-        self._other, self._patience = 1 - end, timedelta(seconds=timeout_s)
-        self._group: Any = ProcessGroupGloo(PrefixStore(name, store), end, 2, timedelta(seconds=min(meet_s, timeout_s)))
+    def __init__(self, place: Rendezvous, store: RunStore, name: str, end: int, meet_s: float = 10.0) -> None:
+        self._other, self._patience = 1 - end, timedelta(seconds=place.timeout_s)
+        limit = timedelta(seconds=min(meet_s, place.timeout_s))
+        address = own_address(place.host, place.port)
+        self._group: Any = store.bounded(lambda: gloo_pair(PrefixStore(name, store.raw), end, limit, address))
 
     def send(self, tensor: Tensor) -> None:
         self._group.send([tensor], self._other, _TAG).wait(self._patience)
@@ -142,52 +144,17 @@ class Turns:
                     self._free += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where the processes of a run find each other: a store that outlives any server and any worker but the one that keeps it."""
-
-    host: str
-    port: int
-    run: str = "run"
-    timeout_s: float = 60.0
-
-    def store(self) -> Store:
-        """A client of its own: blocking calls of one thread must not hold up another's."""
-        try:
-            store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self.timeout_s))
-        except (RuntimeError, DistError) as error:
-            raise RunError(f"no rendezvous at {self.host}:{self.port} within {self.timeout_s:g} s: {str(error).splitlines()[0]}") from None
-        return PrefixStore(self.run, store)
-
-
-def serve_store(host: str = "127.0.0.1", port: int = 0, timeout_s: float = 60.0) -> TCPStore:
-    """A store for a run; keep it as long as the run lasts. Its `port` is the one to pass on."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-
-
-def knock(store: Store, server: int, life: int, timeout_s: float) -> Pair:
+def knock(place: Rendezvous, store: RunStore, server: int, life: int) -> Pair:
     """A worker's new connection to one life of a server."""
     number = store.add(f"knock/{server}/{life}", 1)
-    return Pair(store, f"pair/{server}/{life}/{number}", 1, timeout_s)
+    return Pair(place, store, f"pair/{server}/{life}/{number}", 1)
 
 
-def knocked(store: Store, server: int, life: int) -> int:
+def knocked(store: RunStore, server: int, life: int) -> int:
     """How many have knocked at this life of a server."""
-    return int(store.add(f"knock/{server}/{life}", 0))
+    return store.add(f"knock/{server}/{life}", 0)
 
 
-def put(store: Store, key: str, data: bytes) -> None:
-    """Any number of bytes under a key: the store itself takes a few MB at a time."""
-    pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
-    for i, piece in enumerate(pieces):
-        store.set(f"{key}/{i}", piece)  # type: ignore[arg-type]
-    store.set(key, str(len(pieces)))
-
-
-def get(store: Store, key: str) -> bytes:
-    """What `put` left under a key, once it is complete."""
-    return b"".join(store.get(f"{key}/{i}") for i in range(int(store.get(key))))
-
-
-def answer_knock(store: Store, server: int, life: int, number: int, timeout_s: float) -> Pair:
-    return Pair(store, f"pair/{server}/{life}/{number}", 0, timeout_s)
+def answer_knock(place: Rendezvous, store: RunStore, server: int, life: int, number: int) -> Pair:
+    """The server's end of a connection."""
+    return Pair(place, store, f"pair/{server}/{life}/{number}", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,41 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import SpecError
 from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
 from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
+from paceline.train.asynchronous.launch import announce
+from paceline.train.asynchronous.meeting import rendezvous, world
+from paceline.train.asynchronous.moments import divided
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
 from paceline.train.asynchronous.server import ServerSpec
-from paceline.train.asynchronous.wire import Rendezvous
-
-#: host:port:run of the store, set by whoever started the workers
-VARIABLE = "PACELINE_RENDEZVOUS"
-
-
-def rendezvous() -> Rendezvous:
-    """Where this run meets: `PACELINE_RENDEZVOUS`, or one port above torchrun's own, kept by rank 0."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        host, port, run = [*named.split(":"), "run"][:3]
-        return Rendezvous(host=host, port=int(port), run=run)
-    if "MASTER_ADDR" not in os.environ:
-        raise RunError(f"no run to join: start workers with `paceline train`, torchrun, or set {VARIABLE}=HOST:PORT")
-    place = Rendezvous(host=os.environ["MASTER_ADDR"], port=int(os.environ["MASTER_PORT"]) + 1)
-    if os.environ.get("RANK", "0") == "0":
-        from paceline.train.asynchronous.launch import keep
-
-        keep(place)
-    return place
-
-
-def world(workers: int | None) -> int:
-    """Workers of this run, as given or as the launcher says."""
-    return workers if workers is not None else int(os.environ.get("PACELINE_WORKERS", os.environ.get("WORLD_SIZE", "1")))
+from paceline.train.asynchronous.store import TIMEOUT_S, VARIABLE
 
 
 def served(
@@ -54,28 +32,38 @@ def served(
     staleness: int = 8, backups: int = 1, staleness_aware: bool = False, elasticity: float | None = None, period: int = 4, push_every: int = 1,
     fetch_every: int = 1, up: str = "none", down: str = "none", checkpoint: Path | str | None = None, checkpoint_every: int = 100, streams: int = 1,
     retry_s: float = 60.0, pace_Bps: float | None = None, overlap: bool = False,  # noqa: N803
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, Distributed]:
     """Workers round parameter servers; see `Policy` for modes and rules.
 
-    `up` and `down` name codecs; `checkpoint` is a folder in which servers save every `checkpoint_every` updates; `elasticity` is 0.9 / workers
-    unless given, the stable choice of the paper; `overlap` sends each server's part during the backward pass, once its gradients are there.
+    `up` and `down` name codecs; `checkpoint` is a folder of the servers' machine in which they save every
+    `checkpoint_every` updates, and from which a later command goes on; `elasticity` is 0.9 / workers unless
+    given, the stable choice of the paper; `overlap` sends each server's part during the backward pass, once
+    its gradients are there.
     """
+    kind = server.name_of(type(optimizer))
     policy = _checked(mode=mode, rule=rule, workers=world(workers), staleness=staleness, backups=backups, staleness_aware=staleness_aware,
                       elasticity=elasticity, period=period, push_every=push_every, fetch_every=fetch_every, up=up, down=down, streams=streams,
                       overlap=overlap)
-    place = rendezvous()
     count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
-    flat, store = Flat(optimizer), place.store()
+    flat = Flat(optimizer)
     shards = flat.shards(count)
+    server.check_optimizer(kind, trusted=None if VARIABLE in os.environ else kind)
+    place = rendezvous(timeout_s, trusted=kind)
+    folder = _folder(checkpoint, place.number)
+    store = place.store()
     if store.add("first", 1) == 1:  # whoever comes first says how the model starts
-        folder = Path(checkpoint or os.environ.get("PACELINE_CHECKPOINT") or tempfile.mkdtemp(prefix="paceline-servers-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, (start, (_, parts)) in enumerate(zip(flat.values().split([size for size, _ in shards]), shards, strict=True)):
+        moments = divided(flat.parameters, shards, optimizer.state)
+        starts = flat.values().split([size for size, _ in shards])
+        for number, (start, (_, parts)) in enumerate(zip(starts, shards, strict=True)):
             server.publish(store, ServerSpec(
-                number=number, rendezvous=place, start=start, parts=parts, optimizer=type(optimizer), policy=policy, up=up, down=down,
-                checkpoint=folder / f"server{number}.pt", checkpoint_every=checkpoint_every, streams=streams, pace_Bps=pace_Bps,
+                number=number, rendezvous=place, start=start, parts=parts, optimizer=kind, policy=policy,
+                moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
+                groups=len(optimizer.param_groups), up=up, down=down, checkpoint_every=checkpoint_every,
+                checkpoint=folder / f"server{number}.pt" if folder else None, streams=streams,
+                pace_Bps=pace_Bps,
             ))
-        store.set("servers", str(count))
+        announce(place, workers=policy.workers, servers=count)
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
     wrapped: Distributed
     if rule == "elastic":
@@ -84,6 +72,23 @@ def served(
         wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap)
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
+
+
+#: folders in which servers of this process's runs save
+_folders: set[Path] = set()
+
+
+def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
+    """Where the servers of the run of that number save: each run has a folder of its own."""
+    told = os.environ.get("PACELINE_CHECKPOINT")
+    if checkpoint is None:
+        return None if told is None else Path(told).absolute() / (f"run{number}" if number > 1 else "")
+    folder = Path(checkpoint).absolute()
+    if folder in _folders:
+        raise SpecError(f"the servers of an earlier run of this process save in {str(folder)!r}, from which "
+                        "this one would go on; name a folder for each run")
+    _folders.add(folder)
+    return folder
 
 
 def _checked(

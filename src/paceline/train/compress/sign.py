@@ -19,7 +19,10 @@ from .base import Arrived, Compressor, flat, writing
 
 
 class SignSGD(Compressor):
-    """Ranks send signs, the majority decides; a tie is 0. The mean magnitude goes along: it also carries what is not finite."""
+    """Ranks send signs, the majority decides; a tie is 0.
+
+    The mean magnitude goes along: it scales the vote unless `scaled=false`, and carries what is not finite.
+    """
 
     scheme: spec.SignSGD
 

@@ -6,7 +6,7 @@
     priority      all-reduce; the layers needed first go first, updates hide under the next forward pass
     lazy          as priority; gradients of bottom layers add up for a few steps first
     local, post-local, diloco     replicas averaged now and then
-    auto          watches a few steps, then takes what is fastest here
+    auto          watches a few steps, then takes what is fastest here; exact, unless `loss` allows more
     terngrad, dgc, powersgd, qsgd, signsgd, onebit, topk, randomk, fp16, bf16     compressed averaging, settings as in `dgc:ratio=0.01`
 """
 

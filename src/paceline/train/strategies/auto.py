@@ -1,14 +1,18 @@
 """`auto`: watches a few steps, probes the link and the encoders, and takes what the model of each strategy says is fastest here.
 
 Strategies between which the model cannot tell are tried, each for a few steps of the training itself, and the fastest stays. It says no where
-nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs. What may be lost is the user's to say
-(`loss`): "none" keeps synchronous SGD exact, "rounding" allows half precision on the wire, "some" allows every scheme of `schemes`, layer by
-layer: each goes as float32 or compressed, whichever ends the step sooner.
+nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs.
+
+What may be lost is the user's to say (`loss`): "none", the default, keeps synchronous SGD exact, "rounding"
+allows half precision on the wire, "some" allows ternary and sparse gradients, too. Where schemes are allowed,
+each layer goes as float32 or compressed, whichever ends the step sooner. Rank 0 says once, on stderr, what
+was chosen and whether it is exact.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +25,14 @@ from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import Float32, Scheme, parse
 from paceline.train.compress import make
+from paceline.train.launch import NOTE
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
 from paceline.train.strategies.deferred import Overlap, Priority
-from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s
+from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Rates, Setting, averaging_s, overlap_s
 from paceline.train.strategies.probe import cores, probe
 
-LOSSES: Mapping[str, tuple[str, ...]] = {"none": (), "rounding": ("bf16", "fp16"), "some": ("bf16", "fp16", "terngrad", "dgc")}
 #: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this to replace all alike: those
 #: in float32 need messages of another kind, which the model counts too low on a busy core
 MARGIN, _MIXED = 0.03, 0.1
@@ -73,7 +77,8 @@ class Auto(Strategy):
     paper = "choice per layer as in Wang et al., Espresso, 2022; model in `estimate`"
 
     def __init__(
-        self, *, loss: str = "some", schemes: tuple[str, ...] | None = None, watch: int = 4, cores: int | None = None, trial: bool = True,
+        self, *, loss: str = NO_LOSS, schemes: tuple[str, ...] | None = None, watch: int = 4,
+        cores: int | None = None, trial: bool = True,
     ) -> None:
         super().__init__()
         if loss not in LOSSES:
@@ -93,6 +98,7 @@ class Auto(Strategy):
         #: when the steps of the one that is being tried ended
         self._ends: list[float] = []
         self._left = watch
+        self._told = False
 
     @property
     def settled(self) -> bool:
@@ -125,6 +131,15 @@ class Auto(Strategy):
         candidates = near(self.choice) if self.trial else []
         self._left_to_try = _there_and_back(candidates)
         self._take(candidates[0] if candidates else self.choice.strategy)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What it goes on with, once and on one rank, for the user."""
+        if self._told or not self.settled or self._taken is None:
+            return
+        self._told = True
+        if self.rank == 0:
+            print(f"{NOTE}{told(*self._taken, self.schemes)}", file=sys.stderr, flush=True)
 
     def _try_on(self) -> None:
         """After a step of a trial: the next one, or the fastest, where this was the last of it and no other may be."""
@@ -154,6 +169,7 @@ class Auto(Strategy):
         if best != name:
             self._take(best)
         self._remembered.clear()
+        self._tell()
 
     def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
         """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what it remembers if it was tried before."""
@@ -204,13 +220,17 @@ class Auto(Strategy):
         return {"world": self.world, "strategy": name, "schemes": schemes, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on as before, with what compressors held back; where the number of ranks has changed, it looks again."""
-        if state.get("world") != self.world:
+        """Goes on as before, with what compressors held back.
+
+        It looks again where the number of ranks has changed, or where what was taken is not allowed any more.
+        """
+        if state.get("world") != self.world or state["strategy"] not in (*EXACT, *self.schemes):
             return
         self._profiler.remove()
         self._left, self._left_to_try = 0, []
         self._take(state["strategy"], {name: parse(text) for name, text in state["schemes"].items()})
         self.inner.load_state_dict(state["inner"])
+        self._tell()
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.inner.optimizer_state()
@@ -220,6 +240,15 @@ class Auto(Strategy):
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         self.inner.load_optimizer_state(state)
+
+
+def told(name: str, by_name: Mapping[str, Scheme], schemes: Sequence[str]) -> str:
+    """One line: what was taken, whether it is exact, and how to have it otherwise."""
+    if any(not isinstance(scheme, Float32) for scheme in by_name.values()):
+        return f"auto goes on with {name!r}, which is lossy; auto:loss=none keeps gradients exact"
+    if schemes:
+        return f"auto goes on with {name!r}, which is exact; lossy ones were allowed ({', '.join(schemes)})"
+    return f"auto goes on with {name!r}, which is exact; auto:loss=some also allows lossy compression"
 
 
 def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: torch.device) -> Rates:
@@ -359,4 +388,6 @@ def explain(choice: Choice) -> dict[str, Any]:
             "rank": dist.get_rank(), "measured_s": dict(choice.measured_s)}
 
 
-__all__ = ["Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates", "undecided"]
+__all__ = [
+    "LOSSES", "Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates", "told", "undecided",
+]

@@ -311,11 +311,24 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
         once = 2 * (at.world - 1) / at.world * profile.bytes / at.machine.link_Bps + at.machine.latency_s
         return profile.compute_s + once / PERIODS[name]
     if name == "auto":
-        candidates = ("allreduce", "overlap", "priority", "bf16", "fp16", "terngrad", "dgc")
-        return min(step_s(candidate, profile, at) for candidate in candidates)
+        return min(step_s(candidate, profile, at) for candidate in (*EXACT, *allowed(strategy)))
     raise SpecError(f"no model of strategy {strategy!r}")
 
 
+def allowed(strategy: str) -> tuple[str, ...]:
+    """Schemes of compression that `auto` may take, given with its options in words: `auto:loss=some`."""
+    words = (part.strip().partition("=") for part in strategy.partition(":")[2].split(","))
+    options = {name: value for name, _, value in words}
+    return LOSSES.get(options.get("loss", NO_LOSS), ())
+
+
+#: what `auto` may lose, and the compression that this allows
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    "none": (), "rounding": ("bf16", "fp16"), "some": ("bf16", "fp16", "terngrad", "dgc"),
+}
+NO_LOSS = "none"
+#: what `auto` chooses from in any case
+EXACT = ("allreduce", "overlap", "priority")
 #: DDP's own, in its default settings
 DDP_BUCKET_BYTES, DDP_FIRST_BYTES = 25 * 2.0**20, 2.0**20
 #: steps between two averages, as the strategies have them by default

@@ -15,6 +15,7 @@ from paceline.errors import SpecError
 from paceline.train.asynchronous import NAMES as ASYNCHRONOUS
 from paceline.train.launch import Place, run
 
+_ONE_RUN = "checkpoints are of one run: name one strategy and one seed"
 #: two-sided 95 % points of Student's distribution, by degrees of freedom
 _STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
@@ -112,7 +113,9 @@ def compare(
     for name in names if noise else ():
         allowed(name)
     if len(names) * seeds > 1 and (checkpoint is not None or place is not None):
-        raise SpecError("checkpoints are of one run: name one strategy and one seed")
+        raise SpecError(_ONE_RUN)
+    if seeds > 1 and any("checkpoint=" in name for name in names):
+        raise SpecError(_ONE_RUN)
     if place is not None and names[0].partition(":")[0] in ASYNCHRONOUS:
         raise SpecError(f"a scheduled job takes strategies that wait for all ranks; got {names[0]!r}")
     if board and record is None:

@@ -15,7 +15,7 @@ from paceline.train.comm import Engine
 from paceline.train.profile import Profiler
 from paceline.train.record import Record
 from paceline.train.strategies.auto import rates
-from paceline.train.strategies.estimate import Setting, step_s
+from paceline.train.strategies.estimate import Setting, allowed, step_s
 from paceline.train.strategies.probe import probe
 from paceline.train.tasks import Task
 from paceline.train.tasks.step import step
@@ -32,7 +32,10 @@ def predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -
         done = step(alone, optimizer, task.train[0][:rows], task.train[1][:rows])
         profiler.stepped(done.seconds["update_s"])
     profile = profiler.profile()
-    names = (strategy,) if strategy.partition(":")[0] in SCHEMES else ()
+    kind = strategy.partition(":")[0]
+    names = allowed(strategy) if kind == "auto" else ()
+    if kind in SCHEMES:
+        names = (strategy,)
     world = dist.get_world_size()
     cores = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     measured = rates(names, [p.numel() for p in net.parameters()], world, torch.device("cpu"))
@@ -40,5 +43,6 @@ def predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -
     with contextlib.suppress(SpecError):  # no model of this one: the record goes without
         seconds = step_s(strategy, profile, setting)
         forward, update = profile.forward_s, profile.update_s
-        log.write("predicted", step=8 if strategy == "auto" else 2, compute_backward_s=profile.backward_s, seconds={
+        first = 8 if kind == "auto" else 2
+        log.write("predicted", step=first, compute_backward_s=profile.backward_s, seconds={
             "forward": forward, "backward": seconds - forward - update, "update": update, "step": seconds})
