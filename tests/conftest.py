@@ -38,3 +38,9 @@ def on_ray():
             return there.stdout
 
         yield call
+
+
+@pytest.fixture(autouse=True)
+def width_of_a_pipe(monkeypatch):
+    """Answers are as wide as in a pipe without COLUMNS, whatever started the tests."""
+    monkeypatch.delenv("COLUMNS", raising=False)

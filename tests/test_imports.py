@@ -12,11 +12,11 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
 ROOMS = [
-    "errors", "units", "on_ray", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict", "report", "plan", "api", "whatif", "train",
-    "sched", "bench", "cli",
+    "errors", "units", "extend", "on_ray", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict",
+    "sync", "report", "plan", "api", "whatif", "train", "sched", "bench", "cli",
 ]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
-LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
+LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog"), ("predict", "sync")}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
     "torch": {"capture", "catalog", "train", "bench"}, "torchvision": {"capture", "bench"}, "timm": {"capture", "bench"},

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import capture, plan, predict
-    from paceline.catalog import clusters, devices, models
+    from paceline.catalog import clusters, devices, frameworks, models
     from paceline.spec.cluster import Cluster
     from paceline.spec.device import Device
     from paceline.spec.plan import Plan
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "models", "plan",
-    "predict",
+    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "frameworks",
+    "models", "plan", "predict",
 ]
 
 #: name -> where it is: a module, or a module and an attribute of it
@@ -42,7 +42,8 @@ _EXPORTS = {
     "DistributedPrediction": "paceline.spec.prediction:DistributedPrediction", "Plan": "paceline.spec.plan:Plan",
     "Prediction": "paceline.spec.prediction:Prediction", "Workload": "paceline.spec.workload:Workload",
     "capture": "paceline.capture", "clusters": "paceline.catalog.clusters", "devices": "paceline.catalog.devices",
-    "models": "paceline.catalog.models", "plan": "paceline.plan", "predict": "paceline.predict",
+    "frameworks": "paceline.catalog.frameworks", "models": "paceline.catalog.models", "plan": "paceline.plan",
+    "predict": "paceline.predict",
 }
 
 

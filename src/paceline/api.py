@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from paceline import units
 from paceline.capture import capture
-from paceline.catalog import clusters, devices, transformers
+from paceline.catalog import clusters, devices, frameworks, transformers
+from paceline.cost.curves import Curves
 from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes
 from paceline.predict import parallel, simulated
+from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
 from paceline.spec import checks
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
+from paceline.spec.framework import Framework
 from paceline.spec.plan import PRECISIONS, Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.transformer import Transformer
@@ -28,16 +31,25 @@ __all__ = ["capture", "plan", "predict", "study"]
 
 
 @overload
-def predict(model: Any, device: Device | str, *, trace: bool = ..., **options: Any) -> Prediction: ...
+def predict(
+    model: Any, device: Device | str, *, framework: Framework | str | None = ..., curves: Curves | None = ..., trace: bool = ...,
+    **options: Any,
+) -> Prediction: ...
 @overload
-def predict(model: Any, device: Plan | str, cluster: Cluster | str, *, trace: bool = ..., **options: Any) -> DistributedPrediction: ...
+def predict(
+    model: Any, device: Plan | str, cluster: Cluster | str, *, framework: Framework | str | None = ..., curves: Curves | None = ...,
+    trace: bool = ..., **options: Any,
+) -> DistributedPrediction: ...
 @overload
-def predict(model: Any, *, cluster: Cluster | str, plan: Plan | str = ..., trace: bool = ..., **options: Any) -> DistributedPrediction: ...
+def predict(
+    model: Any, *, cluster: Cluster | str, plan: Plan | str = ..., framework: Framework | str | None = ..., curves: Curves | None = ...,
+    trace: bool = ..., **options: Any,
+) -> DistributedPrediction: ...
 
 
 def predict(
     model: Any, device: Device | Plan | str | None = None, cluster: Cluster | str | None = None, *, plan: Plan | str | None = None,
-    trace: bool = False, **options: Any,
+    framework: Framework | str | None = None, curves: Curves | None = None, trace: bool = False, **options: Any,
 ) -> Prediction | DistributedPrediction:
     """Predict one training step of `model` on a device, or on a cluster under a plan (the second argument, or by name).
 
@@ -50,22 +62,36 @@ def predict(
     `hf:PATH` that its sizes describe) takes every plan, and the plan says batch, sequence and precision;
     anything else is captured with the plan's micro-batch and takes data parallel, sharded and pipelined
     plans. With `trace`, the answer carries its timeline.
+
+    `framework` is who runs the step: a name of `paceline.catalog.frameworks`, a `.toml` file, or a `Framework`; the word
+    `framework=` of a plan says the same. `curves` are operator constants other than the device's own.
     """
     if cluster is None:
         if device is None or isinstance(device, Plan) or plan is not None:
             raise SpecError("give a device for one device, or a cluster (and a plan) for many")
         target = devices.get(device) if isinstance(device, str) else device
-        return predict_workload(_workload(model, options), target, trace=trace)
+        style = _framework(framework or frameworks.USUAL, "modules")
+        return predict_workload(_workload(model, options), target, Conditions(framework=style, curves=curves), trace=trace)
     if device is not None and (plan is not None or isinstance(device, Device)):
         raise SpecError("give a device for one device, or a cluster (and a plan) for many, not both")
     given = plan if plan is not None else device if device is not None else ""
     chosen = given if isinstance(given, Plan) else Plan.parse(str(given))
     where = clusters.get(cluster) if isinstance(cluster, str) else cluster
+    if framework is not None and chosen.framework:
+        raise SpecError(f"the plan names framework {chosen.framework}; give it there or as an argument, not both")
     sized = sizes(model)
     if sized is None:
         captured = _workload(model, options if isinstance(model, Workload) or _saved(model) else settings(chosen, str(given), options))
-        return parallel.predict(captured, where, chosen, trace=trace)
-    return simulated.predict(sized, where, worded(chosen, str(given), options), trace=trace)
+        style = _framework(framework or chosen.framework or frameworks.USUAL, "modules")
+        return parallel.predict(captured, where, chosen, conditions=Conditions(framework=style, curves=curves), trace=trace)
+    named = framework or chosen.framework
+    runs = _framework(named, "transformers") if named else None
+    asked = worded(chosen, str(given), options)
+    return simulated.predict(sized, where, asked, framework=runs, curves=curves, trace=trace)
+
+
+def _framework(framework: Framework | str, runs: str) -> Framework:
+    return framework if isinstance(framework, Framework) else frameworks.running(framework, runs)
 
 
 def plan(

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline import extend
 from paceline.errors import MissingExtra, RunError, UnknownName
 
 ENGINES = ("local", "ray")
@@ -39,7 +40,7 @@ def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] 
     """`run` of each task, in their order, one CPU of the cluster each; `done` hears how many are. `run` is a function of a module."""
     with _connected() as ray:
         remote = ray.remote(num_cpus=1)(_there)
-        waiting = [remote.remote(run, task, str(Path.cwd())) for task in tasks]
+        waiting = [remote.remote(run, task, str(Path.cwd()), extend.loaded()) for task in tasks]
         left = list(waiting)
         try:
             while left:
@@ -52,10 +53,11 @@ def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] 
         return list(ray.get(waiting))
 
 
-def _there(run: Callable[[A], B], task: A, folder: str) -> B:
+def _there(run: Callable[[A], B], task: A, folder: str, extensions: Sequence[str]) -> B:
     """Runs in a worker of the cluster; paths are those of whoever asks, where both see the same files."""
     if Path(folder).is_dir():
         os.chdir(folder)
+    extend.load_all(extensions)
     return run(task)
 
 

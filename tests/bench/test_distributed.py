@@ -80,7 +80,7 @@ def test_activations_that_do_not_fit_are_computed_again():
 ])
 def test_the_release_decides_how_experts_run(framework, precision, name):
     row = {**ROW, "family": "moe-lm", "framework": framework, "precision": precision}
-    assert frameworks.distributed(row).framework.name == name
+    assert frameworks.distributed(row).name == name
 
 
 def test_rows_describe_their_cluster():

@@ -43,11 +43,11 @@ def test_the_batch_says_how_much_is_accumulated():
 
 
 @pytest.mark.parametrize(("columns", "name"), [
-    ({}, "ddp"), ({"framework": "TensorFlow1 (Horovod)"}, "horovod"), ({"framework": "MXNet (NGC)"}, "kvstore"),
+    ({}, "ddp"), ({"framework": "TensorFlow1 (Horovod)"}, "horovod-half"), ({"framework": "MXNet (NGC)"}, "kvstore"),
     ({"options": "variable_update=parameter_server; local_parameter_device=cpu"}, "parameter-server"),
     ({"options": "variable_update=parameter_server; local_parameter_device=gpu"}, "replicated"),
     ({"options": "variable_update=replicated (with NCCL); local_parameter_device=n/a"}, "replicated"),
     ({"options": "variable_update=distributed_replicated; local_parameter_device=n/a"}, "parameter-server"),
 ])
 def test_frameworks_synchronise_in_their_own_way(columns, name):
-    assert frameworks.synchronisation(row(**columns)).name == name
+    assert frameworks.of_module(row(**columns)).sync == name

@@ -3,6 +3,9 @@
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,21 @@ from hypothesis import strategies as st
 
 from paceline.cost import compression as cost
 from paceline.errors import SpecError, UnknownName
-from paceline.spec.compression import DGC, QSGD, SCHEMES, PowerSGD, RandomK, TernGrad, TopK, from_dict, parse
+from paceline.spec.compression import (
+    DGC,
+    QSGD,
+    SCHEMES,
+    PowerSGD,
+    RandomK,
+    Scheme,
+    TernGrad,
+    TopK,
+    from_dict,
+    numel,
+    parse,
+    register,
+)
+from paceline.spec.compression.sparse import index_bytes, kept
 
 SHAPES = st.lists(st.integers(1, 300), min_size=1, max_size=3)
 
@@ -36,7 +53,7 @@ def test_exchanges_add_up(name, shape):
     scheme = parse(name)
     found = cost.exchanges(scheme, shape)
     assert sum(e.bytes for e in found if e.op != "max") == cost.wire_bytes(scheme, shape)
-    assert sum(e.bytes for e in found if e.op == "max") == cost.shared_bytes(scheme, shape)
+    assert sum(e.bytes for e in found if e.op == "max") == scheme.shared_bytes(shape)
     assert found[-1].collective == scheme.collective
     assert cost.sent_bytes(scheme, shape, 1) == 0
 
@@ -44,9 +61,9 @@ def test_exchanges_add_up(name, shape):
 @given(n=st.integers(1, 10**7), share=st.floats(1e-4, 1))
 def test_indices_take_no_more_than_plain_ones(n, share):
     """About 2 + log2(n / k) bits each, never more than that and a few bytes."""
-    k = cost.kept(n, share)
+    k = kept(n, share)
     assert 1 <= k <= n
-    assert sum(cost.index_bytes(n, k)) * 8 <= k * (3 + math.log2(n / k)) + 24
+    assert sum(index_bytes(n, k)) * 8 <= k * (3 + math.log2(n / k)) + 24
 
 
 def test_gathering_grows_with_the_ranks_and_reducing_does_not():
@@ -80,8 +97,8 @@ def test_small_tensors_and_the_last_layer_go_whole():
 @pytest.mark.parametrize("name", SCHEMES)
 def test_work(name):
     scheme = parse(name)
-    encode, two, eight = cost.encode_work(scheme, (500, 400)), cost.decode_work(scheme, (500, 400), 2), cost.decode_work(scheme, (500, 400), 8)
-    larger = cost.encode_work(scheme, (1000, 400))
+    encode, two, eight = scheme.encode_work((500, 400)), scheme.decode_work((500, 400), 2), scheme.decode_work((500, 400), 8)
+    larger = scheme.encode_work((1000, 400))
     assert larger.flops >= encode.flops >= 0
     assert larger.bytes >= encode.bytes
     assert two.written_bytes >= 4 * 500 * 400
@@ -125,3 +142,46 @@ def test_empty_gradients_are_refused():
 def test_needs_no_torch():
     code = "import paceline.cost.compression, sys; print('torch' in sys.modules, 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+
+
+def test_measured_encoders_are_those_of_the_documentation():
+    """Copies of one core, as docs/compression.md shows them, are what predictions use."""
+    table = {row[0]: row for row in documented_rows() if len(row) == 7}
+    for name, (encode, decode) in cost.copies()["cpu"].items():
+        assert (float(table[name][1]), float(table[name][2])) == (encode, decode), name
+    for name, (encode, decode) in cost.copies()["gpu"].items():
+        assert (float(table[name][3]), float(table[name][4])) == (encode, decode), name
+
+
+def documented_rows():
+    text = (Path(__file__).parents[2] / "docs" / "compression.md").read_text(encoding="utf-8")
+    return [[cell.strip() for cell in line.strip("|\n").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_scheme_of_ones_own_is_known_by_its_name():
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Nibble(Scheme):
+        """Four bits an element."""
+
+        name: ClassVar[str] = "nibble"
+        title: ClassVar[str] = "four bits"
+        accuracy: ClassVar[str] = "unknown"
+        evidence: ClassVar[str] = "a test"
+        encoder: ClassVar[str] = "nowhere:Nothing"
+
+        def payload_bytes(self, shape, step):
+            return numel(shape) // 2
+
+        def encode_work(self, shape):
+            return self.per_element(shape, 2, 4, 0, 1)
+
+        def decode_work(self, shape, world):
+            return self.added_up(shape, world, 2)
+
+    register(Nibble)
+    try:
+        assert parse("nibble:min_elements=0").exchanges(1000) == (cost.Exchange("gather", 500),)
+        with pytest.raises(SpecError, match="registered already"):
+            register(dataclass(frozen=True, slots=True, kw_only=True)(type("Other", (Nibble,), {})))
+    finally:
+        del SCHEMES["nibble"]

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.catalog import models, transformers
+from paceline.catalog import frameworks, models, transformers
 from paceline.cost.transformer import Shape, blocks, saved_bytes
 from paceline.errors import SpecError
-from paceline.spec import framework
 from paceline.spec.transformer import Transformer, from_columns, from_hf
 
-TORCH = replace(framework.get("torch"), dropout=False)
+TORCH = replace(frameworks.get("torch"), dropout=False)
 
 
 @pytest.mark.parametrize("name", transformers.captured())
@@ -44,7 +43,7 @@ def test_flops_are_those_of_the_captured_module(name):
 
 
 def shape(**sizes):
-    given = {"model": transformers.get("gpt3-13b"), "framework": framework.get("megatron-2021"), "mbs": 2, "seq": 2048, **sizes}
+    given = {"model": transformers.get("gpt3-13b"), "framework": frameworks.get("megatron-2021"), "mbs": 2, "seq": 2048, **sizes}
     return Shape(**given)
 
 
@@ -69,14 +68,14 @@ def test_collectives_of_a_layer():
 
 def test_experts_are_exchanged_and_divided():
     mixtral = transformers.get("mixtral-8x7b")
-    s = shape(model=mixtral, framework=framework.get("megatron-core"), ep=8)
+    s = shape(model=mixtral, framework=frameworks.get("megatron-core"), ep=8)
     moves = [c for c in blocks(s).pieces["layer.forward"].collectives if c.axis == "ep"]
     assert [c.op for c in moves] == ["all_to_all"] * 2 and moves[0].size == s.tokens * 2 * 4096 * 2
     assert total(s) == pytest.approx(total(replace(s, ep=1)), rel=1e-6)  # as many tokens come as go
 
 
 def mixed(model="qwen3-30b-a3b", name="megatron-bridge", **sizes):
-    return shape(model=transformers.get(model), framework=framework.get(name), mbs=1, seq=4096, ep=8, matrix="fp8", **sizes)
+    return shape(model=transformers.get(model), framework=frameworks.get(name), mbs=1, seq=4096, ep=8, matrix="fp8", **sizes)
 
 
 def kinds(s, way="forward"):
@@ -119,14 +118,14 @@ def test_exchanges_beside_another_micro_batch():
 
 def test_experts_in_every_other_layer_do_the_same_work():
     model = transformers.get("llama4-maverick")
-    s = shape(model=model, framework=framework.get("megatron-core"), mbs=1, seq=8192)
+    s = shape(model=model, framework=frameworks.get("megatron-core"), mbs=1, seq=8192)
     every = replace(s, model=replace(model, moe_every=1, experts=64))
     assert total(s) == pytest.approx(total(every), rel=0.01)
     assert model.expert_parameters == replace(model, moe_every=1, experts=64).expert_parameters
 
 
 def test_adapters_add_little_work():
-    s = shape(model=transformers.get("llama2-70b"), framework=framework.get("nemo"), mbs=1, seq=8192)
+    s = shape(model=transformers.get("llama2-70b"), framework=frameworks.get("nemo"), mbs=1, seq=8192)
     frozen = replace(s, trained=False)
     products = [i for i, op in enumerate(blocks(frozen).pieces["layer.backward"].ops) if op.kind == "gemm"]
     assert len(products) == 4 + 2 * 4  # gradients of four inputs; of both factors of two adapters

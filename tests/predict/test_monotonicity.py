@@ -14,12 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.bench.agreement import random_plan
-from paceline.catalog import clusters, transformers
+from paceline.catalog import clusters, frameworks, transformers
 from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
-from paceline.sim.schedules import SPLIT
-from paceline.spec import framework as frameworks
+from paceline.predict.step import Conditions
+from paceline.spec import synchronisation as synchronisations
 from paceline.spec.plan import Plan
+from paceline.spec.schedules import SCHEDULES
 
 #: what contention may cost
 EXCEPTION = 0.05
@@ -62,7 +63,7 @@ def test_transformers_without_contention(seed, name, model, what, factor):
     except PlanError:
         assume(False)
     better = faster(cluster, what, factor)
-    slack = 1e-2 if any(name in before.plan for name in SPLIT) else 1e-5
+    slack = 1e-2 if any(order.splits and name in before.plan for name, order in SCHEDULES.items()) else 1e-5
     assert distributed.predict(sized, better, plan, framework=style).step_s <= before.step_s * (1 + slack)
 
 
@@ -93,9 +94,9 @@ def test_captured_modules(model, words, name, what, factor, rounds):
     workload, cluster = captured(model), clusters.get(name)
     plan = Plan.parse(words)
     plan = replace(plan, gbs=workload.batch * cluster.device_count // plan.pp * 8 * rounds)
-    style = replace(parallel.synchronisations.get("ddp"), contention=0.0)
+    style = replace(synchronisations.get("ddp"), contention=0.0)
     better = faster(cluster, what, factor)
-    before, after = (parallel.predict(workload, c, plan, synchronisation=style).step_s for c in (cluster, better))
+    before, after = (parallel.predict(workload, c, plan, conditions=Conditions(exchange=style)).step_s for c in (cluster, better))
     # a module is cut into stages of like duration on the device at hand: a faster one may be cut elsewhere
     assert after <= before * (1 + (EXCEPTION if plan.pp > 1 else 1e-6))
     assert parallel.predict(workload, better, plan).step_s <= parallel.predict(workload, cluster, plan).step_s * (1 + EXCEPTION)

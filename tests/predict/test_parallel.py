@@ -18,6 +18,7 @@ from paceline.catalog import clusters, devices
 from paceline.errors import PlanError
 from paceline.predict import parallel
 from paceline.predict.parallel import Layout, buckets, predict, resolve, slowest_of
+from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_one
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import DDP, SYNCHRONISATIONS, get
@@ -60,7 +61,7 @@ def test_without_communication_many_are_as_fast_as_one(case, style, monkeypatch)
     monkeypatch.setattr(parallel, "collective_s", lambda *_: 0.0)
     if get(style).server:
         return  # its update is the host's
-    p = predict(captured(case), NODE, Plan(), synchronisation=replace(get(style), copies=0.0))
+    p = predict(captured(case), NODE, Plan(), conditions=Conditions(exchange=replace(get(style), copies=0.0)))
     assert p.step_s == pytest.approx(predict_one(captured(case), NODE.device).step_s)
 
 
@@ -101,7 +102,7 @@ def test_a_faster_network_is_never_slower(case, sharding, factor, accumulate):
 def test_every_synchronisation_runs_and_costs_something(style):
     workload = captured("cnn")
     cluster = clusters.get("4xp100-node-10gbe")
-    p = predict(workload, cluster, Plan(framework=style))
+    p = predict(workload, cluster, Plan(), conditions=Conditions(exchange=get(style)))
     assert p.step_s > predict_one(workload, cluster.device).step_s and p.exposed_s > 0
     assert p.to_dict()["breakdown"]
 

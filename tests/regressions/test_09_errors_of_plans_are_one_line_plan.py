@@ -9,10 +9,10 @@ import pytest
 
 import paceline as pl
 from paceline import cli, errors
+from paceline.catalog import frameworks
 from paceline.errors import PacelineError, PlanError, SpecError, UnknownName
 from paceline.sched.live.driver import EngineAway
 from paceline.sim.timeline import Timeline
-from paceline.spec import framework
 from paceline.spec.transformer import Transformer
 from paceline.whatif.subject import Subject
 
@@ -39,8 +39,9 @@ def test_every_error_of_the_tree_is_in_the_test_above():
 
 
 def test_an_error_in_a_worker_is_the_error():
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool, pytest.raises(UnknownName, match="unknown framework 'eager'; known: "):
-        pool.submit(framework.get, "eager").result()
+    unknown = pytest.raises(UnknownName, match="unknown framework 'eager'; known: ")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool, unknown:
+        pool.submit(frameworks.get, "eager").result()
 
 
 def test_a_framework_that_does_not_exist(capsys):

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
+from paceline.predict.relaxed import without
 
 from paceline.cli import main
-from paceline.predict.relaxed import without
 from paceline.spec.whatif import BreakEven
 from paceline.whatif.compare import find_break_even
 from paceline.whatif.edits import Edit, apply

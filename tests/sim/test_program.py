@@ -188,11 +188,11 @@ def test_pipeline_transfers(schedule, name, vpp):
     """What each rank sends, in torch's own order of actions with communication."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
-    from paceline.sim.schedules import chunks_of
+    from paceline.spec import schedules as orders
 
     micro_batches, model = 2 * RANKS, Transformer(name="deep", layers=8, hidden=64, heads=4, ffn=256, vocab=256, seq=16)
     with ranks():
-        stages = [PipelineStage(torch.nn.Linear(2, 2), c, RANKS * vpp, torch.device("cpu")) for c in chunks_of(schedule, 0, RANKS, vpp)]
+        stages = [PipelineStage(torch.nn.Linear(2, 2), c, RANKS * vpp, torch.device("cpu")) for c in orders.get(schedule).chunks_of(0, RANKS, vpp)]
         lists = getattr(schedules, name)(stages, micro_batches, loss_fn=torch.nn.MSELoss()).pipeline_order_with_comms
     words = f"pp={RANKS} {schedule} gbs={2 * micro_batches}" + (f" vpp={vpp}" if schedule in ("interleaved", "looped-bfs") else "")
     program = simulation(model, words).program

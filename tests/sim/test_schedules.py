@@ -4,8 +4,9 @@ import contextlib
 
 import pytest
 
-from paceline.errors import PlanError
-from paceline.sim.schedules import SPLIT, actions, bubble_s, chunks_of, in_order, rank_of, sources, span_s
+from paceline.errors import PlanError, UnknownName
+from paceline.sim.schedules import actions, bubble_s, in_order, sources, span_s
+from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES
 
 NAMES = {
@@ -32,11 +33,12 @@ def fake_group(size):
 
 def held_by_torch(torch, schedule, pp, vpp, m):
     """The actions per rank of torch's class, without its idle slots; a pair that overlaps as two."""
-    from torch.distributed.pipelining import PipelineStage, schedules
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining import schedules as theirs
 
     total = pp * vpp
-    stages = [PipelineStage(torch.nn.Linear(2, 2), chunk, total, torch.device("cpu")) for chunk in chunks_of(schedule, 0, pp, vpp)]
-    made = getattr(schedules, NAMES[schedule])(stages if total > pp or schedule == "zb-h1" else stages[0], m, loss_fn=torch.nn.MSELoss())
+    stages = [PipelineStage(torch.nn.Linear(2, 2), chunk, total, torch.device("cpu")) for chunk in schedules.get(schedule).chunks_of(0, pp, vpp)]
+    made = getattr(theirs, NAMES[schedule])(stages if total > pp or schedule == "zb-h1" else stages[0], m, loss_fn=torch.nn.MSELoss())
     orders = made.pipeline_order if hasattr(made, "pipeline_order") else made._get_pipeline_order()
     for rank in range(pp):
         flat = [part for action in orders[rank] if action for part in action.sub_actions or (action,)]
@@ -60,9 +62,11 @@ def test_complete_and_without_deadlock(schedule, pp, vpp, m):
     left = {rank: actions(schedule, rank, pp, m, vpp) for rank in range(pp)}
     chunks = pp * vpp
     for rank, mine in left.items():
-        counted = sum(2 if a.kind == "B" and schedule in SPLIT else 1 for a in mine)
-        assert len(set(mine)) == len(mine) and counted == len(chunks_of(schedule, rank, pp, vpp)) * m * (3 if schedule in SPLIT else 2)
-        assert all(rank_of(schedule, a.chunk, pp) == rank for a in mine)
+        counted = sum(2 if a.kind == "B" and schedules.get(schedule).splits else 1 for a in mine)
+        kinds = 3 if schedules.get(schedule).splits else 2
+        held = schedules.get(schedule).chunks_of(rank, pp, vpp)
+        assert len(set(mine)) == len(mine) and counted == len(held) * m * kinds
+        assert all(schedules.get(schedule).rank_of(a.chunk, pp) == rank for a in mine)
     done = set()
     while any(left.values()):
         before = len(done)
@@ -109,5 +113,5 @@ def test_bubbles():
 def test_mistakes():
     with pytest.raises(PlanError, match="at least 2 x pp 4 = 8 micro-batches, but there are 7"):
         actions("dualpipev", 0, 4, 7, 2)
-    with pytest.raises(PlanError, match="no such pipeline schedule"):
+    with pytest.raises(UnknownName, match="unknown pipeline schedule"):
         actions("zigzag", 0, 4, 8)

@@ -4,80 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from paceline.catalog import frameworks
 from paceline.errors import SpecError
-from paceline.predict.interval import Errors
-from paceline.predict.step import Conditions
-from paceline.spec import framework as frameworks
-from paceline.spec import synchronisation as synchronisations
 from paceline.spec.framework import Framework
-from paceline.spec.synchronisation import Synchronisation
 
-#: eager transformers of 2023 on server CPUs; its loop empties the allocator's cache before every step, and those that need
-#: most of the memory spend about 10 ms per GB on getting it again (docs/accuracy.md)
-NEUSIGHT = Conditions(host_scale=0.6, errors=Errors(device=0.10, base=0.06), reallocation_s=1e-11)
-#: eager PyTorch 1.12 on a desktop
-TIMM = Conditions(host_scale=0.6, errors=Errors(group=0.15, base=0.05, device=0.10))
-#: a static graph: the host issues kernels without Python
-TENSORFLOW_2017 = Conditions(host_scale=0.25, errors=Errors(device=0.14, base=0.06))
+#: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per tensor (cuBLAS)
+ROWWISE_RATE = 0.65
 
 
-def of_row(row: Mapping[str, Any]) -> Conditions:
-    """The surroundings of a row of the common schema, by its framework."""
-    static = any(word in row["framework"] for word in ("TensorFlow", "MXNet", "Paddle"))
-    return Conditions(host_scale=0.25 if static else 0.5, errors=Errors(device=0.15, base=0.08))
-
-
-def synchronisation(row: Mapping[str, Any]) -> Synchronisation:
-    """How the ranks of a row of the common schema bring their gradients together: by its options, else by its framework."""
-    options = row.get("options") or ""
+def of_module(row: Mapping[str, Any]) -> Framework:
+    """The framework of a row of the common schema that ran a captured module."""
+    text, options = row["framework"], row.get("options") or ""
     found = re.search(r"variable_update=(\w+)", options)
-    if found:  # TensorFlow 1 in 2017; variables on devices are spread over them, so that traffic is that of an all-reduce
+    if found:  # tf_cnn_benchmarks; variables on devices are spread over them, so that traffic is that of an all-reduce
         served = found[1] == "distributed_replicated" or (found[1] == "parameter_server" and "local_parameter_device=cpu" in options)
-        return synchronisations.get("parameter-server" if served else "replicated")
-    if "MXNet" in row["framework"]:
-        return synchronisations.get("kvstore")
-    if "TensorFlow" in row["framework"]:
-        return replace(synchronisations.get("horovod"), wire_bytes=2 if row["precision"].startswith("AMP") else 0)
-    return synchronisations.get("ddp")
+        return frameworks.get("tensorflow-1-server" if served else "tensorflow-1")
+    words = (("MXNet", "nvidia-mxnet"), ("TensorFlow", "nvidia-tensorflow"), ("Paddle", "nvidia-paddle"))
+    return frameworks.get(next((name for word, name in words if word in text), "nvidia-torch"))
 
 
 # -- many devices ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """The framework that runs a row, and how far its predictions are off."""
-
-    framework: Framework
-    errors: Errors
+def vtrain() -> Framework:
+    """What ran vTrain's steps on many nodes."""
+    return frameworks.get("megatron-deepspeed")
 
 
-#: standard deviation of the logarithm of step time by framework: what its published steps leave; older and eager ones vary more
-_SPREAD = {
-    "megatron-2021": 0.02, "megatron-2022": 0.02, "megatron-deepspeed": 0.12, "deepspeed-zero3": 0.2, "bigscience": 0.1, "llm-foundry": 0.075,
-    "torch": 0.12, "torch-compile": 0.12, "torch-compile-2024": 0.12, "nanogpt": 0.2, "jax": 0.2, "nemo": 0.1, "nemo-2024": 0.08,
-    "megatron-core": 0.04, "llm.c": 0.12, "meta-4d": 0.15,
-}
-#: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per tensor (cuBLAS)
-ROWWISE_RATE = 0.65
-#: of mixtures of experts, whose routing, kernels and overlap change with every release; and of steps that are shares of a whole run's time
-MOE_SPREAD, LOGGED_SPREAD = 0.2, 0.16
-#: of frameworks that no published step has shown, and of gathers that do not heed nodes
-UNKNOWN_SPREAD = 0.2
+def vtrain_single() -> Framework:
+    """The same on one node: per-layer times there contain two more passes over the scores, forward and backward."""
+    return replace(vtrain(), unfused_mask=True)
 
-
-def surroundings(found: Framework, spread: float = 0.0) -> Surroundings:
-    """A framework with the error to expect of it."""
-    base = spread or _SPREAD.get(found.name, 0.12)
-    return Surroundings(framework=found, errors=Errors(group=min(0.05, base), base=base))
-
-
-VTRAIN = surroundings(frameworks.get("megatron-deepspeed"))
-#: the same on one node: per-layer times there contain two more passes over the scores, forward and backward
-VTRAIN_SINGLE = surroundings(replace(VTRAIN.framework, unfused_mask=True), 0.11)
 
 #: words of the column `framework`, first match wins -> framework
 _NAMES = (
@@ -89,47 +49,47 @@ _NAMES = (
 )
 
 
-def distributed(row: Mapping[str, Any]) -> Surroundings:
-    """The framework of a row of the common schema that ran on many devices."""
+def distributed(row: Mapping[str, Any]) -> Framework | None:
+    """The framework of a row of the common schema that ran on many devices; None where it says nothing that is known."""
     text = row["framework"]
     logged = "mlcommons" in (row.get("source_path") or "")
     if "torchtitan" in text or ("PyTorch 2.0" in text and not logged):
-        options = (row.get("options") or "") + text
-        compiled = "torch-compile" if (row.get("date") or "") >= "2025" else "torch-compile-2024"
-        found = frameworks.get(compiled if "torch.compile" in options else "torch")
-        if "nanoGPT" in text:
-            found = replace(frameworks.get("nanogpt"), fusion=found.fusion)
-        if "rowwise" in row["precision"]:
-            found = replace(found, fp8_rate=ROWWISE_RATE)
-        if "asynctp" in options.lower().replace(" ", ""):
-            found = replace(found, tp_overlap="full")
-        return surroundings(found)
+        return _torch(row)
     if "bigscience" in (row.get("source_id") or ""):
-        return surroundings(kept_in_fp32(row, _bigscience(row)))
+        return kept_in_fp32(row, _bigscience(row))
+    if logged and row.get("tp") and "NVIDIA" in row["gpu"]:  # their submissions run NVIDIA's code, whatever stack they name
+        return frameworks.get("nvidia-mlperf")
     for words, name in _NAMES:
         if any(word in text for word in words):
-            return surroundings(_with_options(row, name), _row_spread(row, logged))
-    if logged and row.get("tp") and "NVIDIA" in row["gpu"]:  # their submissions to MLPerf run NVIDIA's code, whatever stack they name
-        return surroundings(frameworks.get("nemo"), LOGGED_SPREAD)
+            return _with_options(row, name)
     if logged or not text:
         raise SpecError(f"framework {text[:40]!r} is not known")
-    return surroundings(frameworks.get("torch-compile" if sharding(row) == "fsdp" else "megatron-core"), UNKNOWN_SPREAD)
+    return None
+
+
+def _torch(row: Mapping[str, Any]) -> Framework:
+    """PyTorch as a row says that it was run."""
+    text = row["framework"]
+    options = (row.get("options") or "") + text
+    compiled = "torch-compile" if (row.get("date") or "") >= "2025" else "torch-compile-2024"
+    found = frameworks.get(compiled if "torch.compile" in options else "torch")
+    if "nanoGPT" in text:
+        found = replace(frameworks.get("nanogpt"), fusion=found.fusion)
+    if "rowwise" in row["precision"]:
+        found = replace(found, fp8_rate=ROWWISE_RATE)
+    if "asynctp" in options.lower().replace(" ", ""):
+        found = replace(found, tp_overlap="full")
+    return found
 
 
 def _with_options(row: Mapping[str, Any], name: str) -> Framework:
     """The framework called `name` as a row says that it was run."""
     experts = row.get("family") == "moe-lm"
+    name = "deepspeed" if name == "megatron-deepspeed" and sharding(row) == "fsdp" else name
     found = frameworks.get(_bridge(row) if "Megatron-Bridge" in row["framework"] and experts else name)
     if "overlap disabled" in (row.get("options") or ""):
         return replace(found, tp_overlap="none", p2p_overlap=False, dp_overlap=False)
     return found
-
-
-def _row_spread(row: Mapping[str, Any], logged: bool) -> float:
-    """The error to expect of a row, where it is not its framework's."""
-    if row.get("family") == "moe-lm":
-        return MOE_SPREAD
-    return LOGGED_SPREAD if logged else UNKNOWN_SPREAD if "DeepSpeed" in row["framework"] and sharding(row) == "fsdp" else 0.0
 
 
 def _bridge(row: Mapping[str, Any]) -> str:

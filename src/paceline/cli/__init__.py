@@ -28,7 +28,7 @@ def _run(arguments: Sequence[str]) -> None:
     from paceline.cli.commands import app
 
     try:
-        app(arguments, print_error=False, exit_on_error=False)
+        app.meta(arguments, print_error=False, exit_on_error=False)
     except (PacelineError, CycloptsError) as error:
         text = str(error) if isinstance(error, PacelineError) else " ".join(str(error).split())
         print(f"paceline: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`paceline devices`, `clusters`, `models`: what the catalog holds."""
+"""`paceline devices`, `clusters`, `frameworks`, `models`: what the catalog holds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ def clusters_(*names: str, json_: Json = False) -> None:
         print_json([catalog.cluster_dict(c) for c in chosen])
     else:
         for view in [catalog.cluster_facts(c) for c in chosen] if names else [catalog.cluster_table(chosen)]:
+            show(view)
+
+
+def frameworks_(*names: str, json_: Json = False) -> None:
+    """List the catalog's frameworks, or every fact of those named (or of a .toml file): kernels, overlap, host, memory."""
+    from paceline.catalog import frameworks
+    from paceline.report import catalog
+
+    chosen = [frameworks.get(name) for name in (names or frameworks.names())]
+    if json_:
+        print_json([catalog.framework_dict(found) for found in chosen])
+    else:
+        for view in [catalog.framework_facts(f) for f in chosen] if names else [catalog.framework_table(chosen)]:
             show(view)
 
 

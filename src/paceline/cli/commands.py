@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from paceline import __version__
 from paceline.cli import (
@@ -23,6 +26,7 @@ from paceline.cli import (
     validate,
     whatif,
 )
+from paceline.extend import load_all
 
 app = App(
     name="paceline", version=__version__, suppress_keyboard_interrupt=False,
@@ -36,5 +40,20 @@ for _command in (
 ):
     app.command(_command)
 app.command(bench.app)
-for _listing, _name in ((catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.models_, "models")):
+for _listing, _name in (
+    (catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.frameworks_, "frameworks"), (catalog.models_, "models"),
+):
     app.command(_listing, name=_name)
+
+
+@app.meta.default
+def _extended(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    extend: Annotated[list[Path] | None, Parameter(
+        negative="", group="Every command",
+        help="a Python file to run first: it registers a policy, emitter, schedule... of yours; may be repeated",
+    )] = None,
+) -> None:
+    """Runs the files that a user named, then the command."""
+    load_all([str(file) for file in extend or ()])
+    app(words, print_error=False, exit_on_error=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -33,6 +33,7 @@ def predict(
     plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
     batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
     checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
+    framework: Annotated[str | None, Parameter(help="who runs the step, such as torch-compile or nemo; a .toml file describes your own")] = None,
     trace: Annotated[Path | None, Parameter(help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank")] = None,
     require_fit: RequireFit = False,
     json_: Json = False,
@@ -52,15 +53,15 @@ def predict(
         raise SpecError("give --device for one device, or --cluster (and --plan) for many")
     given = {
         "batch": batch, "seq": seq, "image": image, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing or None,
-        "compile": compile or None, "channels_last": channels_last,
+        "compile": compile or None, "channels_last": channels_last, "framework": framework,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if whole is not None:
         if not whole.asked:
             raise SpecError("a whole job needs --tokens or --epochs")
         if cluster is None:
             raise SpecError("--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example")
-        step = api.predict(model, cluster=cluster, plan=plan or "", trace=False, **options)
+        step = api.predict(model, cluster=cluster, plan=plan or "", **options)
         show_job(step, cluster, whole, json_)
         end(step.fit.fits, require_fit)
         return

@@ -51,6 +51,8 @@ class Curves:
     scales: tuple[Mapping[str, float], ...] = ()
     #: groups that had no curve and what stood in for them
     inherited: tuple[str, ...] = ()
+    #: devices whose own operators and whole steps these were fitted to
+    devices: tuple[str, ...] = ()
 
     def matrix_curve(self, group: str) -> MatrixCurve:
         found: MatrixCurve | None = _find(self.matrix, group)
@@ -138,7 +140,10 @@ def from_tables(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Curves:
     kernels = {group: float(value) for group, value in data.get("kernels", {}).items()}
     scale = {prefix: float(value) for prefix, value in data.get("scale", {}).items()}
     if base is None:
-        return Curves(name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, (scale,))
+        return Curves(
+            name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, (scale,),
+            devices=tuple(data.get("devices", ())),
+        )
     return Curves(
         name, data["source"], {**base.matrix, **own["matrix"]}, {**base.stream, **own["stream"]}, {**base.attention, **own["attention"]},
         {**base.kernels, **kernels}, (*base.scales, scale), (*base.inherited, data["inherits"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,16 @@ def memory(
     reserved = int(peak * (FRAGMENTATION if device.kind == "gpu" else 1.0))
     available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == "gpu" else 0))
     return Memory(peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where)
+
+
+def with_more(found: Memory, more: float) -> Memory:
+    """The same with more bytes of state for the whole step."""
+    if not more:
+        return found
+    scale = found.reserved_bytes / max(1, found.peak_bytes)
+    peak = found.peak_bytes + int(more)
+    kinds = {**found.by_kind, "optimizer": found.by_kind["optimizer"] + int(more)}
+    return replace(found, peak_bytes=peak, reserved_bytes=int(peak * scale), by_kind=kinds)
 
 
 def workspace_bytes(device: Device) -> int:

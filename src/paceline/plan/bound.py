@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.plan.space import Block, Choice, distinct
 from paceline.plan.table import Row, State, Table
-from paceline.sim.schedules import SPLIT, V_SHAPED
+from paceline.spec import schedules
 
 Array = NDArray[np.float64]
 #: seconds of a pass: layers, embedding and head, forward and backward, and of the layers' weight gradients; and what a pass
@@ -43,7 +43,7 @@ class Counts:
     work: Array
     #: transfers between stages on the way of `span`
     hops: Array
-    #: whether a line is the first rank's
+    #: whether a line is the first rank's, and what it reduces last has nothing to hide behind
     first: NDArray[np.bool_]
     #: where each order's lines start
     starts: NDArray[np.int64]
@@ -61,17 +61,17 @@ def counts(orders: Sequence[tuple[Choice, Sequence[Row]]], layers: int, pp: int,
         lines += [_line(order, row, rows[0].layers, pp, micro_batches, beside) for row in rows]
         chunks, path = pp * rows[0].chunks, np.ones(_COLUMNS)
         path[[_LF, _LB]] = layers
-        path[_LW] = -layers if order["schedule"] in SPLIT else 0
+        path[_LW] = -layers if schedules.get(order["schedule"]).splits else 0
         path[[_FORWARD, _BACKWARD, _SCATTER]] = chunks - 1
         paths.append(path)
-        hops.append(2 * (chunks - 1) - (2 if order["schedule"] in V_SHAPED else 0))
+        hops.append(2 * (chunks - 1) - (2 if schedules.get(order["schedule"]).v_shaped else 0))
     span, own, ready, work, far, first = (np.array(column) for column in zip(*lines, strict=True))
     return Counts(span, own, ready, work, far, first, np.array(starts), np.array(paths), np.array(hops))
 
 
 def _line(order: Choice, row: Row, top: int, pp: int, m: int, beside: bool) -> tuple[Array, Array, Array, Array, int, bool]:
     """One line of `Counts`; `top` layers are the first rank's."""
-    schedule = order["schedule"]
+    schedule = schedules.get(order["schedule"])
     one, ahead, tail, left = (np.zeros(_COLUMNS) for _ in range(4))
     one[[_LF, _LB]] = row.layers
     one[[_EF, _EB]], one[[_HF, _HB]] = row.first, row.last
@@ -79,25 +79,20 @@ def _line(order: Choice, row: Row, top: int, pp: int, m: int, beside: bool) -> t
     if row.ahead:
         ahead[[_LF, _EF, _FORWARD]] = row.before, 1, row.ahead - 1
         tail[[_LB, _EB, _BACKWARD, _SCATTER]] = row.before, 1, row.ahead, row.ahead - 1
-    if schedule == "zb-h1" and row.ahead:  # a rank puts as many weight gradients off as there are ranks ahead of it
-        tail[_LW] = top - row.before - min(m, row.ahead + 1) * row.layers
-    elif schedule in V_SHAPED:
+    late = schedule.put_off(m, row.ahead)
+    if schedule.v_shaped or late is None:
         tail[:] = 0.0
-    many = _late(order, pp)
-    left[_LB] = many * -(-row.layers // row.chunks)
-    left[[_EB, _HB]], left[[_BACKWARD, _SCATTER]] = one[[_EB, _HB]], many
-    own = ahead + m * one
-    ready = np.maximum(0.0, own - left) if many else np.zeros(_COLUMNS)
-    waits = 0 if beside or schedule in V_SHAPED else m * (2 * row.chunks - row.first - row.last)
-    hops = max(waits, row.ahead * (1 if schedule in V_SHAPED else 2)) if pp > 1 else 0
-    return own + tail, own, ready, m * one, hops, row.ahead == 0
-
-
-def _late(order: Choice, pp: int) -> int:
-    """Passes that a rank may still have to run when the first of its gradients is complete; 0: not known."""
-    if order["schedule"] in V_SHAPED:
-        return 0
-    return 1 + (int(order["vpp"]) - 1) * pp
+    elif late and row.ahead:
+        tail[_LW] = top - row.before - late * row.layers
+    many = schedule.after_first_gradient(pp, m, int(order["vpp"]))
+    own, ready = ahead + m * one, np.zeros(_COLUMNS)
+    if many is not None:
+        left[_LB] = many * -(-row.layers // row.chunks)
+        left[[_EB, _HB]], left[[_BACKWARD, _SCATTER]] = one[[_EB, _HB]], many
+        ready = np.maximum(0.0, own - left)
+    waits = 0 if beside or schedule.v_shaped else m * (2 * row.chunks - row.first - row.last)
+    hops = max(waits, row.ahead * (1 if schedule.v_shaped else 2)) if pp > 1 else 0
+    return own + tail, own, ready, m * one, hops, row.ahead == 0 and schedule.ends_with_embedding
 
 
 def passes(pieces: Array, copies: Array, states: Sequence[State], kinds: Sequence[Choice], contention: float) -> Array:

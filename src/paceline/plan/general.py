@@ -26,7 +26,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
-from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation
+from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, compressions
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
@@ -42,8 +42,8 @@ REFUSED = dict.fromkeys(
     "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the catalog or hf:PATH for it")
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
-LOSSY = {
-    "compress": ("terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "compress=fp16", "compress=bf16"),
+LOSSY: dict[str, tuple[str, ...]] = {
+    "compress": (),  # every scheme there is, registered ones among them: see `_lossy`
     "staleness": ("local-sgd", "diloco", "ps-async", "ps-bounded", "easgd", "gossip"),
     "batch": (),
 }
@@ -242,8 +242,13 @@ def _ways(said: Limits, allow: Sequence[str]) -> list[tuple[Relaxation, str]]:
     if "relax" in said.fixed:
         relax = said.fixed["relax"]
         return [(relax, _kind(relax))]
-    words = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in LOSSY[kind]]
+    words = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in _lossy(kind)]
     return [(Plan.parse(word).relax, kind) for word, kind in words]
+
+
+def _lossy(kind: str) -> tuple[str, ...]:
+    """Words of the ways of a kind that change the result of training."""
+    return tuple(f"compress={name}" for name in compressions()) if kind == "compress" else LOSSY[kind]
 
 
 def _kind(relax: Relaxation) -> str:

@@ -278,7 +278,7 @@ def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] 
     step = Step.of(_model, block.cluster, plan, None, table.curves(block.cluster))
     if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
         return None
-    return block.cluster, plan, Simulation(step).prediction(None)
+    return block.cluster, plan, Simulation(step).prediction()
 
 
 # -- workers ---------------------------------------------------------------------------------------

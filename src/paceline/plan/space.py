@@ -7,7 +7,7 @@ same way, so that a block of hundreds of plans is a few small arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.errors import PlanError, nearest
 from paceline.plan import evidence
-from paceline.sim.schedules import chunks_per_rank
-from paceline.spec import framework as frameworks
+from paceline.spec import schedules as orders
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import OFFLOADS, RECOMPUTE, SCHEDULES, SHARDINGS, Plan, divisors, problems, resolve
+from paceline.spec.plan import OFFLOADS, RECOMPUTE, SHARDINGS, Plan, divisors, problems, resolve
+from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange behind
@@ -30,7 +31,7 @@ BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 #: layers whose parameters are gathered ahead
 PREFETCH = (1, 2)
 #: whose kernels run, with the pipeline schedules and the shardings that they can be had with
-FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+FAMILIES: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
     "megatron-core": (("1f1b", "interleaved"), ("none", "ddp", "zero1", "zero2")), "torch-compile": (SCHEDULES, ("none", "ddp", "fsdp", "hsdp")),
 }
 #: what may change the result of training; left out unless it is allowed
@@ -232,7 +233,7 @@ class Space:
                         if len(block):
                             yield block
 
-    def _families(self) -> Iterable[tuple[str, tuple[tuple[str, ...], tuple[str, ...]]]]:
+    def _families(self) -> Iterable[tuple[str, tuple[Collection[str], tuple[str, ...]]]]:
         """Frameworks to choose from: those above, or the one that is given, which takes everything."""
         if "framework" not in self.limits.fixed:
             return [(name, FAMILIES[name]) for name in self.limits.among("framework", FAMILIES)]
@@ -275,10 +276,10 @@ class Space:
         plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq, framework=framework)
         for schedule in SCHEDULES if mesh.pp > 1 else ("",):
             per_stage = self.model.layers // mesh.pp
-            chunks = [v for v in divisors(per_stage) if v > 1] if schedule in ("interleaved", "looped-bfs") else [1]
+            chunks = [v for v in divisors(per_stage) if v > 1] if orders.get(schedule).chunked else [1]
             for vpp in chunks:
                 choice = {"schedule": schedule, "vpp": vpp}
-                whole = mesh.pp * chunks_per_rank(schedule, vpp) <= self.model.layers
+                whole = mesh.pp * orders.get(schedule).chunks_per_rank(vpp) <= self.model.layers
                 if whole and self.limits.keep(choice) and not any(problems(_with(plan, choice), plan.ranks, self.model)):
                     yield choice
 

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.cost.curves import Curves, curves_for
 from paceline.plan.pieces import piece_s, recomputed_s
 from paceline.plan.space import Block, Choice
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange
-from paceline.sim.schedules import V_SHAPED
-from paceline.spec import framework as frameworks
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.transformer import Transformer
 
@@ -160,7 +160,7 @@ class Table:
         """Collectives and update of an order and a state; they do not depend on the micro-batch."""
         rows = self.rows(block, order)
         key = (block.cluster.name, block.mesh, block.common["precision"], block.common["framework"], self._kinds[rows], rows[0].chunks,
-               order["schedule"] in V_SHAPED, *(state.get(name) for name in ("sharding", "shard", "reshard", "offload")))
+               schedules.get(order["schedule"]).v_shaped, *(state.get(name) for name in ("sharding", "shard", "reshard", "offload")))
         if key not in self._states:
             self._states[key] = self._state(self.at(block, order, state), rows)
         return self._states[key]
@@ -218,7 +218,7 @@ class Table:
             found: dict[Any, tuple[Row, int]] = {}
             for rank, mine in enumerate(step.chunks()):
                 row = Row(sum(count for _, count in mine), len(mine), *step.ends(rank), 0, 0)
-                found.setdefault((row, rank if order["schedule"] in V_SHAPED else -1), (row, rank))
+                found.setdefault((row, rank if schedules.get(order["schedule"]).v_shaped else -1), (row, rank))
             return tuple(found.values())
 
         return self.once(key, find)

@@ -15,16 +15,20 @@ from functools import cached_property
 import numpy as np
 
 from paceline.cost import memory as memory_model
+from paceline.predict.interval import CAPTURED_MEMORY, bounded
+from paceline.predict.memory import in_flight
 from paceline.predict.parallel import BUBBLE, GATHER, REDUCE, SHARDED, TRANSFERS, Array, Ranks
 from paceline.predict.rounds import enough, folded
 from paceline.sim import engine
 from paceline.sim.cuts import Place, backward_places, balanced, places
 from paceline.sim.program import Builder, Label, Program
-from paceline.sim.schedules import SPLIT, Action, actions, chunks_of, chunks_per_rank, in_order, rank_of, sources
+from paceline.sim.schedules import actions, in_order, sources
 from paceline.sim.timeline import Timeline, task_span
+from paceline.spec import schedules
 from paceline.spec.cluster import Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Memory, Stage
+from paceline.spec.schedules import Action
 
 #: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights: two products of equal size
 WEIGHT_SHARE = 0.5
@@ -61,7 +65,7 @@ class Pipeline(Ranks):
     @property
     def each(self) -> int:
         """Chunks of one stage."""
-        return chunks_per_rank(self.plan.schedule, self.plan.vpp)
+        return schedules.get(self.plan.schedule).chunks_per_rank(self.plan.vpp)
 
     @cached_property
     def chunks(self) -> list[Chunk]:
@@ -109,7 +113,7 @@ class Pipeline(Ranks):
 
     def held(self, rank: int) -> list[Chunk]:
         """The chunks of a stage."""
-        return [self.chunks[c] for c in chunks_of(self.plan.schedule, rank, self.plan.pp, self.each)]
+        return [self.chunks[c] for c in schedules.get(self.plan.schedule).chunks_of(rank, self.plan.pp, self.each)]
 
     # -- the program -------------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class Pipeline(Ranks):
         """Takes an activation, or its gradient, to the stage of the next pass; returns what that has to wait for."""
         p = self.plan
         target = action.chunk + (1 if action.kind == "F" else -1)
-        if not 0 <= target < len(self.chunks) or (owner := rank_of(p.schedule, target, p.pp)) == rank:
+        if not 0 <= target < len(self.chunks) or (owner := schedules.get(p.schedule).rank_of(target, p.pp)) == rank:
             return after
         label = self._collective("send_recv", self.chunks[min(action.chunk, target)].sends, "pp", TRANSFERS)
         way = "forward" if action.kind == "F" else "backward"
@@ -223,15 +227,22 @@ class Pipeline(Ranks):
             more = {"parameters": (1 + min(p.prefetch, len(mine) - 1)) * largest * self.gathered_share, "gradients": largest}
         elif p.sharding != "none" and self.style.copies:
             more = {"gradients": sum(chunk.gradient_bytes for chunk in mine)}
-        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1)
+        found = memory_model.memory(
+            self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1,
+        )
+        return bounded(found, CAPTURED_MEMORY)
 
     def in_flight(self, rank: int) -> float:
         """The most of a micro-batch's activations that a stage holds at once, in whole micro-batches."""
         p, live, most = self.plan, 0.0, 0.0
-        if p.schedule in ("gpipe", "looped-bfs"):  # all of them, before the first goes back
+        schedule = schedules.get(p.schedule)
+        whole = in_flight(p.schedule, rank, p.pp, p.micro_batches, p.vpp)
+        few = in_flight(p.schedule, rank, p.pp, enough(p), p.vpp)
+        if whole == p.micro_batches:  # before the first goes back
             return p.micro_batches * sum(chunk.activations for chunk in self.held(rank))
-        for chunk, kind, _ in actions(p.schedule, rank, p.pp, min(p.micro_batches, enough(p)), p.vpp):
-            last = "W" if p.schedule in SPLIT and kind != "B" else "B"
+        count = p.micro_batches if whole > few else min(p.micro_batches, enough(p))
+        for chunk, kind, _ in actions(p.schedule, rank, p.pp, count, p.vpp):
+            last = "W" if schedule.splits and kind != "B" else "B"
             live += self.chunks[chunk].activations * {"F": 1.0, last: -1.0}.get(kind, 0.0)
             most = max(most, live)
         return most
@@ -262,7 +273,7 @@ class Pipeline(Ranks):
         parts = folded(self.plan, self.at)
         stages = []
         for rank in range(self.plan.pp):
-            mine = chunks_of(self.plan.schedule, rank, self.plan.pp, self.each)
+            mine = schedules.get(self.plan.schedule).chunks_of(rank, self.plan.pp, self.each)
             forward, backward = (sum(self.labels[c, kind].seconds for c in mine) for kind in "FB")
             layers = sum(self.chunks[c].parts for c in mine)
             stages.append(Stage(layers=layers, forward_s=forward, backward_s=backward, memory=self.stage_memory(rank)))

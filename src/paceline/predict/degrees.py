@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paceline.errors import PlanError
 from paceline.sim.cuts import places
-from paceline.sim.schedules import chunks_per_rank
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors, fewest_micro_batches, problems
 from paceline.spec.workload import Workload
@@ -32,7 +32,7 @@ def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     return replace(
         plan, dp=dp, tp=1, cp=1, ep=1, mbs=workload.batch, gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1), seq=workload.seq or 0,
         shard=shard, sharding="none" if dp == 1 and plan.sharding != "hsdp" else plan.sharding if plan.sharding != "none" else "ddp",
-        schedule=schedule, vpp=1 if schedule in ("zb-v", "dualpipev") and plan.vpp == 2 else plan.vpp,
+        schedule=schedule, vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,
         recompute="full" if workload.options.get("checkpointing") else "none", offload="none", adapters=False, precision=workload.precision,
     )
 
@@ -56,7 +56,7 @@ def _fixed(plan: Plan, workload: Workload) -> Iterator[str]:
 
 def _cuts(plan: Plan, workload: Workload) -> Iterator[str]:
     """Whether a module can be cut into the chunks of a pipeline."""
-    each = chunks_per_rank(plan.schedule, plan.vpp)
+    each = schedules.get(plan.schedule).chunks_per_rank(plan.vpp)
     if plan.pp > 1 and (most := len(places(workload)) + 1) < plan.pp * each:
         yield f"pp {plan.pp} x {each} chunks = {plan.pp * each}, but {workload.name} can be cut into {most} at most (where one activation passes)"
 
@@ -64,14 +64,14 @@ def _cuts(plan: Plan, workload: Workload) -> Iterator[str]:
 def _nearest(given: Plan, filled: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The feasible plan with the closest pipeline degree and chunks, then the closest batch."""
     devices, most = cluster.device_count, len(places(workload)) + 1 if filled.pp > 1 else 1
-    schedules = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
+    tried = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
     for pp in sorted((d for d in divisors(devices) if d <= most), key=lambda d: (abs(math.log(d / filled.pp)), d)):
-        for schedule, vpp in schedules if pp > 1 else (("", 1),):
+        for schedule, vpp in tried if pp > 1 else (("", 1),):
             dp = devices // pp
             plan = replace(
                 filled, dp=dp, pp=pp, schedule=schedule, vpp=vpp, shard=math.gcd(dp, filled.shard) if filled.sharding == "hsdp" else 0,
                 sharding="none" if dp == 1 else given.sharding if given.sharding != "none" else "ddp")
-            whole = dp * filled.mbs * (pp if schedule in ("interleaved", "zb-h1") else 1)
+            whole = dp * filled.mbs * (pp if schedules.get(schedule).equal_rounds else 1)
             least = -(-fewest_micro_batches(plan) * dp * filled.mbs // whole)
             plan = replace(plan, gbs=max(least, round(filled.gbs / whole), 1) * whole)
             if not [*problems(plan, devices, None), *_cuts(plan, workload)]:

@@ -10,10 +10,10 @@ A layer's time and what a rank holds are in `predict/layer.py`, gradients and pa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.catalog import frameworks
 from paceline.cost import money
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
@@ -23,13 +23,13 @@ from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
-from paceline.predict.interval import Errors, around, device_sigma
+from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
 from paceline.predict.layer import NOTHING, Held
-from paceline.predict.step import errors_for, power_evidence
+from paceline.predict.step import power_evidence
 from paceline.predict.stragglers import straggling
-from paceline.sim.schedules import V_SHAPED, bubble_s, chunks_per_rank, span_s
+from paceline.sim.schedules import bubble_s, span_s
 from paceline.sim.timeline import Timeline
-from paceline.spec import framework as frameworks
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -42,16 +42,16 @@ TITLES = {"tp": "tensor-parallel collectives", "cp": "context-parallel exchange"
 
 
 def predict(
-    model: Transformer, cluster: Cluster, plan: Plan, *, errors: Errors | None = None, framework: Framework | None = None,
+    model: Transformer, cluster: Cluster, plan: Plan, *, framework: Framework | None = None, host_speed: float = 1.0,
     curves: Curves | None = None,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage."""
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
-        from paceline.predict import relaxed  # it builds on this module
+        from paceline import sync  # it builds on this module
 
-        return relaxed.transformer(step, errors, simulate=False)
-    return step.prediction(errors)
+        return sync.transformer(step, simulate=False)
+    return step.prediction()
 
 
 def default_framework(plan: Plan, device: Device) -> str:
@@ -66,15 +66,20 @@ class Step(Gradients):
     """A resolved plan on a cluster, with everything timed that it is made of."""
 
     @staticmethod
-    def of(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None) -> Step:
-        style = framework or frameworks.get(plan.framework or default_framework(plan, cluster.device))
+    def of(
+        model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None, curves: Curves | None,
+        host_speed: float = 1.0,
+    ) -> Step:
+        usual = frameworks.running(plan.framework or default_framework(plan, cluster.device), "transformers")
+        style = (framework or usual).sped_up(host_speed)
         if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
             raise PlanError(f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them")
         shape = Step.shape_of(model, plan, style)
         found, target = blocks(shape), chip(cluster.device)
         constants = curves or curves_for(cluster.device)
         pieces, costs = piece_times(found, cluster.device, target, constants)
-        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs)
+        named = framework is not None or bool(plan.framework)
+        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs, named)
 
     @staticmethod
     def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
@@ -132,7 +137,7 @@ class Step(Gradients):
                 for seconds in (0.0, hop))
             bubble, transfers = alone - p.micro_batches * slowest, sent - alone
         else:
-            each = chunks_per_rank(p.schedule, p.vpp)
+            each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
             others, last = [stage for stage in stages if not stage.last], next(stage for stage in stages if stage.last)
             forward, backward, weight = (
                 sum(getattr(stage, name) for stage in others) / len(others) / each for name in ("forward_s", "backward_s", "weight_s"))
@@ -144,16 +149,16 @@ class Step(Gradients):
 
     def memory(self, stage: Held, index: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
-        return memory.stage_memory(self, stage, index)
+        return bounded(memory.stage_memory(self, stage, index), COUNTED_MEMORY)
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def prediction(self, errors: Errors | None) -> DistributedPrediction:
+    def prediction(self) -> DistributedPrediction:
         p = self.plan
         stages = self.stages()
         steady, bubble, transfers = self.pipeline(stages)
         reduce_s, gather_s = self.data_parallel(stages)
-        if p.schedule in V_SHAPED and self.replicated and self.framework.dp_overlap:
+        if schedules.get(p.schedule).v_shaped and self.replicated and self.framework.dp_overlap:
             reduce_s -= min(bubble, reduce_s) / 2  # of a rank's two chunks one is done long before the other; its gradients fill the bubble
         update = self.optimizer(stages)
         slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)
@@ -172,18 +177,19 @@ class Step(Gradients):
         parts |= {"pipeline bubble": bubble, "pipeline transfers": transfers, "gradient reduction": reduce_s, "optimizer": update}
         parts["parameter gathers"] += gather_s
         parts["host"] += self.framework.step_s
-        return self.answer(parts, stages, bubble, steady, errors)
+        return self.answer(parts, stages, bubble, steady)
 
     def answer(
-        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float, errors: Errors | None,
+        self, parts: dict[str, float], stages: Sequence[StageTime], bubble: float, steady: float,
         timeline: Timeline | None = None,
     ) -> DistributedPrediction:
         """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady` seconds of computation."""
         p, m, device = self.plan, self.model, self.cluster.device
+        parts = self.way.finish(self, parts, stages)
         parts["stragglers"] = steady * self.straggling
         step = sum(parts.values())
         exposed = sum(parts.get(t, 0.0) for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction"))
-        low, high = around(step, self.sigma(step, exposed, bubble, errors or errors_for(device, self.curves)))
+        low, high = around(step, self.sigma(step, exposed, bubble))
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq, trained=not p.adapters)
         peak = self.chip.peaks[p.precision] * p.ranks
@@ -198,8 +204,8 @@ class Step(Gradients):
             hfu=(flops + recomputed) / step / peak, flops=flops, parameters=m.parameters, micro_batches=p.micro_batches, exposed_s=exposed,
             bubble_s=bubble, bound_by=_bound(parts, exposed, bubble), breakdown=_breakdown(parts, step), stages=shown,
             fit=remedy.fit(self, fullest),
-            provenance=tuple(self.provenance(device)), energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
-            price=money.basis(device),
+            provenance=(*self.provenance(device), *self.way.size_evidence(parts)),
+            energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None, price=money.basis(device),
             cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None, timeline=timeline,
         )
 
@@ -208,17 +214,23 @@ class Step(Gradients):
         """By what share of its computation a step is longer because all wait for the slowest rank."""
         return straggling(self.cluster)
 
-    def sigma(self, step: float, exposed: float, bubble: float, errors: Errors) -> float:
+    @property
+    def errors(self) -> Errors:
+        """The spreads that concern this step."""
+        return transformer_errors(
+            self.cluster.device, self.curves, self.framework, named=self.named, precision=self.plan.precision,
+            experts=bool(self.model.experts),
+        )
+
+    def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
         spent = self.found.packed.groups.total(self.costs.seconds)
         total = sum(spent.values()) or 1.0
         shares = {group: seconds / total for group, seconds in spent.items()}
         limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
-        operators = math.hypot(device_sigma(shares, errors), limit)
         groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
-        share = exposed / step
-        return math.hypot((1 - share) * operators, share * network, 0.3 * bubble / step)
+        return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
 
     def provenance(self, device: Device) -> Iterator[Evidence]:
         for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
@@ -229,7 +241,8 @@ class Step(Gradients):
                 yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
         yield Evidence(what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0)
         yield from power_evidence(device)
-        yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind="derived", source="the framework's code")
+        yield Evidence(what=f"kernels and overlap of {self.framework.title}", kind=self.framework.kind, source=self.framework.source)
+        yield from self.errors.evidence()
 
 
 def _hidden(communication: float, compute: float, layers: int, contention: float) -> float:

@@ -12,7 +12,7 @@ from paceline.cost.pack import Packed, pack_ops
 from paceline.cost.transformer import adam_ops
 from paceline.predict.layer import Held, Layer, Pass
 from paceline.sim.program import buckets
-from paceline.sim.schedules import SPLIT, V_SHAPED, chunks_per_rank
+from paceline.spec import schedules
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.workload import ITEMSIZE
@@ -103,7 +103,8 @@ class Gradients(Layer):
         the embedding, does not hide, nor does the first that a forward pass needs.
         """
         p, slow = self.plan, self.framework.contention
-        each, split = chunks_per_rank(p.schedule, p.vpp), p.schedule in SPLIT
+        schedule = schedules.get(p.schedule)
+        each, split = schedule.chunks_per_rank(p.vpp), schedule.splits
         many = 1 + (each - 1) * p.pp  # passes through one chunk from when another's gradients are complete
         reduce_s = gather_s = late = 0.0
         for i in reversed(range(len(stages))):
@@ -206,6 +207,10 @@ class Gradients(Layer):
 
     def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
         """What reduces the gradients of so many parameters, and gathers them after the update."""
+        return self.way.exchanges(self, dense, experts)  # type: ignore[arg-type]
+
+    def usual_exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
+        """The same where gradients are averaged in full."""
         low = ITEMSIZE[self.shape.dtype]
         zero = self.plan.sharding in ("zero1", "zero2")
         counts = [(axis, count) for axis, count in (("dp", dense), ("expert-dp", experts)) if count]
@@ -223,7 +228,7 @@ class Gradients(Layer):
     def tied(self) -> list[Exchange]:
         """What keeps the two copies of an embedding equal that both ends of a pipeline hold."""
         p, m = self.plan, self.model
-        if not (m.tied and p.pp > 1 and self.framework.tied_allreduce and p.schedule not in V_SHAPED) or p.adapters:
+        if not (m.tied and p.pp > 1 and self.framework.tied_allreduce and not schedules.get(p.schedule).v_shaped) or p.adapters:
             return []
         return [("all_reduce", m.vocab * m.hidden / p.tp * self.gradient_bytes, "ends")]
 

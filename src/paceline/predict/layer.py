@@ -17,19 +17,17 @@ from numpy.typing import NDArray
 from paceline.cost.chip import Chip
 from paceline.cost.collectives import collective_s
 from paceline.cost.curves import Curves
+from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
 from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, saved_bytes
-from paceline.sim.schedules import V_SHAPED, chunks_of, chunks_per_rank
+from paceline.predict.way import USUAL, Way
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, stage_layers
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import ITEMSIZE
 
-#: bytes per second to the host's memory where a device does not say: PCI Express 3.0, x16
-HOST_BPS = 15.75e9
-#: of that, for each device while all of a node copy: two share an uplink, and reach 80 % of it
-HOST_SHARE = 0.4
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
 
@@ -105,6 +103,9 @@ class Layer:
     found: Blocks
     pieces: Mapping[str, PieceTime]
     costs: OpTimes
+    #: the user named the framework, rather than taking what is usual
+    named: bool = False
+    way: Way = USUAL
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class Layer:
     @property
     def host_Bps(self) -> float:  # noqa: N802
         """Bytes per second between a device and its host's memory while all devices of a node copy."""
-        return HOST_SHARE * (self.cluster.device.host_bandwidth_Bps or HOST_BPS)
+        return link_rate(self.cluster.device, self.cluster.node_devices)
 
     @property
     def copying_s(self) -> float:
@@ -236,8 +237,9 @@ class Layer:
     def chunks(self) -> list[tuple[tuple[int, int], ...]]:
         """The chunks of each rank of the pipeline, as (number along the model, layers)."""
         p = self.plan
-        each = chunks_per_rank(p.schedule, p.vpp)
-        held = [chunks_of(p.schedule, rank, p.pp, each) for rank in range(p.pp)]
+        schedule = schedules.get(p.schedule)
+        each = schedule.chunks_per_rank(p.vpp)
+        held = [schedule.chunks_of(rank, p.pp, each) for rank in range(p.pp)]
         whole, total = self.model.layers, p.pp * each
         if whole % total and (whole + 2) % total == 0 and total > 1:  # one layer fewer beside the embedding and beside the head
             return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
@@ -246,7 +248,7 @@ class Layer:
 
     def ends(self, rank: int) -> tuple[bool, bool]:
         """Whether a rank of the pipeline holds the embedding, and the head."""
-        return rank == 0, rank == (0 if self.plan.schedule in V_SHAPED else self.plan.pp - 1)
+        return rank == 0, rank == (0 if schedules.get(self.plan.schedule).v_shaped else self.plan.pp - 1)
 
     def held(self) -> list[Layers]:
         """What each stage of the pipeline holds, in order."""
@@ -282,4 +284,5 @@ class Layer:
     @property
     def replicated(self) -> bool:
         """Whether whole gradients are reduced once per step."""
-        return self.plan.dp * self.plan.cp > 1 and not self.sharded and not self.plan.adapters
+        several = self.plan.dp * self.plan.cp > 1
+        return several and not self.sharded and not self.plan.adapters and self.way.averages(self)  # type: ignore[arg-type]

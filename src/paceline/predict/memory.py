@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
-from paceline.sim.schedules import actions, chunks_per_rank
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Memory
@@ -232,21 +232,21 @@ def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int =
     """
     if pp == 1:
         return 1.0
-    if schedule in ("gpipe", "looped-bfs"):
-        return float(micro_batches)
-    if schedule in ("1f1b", "zb-h1"):  # as many weight gradients are put off as there are ranks before this one
-        return float(min(micro_batches, pp - (index if schedule == "1f1b" else 0)))
-    if schedule == "interleaved":
-        round_ = micro_batches // max(1, micro_batches // pp)
-        return min(micro_batches, ((vpp - 1) * round_ + 2 * (pp - 1 - index) + 1) / vpp)
-    return _walked(schedule, index, pp, min(micro_batches, 4 * pp), vpp)
+    order = schedules.get(schedule)
+    known = order.in_flight(index, pp, micro_batches, vpp)
+    if known is not None:
+        return known
+    few = min(micro_batches, 4 * pp)
+    found = _walked(order, index, pp, few, vpp)
+    steady = few == micro_batches or found == _walked(order, index, pp, min(micro_batches, 2 * few), vpp)
+    return found if steady else _walked(order, index, pp, micro_batches, vpp)
 
 
 @lru_cache(maxsize=65536)
-def _walked(schedule: str, index: int, pp: int, micro_batches: int, vpp: int) -> float:
-    """The same, counted along a rank's actions."""
+def _walked(schedule: schedules.Schedule, index: int, pp: int, micro_batches: int, vpp: int) -> float:
+    """`in_flight`, counted along a rank's actions."""
     live = most = 0
-    for action in actions(schedule, index, pp, micro_batches, vpp):
+    for action in schedule.actions(index, pp, micro_batches, vpp):
         live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         most = max(most, live)
-    return most / chunks_per_rank(schedule, vpp)
+    return most / schedule.chunks_per_rank(vpp)

@@ -23,17 +23,19 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
 from paceline.cost import money
 from paceline.cost.collectives import collective_s, sigma
+from paceline.cost.host_link import LINK_SHARE, SUM_BPS, link_rate
 from paceline.predict.degrees import resolve as resolve
-from paceline.predict.interval import around
+from paceline.predict.interval import CAPTURED_MEMORY, around, bounded
 from paceline.predict.step import Conditions, Timed, as_run
 from paceline.predict.stragglers import slowest_of as slowest_of
 from paceline.predict.stragglers import straggling
+from paceline.predict.way import USUAL, Way
 from paceline.sim.overlap import Overlapped, Transfer, steady
 from paceline.sim.timeline import Span, Timeline, kernel
-from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
@@ -41,38 +43,35 @@ from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import ITEMSIZE, Parameter, Segment, Workload
 
 Array = NDArray[np.float64]
+#: a collective that is still to be timed: operation, bytes, mesh axis
+Exchange = tuple[str, float, str]
 
 SHARDED = ("fsdp", "hsdp")
 REDUCE, GATHER, TRANSFERS, BUBBLE = "gradient reduction", "parameter gathers", "pipeline transfers", "pipeline bubble"
 #: accumulated micro-batches that a trace shows at most: they are alike
 MOST_TRACED = 3
-#: B/s of PCI Express to the host where a device's file does not say, and the share of it that copies reach
-HOST_BPS, HOST_SHARE = 15.75e9, 0.75
-#: devices that share one such link: two behind a switch, as in every server of eight
-HOST_SHARED_BY = 2
 #: networks of machines whose cores send by MPI
 SUPERCOMPUTERS = ("aries", "slingshot", "omnipath")
-#: B/s at which the cores of a host add gradients up
-HOST_SUM_BPS = 20e9
 
 
 def predict(
-    workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions = Conditions(),  # noqa: B008
-    synchronisation: Synchronisation | None = None, trace: bool = False,
+    workload: Workload, cluster: Cluster, plan: Plan, *, conditions: Conditions | None = None, trace: bool = False,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of a rank of each stage; with `trace`, the timeline too."""
     if cluster.mix:  # all wait for the slowest
         kinds = [replace(cluster, device=device, mix=()) for device in (cluster.device, *(device for device, _ in cluster.mix))]
-        found = [predict(workload, each, plan, conditions=conditions, synchronisation=synchronisation, trace=trace) for each in kinds]
+        found = [predict(workload, each, plan, conditions=conditions, trace=trace) for each in kinds]
         return max(found, key=lambda prediction: prediction.step_s)
     workload = as_run(workload, cluster.device)
     plan = resolve(plan, workload, cluster)
+    if conditions is None:
+        conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
     if not plan.relax.plain:
-        from paceline.predict import relaxed  # it builds on this module
+        from paceline import sync  # it builds on this module
 
-        return relaxed.captured(workload, cluster, plan, conditions, synchronisation, trace)
-    style = synchronisation or synchronisations.get(plan.framework or "ddp")
-    kind: type[_Ranks] = _Ranks
+        return sync.captured(workload, cluster, plan, conditions, trace)
+    style = conditions.synchronisation
+    kind: type[Ranks] = Ranks
     if plan.pp > 1:
         from paceline.predict.blocks import Pipeline  # it builds on this module
 
@@ -239,7 +238,7 @@ def buckets(sizes: Sequence[float], cap: float, first: float = math.inf, spans: 
 
 
 @dataclass(frozen=True)
-class _Ranks:
+class Ranks:
     """A workload on the ranks of a resolved plan."""
 
     workload: Workload
@@ -247,6 +246,7 @@ class _Ranks:
     plan: Plan
     style: Synchronisation
     timed: Timed
+    way: Way = USUAL
 
     @cached_property
     def layout(self) -> Layout:
@@ -264,7 +264,9 @@ class _Ranks:
         return {"none": 1, "ddp": 1, "hsdp": self.plan.shard}.get(self.plan.sharding, self.plan.dp)
 
     def group(self, axis: str) -> Group:
-        size, stride = {"dp": (self.plan.dp, 1), "shard": (self.shards, 1), "replicas": (self.plan.dp // self.shards, self.shards)}[axis]
+        if axis == "dp":
+            return self.way.replicas(self)
+        size, stride = {"shard": (self.shards, 1), "replicas": (self.plan.dp // self.shards, self.shards)}[axis]
         return self.cluster.group(size, stride)
 
     def send(self, op: str, size: float, axis: str = "dp") -> float:
@@ -272,23 +274,36 @@ class _Ranks:
         group = self.group(axis)
         return collective_s(op, size, group, self.cluster, self.library) if group.size > 1 and size > 0 else 0.0
 
+    def total(self, exchanges: Sequence[Exchange]) -> float:
+        """Seconds of collectives one after another."""
+        return sum(self.send(*exchange) for exchange in exchanges)
+
+    def transfer(self, name: str, exchanges: Sequence[Exchange], release: int, needed: int) -> Transfer:
+        """Collectives one after another as a transfer beside the operators."""
+        return self.part(name, exchanges, self.total(exchanges), release, needed)
+
+    def part(self, name: str, exchanges: Sequence[Exchange], seconds: float, release: int, needed: int) -> Transfer:
+        """A transfer of so many seconds, such as a part of what its collectives take."""
+        sent = tuple((op, float(size), axis) for op, size, axis in exchanges if size > 0 and self.group(axis).size > 1)
+        return Transfer(name, seconds, release, needed, sent)
+
     def host_s(self, size: float) -> float:
         """Seconds in which every device of a node copies so many bytes to the host or back, and nodes exchange their parts."""
         here = min(self.plan.dp, self.cluster.node_devices)
-        link = (self.cluster.device.host_bandwidth_Bps or HOST_BPS) * HOST_SHARE / min(here, HOST_SHARED_BY)
         nodes = self.plan.dp // here
-        return size / link + (self.between_s(size, nodes) if nodes > 1 else 0.0)
+        return size / link_rate(self.cluster.device, here) + (self.between_s(size, nodes) if nodes > 1 else 0.0)
 
     def between_s(self, size: float, nodes: int) -> float:
         """Seconds of one way between servers that are spread over the nodes."""
         network = next(tier for tier in reversed(self.cluster.tiers) if tier.network)
-        return size * (nodes - 1) / nodes / (HOST_SHARE * (network.node_bandwidth_Bps or network.bandwidth_Bps * self.cluster.node_devices))
+        return size * (nodes - 1) / nodes / (LINK_SHARE * (network.node_bandwidth_Bps or network.bandwidth_Bps * self.cluster.node_devices))
 
     # -- transfers ---------------------------------------------------------------------------------
 
     def wire(self, parameter: Parameter) -> float:
         """Bytes of a gradient as it is sent."""
-        return parameter.numel * min(self.style.wire_bytes or math.inf, ITEMSIZE[parameter.dtype])
+        half = self.style.half_when_mixed and self.workload.precision.startswith("amp")
+        return parameter.numel * min(2 if half else math.inf, ITEMSIZE[parameter.dtype])
 
     def gradient_buckets(self) -> list[tuple[float, int, int]]:
         """Bytes of each bucket, after which operator its last gradient is ready, and before which the first of its parameters is needed."""
@@ -308,36 +323,53 @@ class _Ranks:
 
     def transfers(self) -> list[Transfer]:
         """What the last micro-batch of a step communicates."""
+        return self.way.transfers(self)
+
+    def usual_transfers(self) -> list[Transfer]:
+        """The same where gradients are averaged in full, as the plan's sharding says."""
         if self.plan.sharding == "none":
             return []
-        update = self.layout.update
         if self.plan.sharding in SHARDED:
-            return list(self.unit_transfers())
+            return [*self._gathered_units(), *self._scattered_units()]
         found = self.gradient_buckets()
         if self.style.server:
-            here = min(self.plan.dp, self.cluster.node_devices)
-            up = [Transfer(REDUCE, self.host_s(size) + here * size / HOST_SUM_BPS, place, update) for size, place, _ in found]
-            down = sorted((needed, size) for size, _, needed in found)
-            return [Transfer(GATHER, self.host_s(size), 0, needed) for needed, size in down] + up
+            return self._served(found)
+        update = self.layout.update
         if self.plan.sharding == "ddp":
-            return [Transfer(REDUCE, self.send("all_reduce", size), place, update, "all_reduce") for size, place, _ in found]
-        gathers = [Transfer(GATHER, self.send("all_gather", size), 0, 0, "all_gather") for size, _, _ in found]
-        return gathers + [Transfer(REDUCE, self.send("reduce_scatter", size), place, update, "reduce_scatter") for size, place, _ in found]
+            return [self.transfer(REDUCE, [("all_reduce", size, "dp")], place, update) for size, place, _ in found]
+        gathers = [self.transfer(GATHER, [("all_gather", size, "dp")], 0, 0) for size, _, _ in found]
+        return gathers + [self.transfer(REDUCE, [("reduce_scatter", size, "dp")], place, update) for size, place, _ in found]
 
-    def unit_transfers(self) -> Iterator[Transfer]:
-        """Gathers ahead of each unit, forward and (where parameters were dropped) backward; gradients scattered behind it."""
-        units, ahead, low = self.layout.units, self.plan.prefetch, self.gathered_share
-        root, blocks = units[0], units[1:]
-        yield Transfer(GATHER, self.send("all_gather", root.bytes * low, "shard"), 0, 0, "all_gather")
-        passes = [("forward", blocks)] + ([("backward", sorted(blocks, key=lambda unit: unit.backward))] if self.plan.reshard else [])
-        for phase, row in passes:
-            spans = [unit.forward if phase == "forward" else unit.backward for unit in row]
-            for i, unit in enumerate(row):
-                release = spans[max(0, i - ahead)][0] if ahead else spans[i][0]
-                yield Transfer(GATHER, self.send("all_gather", unit.bytes * low, "shard"), release, spans[i][0], "all_gather")
-        for unit in units:
-            seconds = self.send("reduce_scatter", unit.bytes, "shard") + self.send("all_reduce", unit.bytes / self.shards, "replicas")
-            yield Transfer(REDUCE, seconds, unit.backward[1], self.layout.update, "reduce_scatter")
+    def _served(self, found: Sequence[tuple[float, int, int]]) -> list[Transfer]:
+        """Parameters from the host as the forward pass needs them, gradients to it as they become ready."""
+        here, update = min(self.plan.dp, self.cluster.node_devices), self.layout.update
+        up = [Transfer(REDUCE, self.host_s(size) + here * size / SUM_BPS, place, update) for size, place, _ in found]
+        down = sorted((needed, size) for size, _, needed in found)
+        return [Transfer(GATHER, self.host_s(size), 0, needed) for needed, size in down] + up
+
+    def _gathered_units(self) -> Iterator[Transfer]:
+        """Gathers ahead of each unit, forward and, where parameters were dropped, backward."""
+        root, *blocks = self.layout.units
+        yield self._gather_unit(root, 0, 0)
+        yield from self._ahead(blocks, [unit.forward for unit in blocks])
+        if self.plan.reshard:
+            back = sorted(blocks, key=lambda unit: unit.backward)
+            yield from self._ahead(back, [unit.backward for unit in back])
+
+    def _ahead(self, units: Sequence[Unit], spans: Sequence[tuple[int, int]]) -> Iterator[Transfer]:
+        """Units in the order in which they run, each gathered as many units ahead as the plan says."""
+        ahead = self.plan.prefetch
+        for i, unit in enumerate(units):
+            yield self._gather_unit(unit, spans[max(0, i - ahead)][0] if ahead else spans[i][0], spans[i][0])
+
+    def _gather_unit(self, unit: Unit, release: int, needed: int) -> Transfer:
+        return self.transfer(GATHER, [("all_gather", unit.bytes * self.gathered_share, "shard")], release, needed)
+
+    def _scattered_units(self) -> Iterator[Transfer]:
+        """Gradients scattered behind each unit, and reduced over the copies."""
+        for unit in self.layout.units:
+            sent = [("reduce_scatter", float(unit.bytes), "shard"), ("all_reduce", unit.bytes / self.shards, "replicas")]
+            yield self.transfer(REDUCE, sent, unit.backward[1], self.layout.update)
 
     @property
     def gathered_share(self) -> float:
@@ -363,7 +395,7 @@ class _Ranks:
         if self.plan.micro_batches > 1:  # each backward pass adds to what is there: two reads and a write
             held = 1 / self.shards if self.plan.sharding in ("zero2", *SHARDED) else 1.0
             device[update - 1] += 3 * held * self.gradient_bytes / self.timed.chip.bandwidth
-        return issue, device
+        return issue, self.way.durations(self, device)
 
     @property
     def gradient_bytes(self) -> int:
@@ -402,7 +434,11 @@ class _Ranks:
         if self.style.server and kind != "none":
             held["optimizer"] = 0.0
         several = self.plan.micro_batches > 1
-        return memory_model.memory(self.workload, self.cluster.device, held=held, more=more, inside=inside, accumulated=several)
+        found = memory_model.memory(
+            self.workload, self.cluster.device, held=held, more=more, inside=inside, accumulated=several,
+        )
+        kept = self.way.state_bytes * sum(p.numel for p in self.workload.parameters if p.ready >= 0)
+        return bounded(memory_model.with_more(found, kept), CAPTURED_MEMORY)
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -435,7 +471,7 @@ class _Ranks:
             parameters=workload.parameter_count, micro_batches=plan.micro_batches, exposed_s=exposed, bubble_s=parts.get(BUBBLE, 0.0),
             bound_by=_bound(parts), breakdown=_breakdown(parts, step), stages=stages, fit=memory_model.fit(workload, fullest),
             provenance=tuple(self.provenance()), energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
-            price=money.basis(device),
+            accuracy=self.way.accuracy, price=money.basis(device),
             cost_per_unit=device.price_per_s * step * plan.ranks / done if device.price_per_s else None,
         )
 
@@ -484,10 +520,7 @@ class _Ranks:
         if self.plan.dp > 1:
             how = "gathers and overlap of PyTorch FSDP" if self.plan.sharding in SHARDED else f"buckets and overlap of {self.style.title}"
             yield Evidence(what=how, kind="derived", source="the framework's code")
-
-
-#: for `predict.relaxed`, whose ranks communicate in other ways
-Ranks = _Ranks
+        yield from self.way.evidence(self)
 
 
 def _flops(workload: Workload, phase: str) -> float:

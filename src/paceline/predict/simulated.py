@@ -24,12 +24,12 @@ from paceline.cost.curves import Curves
 from paceline.cost.transformer import Collective
 from paceline.predict.distributed import TITLES, Step
 from paceline.predict.gradients import Exchange, StageTime
-from paceline.predict.interval import Errors
 from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, Builder, Label, Program, buckets
-from paceline.sim.schedules import actions, chunks_per_rank, in_order, rank_of, sources
+from paceline.sim.schedules import actions, in_order, sources
 from paceline.sim.timeline import Span, Timeline, task_span
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve
@@ -44,16 +44,16 @@ BUBBLE, GATHERS, REDUCTION, TRANSFERS = "pipeline bubble", "parameter gathers", 
 
 
 def predict(
-    model: Transformer, cluster: Cluster, plan: Plan, *, errors: Errors | None = None, framework: Framework | None = None,
+    model: Transformer, cluster: Cluster, plan: Plan, *, framework: Framework | None = None, host_speed: float = 1.0,
     curves: Curves | None = None, trace: bool = False,
 ) -> DistributedPrediction:
     """Step time with interval, where it goes, and the memory of every stage; with `trace`, the timeline too."""
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves)
+    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
     if not plan.relax.plain:
-        from paceline.predict import relaxed  # it builds on this module
+        from paceline import sync  # it builds on this module
 
-        return relaxed.transformer(step, errors, simulate=True, trace=trace)
-    return Simulation(step).prediction(errors, trace)
+        return sync.transformer(step, simulate=True, trace=trace)
+    return Simulation(step).prediction(trace)
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Simulation:
     @cached_property
     def _last_chunk(self) -> int:
         p = self.step.plan
-        return p.pp * chunks_per_rank(p.schedule, p.vpp) - 1
+        return p.pp * schedules.get(p.schedule).chunks_per_rank(p.vpp) - 1
 
     def whole(self, chunk: int, layers: int, kind: str) -> Label:
         """A pass through a chunk as one task."""
@@ -292,12 +292,12 @@ class Simulation:
         """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
         p = self.step.plan
         target = chunk + (1 if kind == "F" else -1)
-        if not 0 <= target <= self._last_chunk or rank_of(p.schedule, target, p.pp) == rank:
+        if not 0 <= target <= self._last_chunk or schedules.get(p.schedule).rank_of(target, p.pp) == rank:
             return after
         way = "forward" if kind == "F" else "backward"
         if not self.step.framework.p2p_overlap:
             return self.exchange(builder, builder.stream(rank), self._hop, TRANSFERS, (), crowds=False) or after
-        receiver = builder.stream(rank_of(p.schedule, target, p.pp), f"pp from {chunk} {way}")
+        receiver = builder.stream(schedules.get(p.schedule).rank_of(target, p.pp), f"pp from {chunk} {way}")
         return self.exchange(builder, builder.stream(rank, f"pp {way}"), self._hop, TRANSFERS, after, receiver, crowds=False) or after
 
     def _updated(self, builder: Builder, rank: int, chunks: Sequence[tuple[int, int]]) -> dict[tuple[int, int, str], list[int]]:
@@ -375,11 +375,11 @@ class Simulation:
     def found(self) -> engine.Run:
         return engine.run(self.program, self.step.framework.contention, self.share)
 
-    def prediction(self, errors: Errors | None, trace: bool = False) -> DistributedPrediction:
+    def prediction(self, trace: bool = False) -> DistributedPrediction:
         """The answer, from the point of view of the stage that waits least."""
         parts = self.spent(self.freest()) if trace else folded(self.step.plan, self.at)
         steady = sum(parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", *TITLES.values()))
-        return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, errors, self.timeline() if trace else None)
+        return self.step.answer(parts, self.stages, parts.get(BUBBLE, 0.0), steady, self.timeline() if trace else None)
 
     def spent(self, rank: int) -> dict[str, float]:
         """Where the time of a stage goes."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.capture.fuse import fuse
+from paceline.catalog import frameworks
 from paceline.cost import memory as memory_model
 from paceline.cost import money
 from paceline.cost.chip import Chip, chip
@@ -18,11 +19,14 @@ from paceline.cost.host import HostCurve, default_host, issue_times
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import Packed, pack
 from paceline.cost.power import rule
-from paceline.predict.interval import Errors, around, device_sigma
+from paceline.predict.interval import CAPTURED_MEMORY, Errors, around, bounded, module_errors
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
+from paceline.spec import synchronisation as synchronisations
 from paceline.spec.device import Device
+from paceline.spec.framework import Framework
 from paceline.spec.prediction import Evidence, Part, Prediction
+from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
 
 Array = NDArray[np.float64]
@@ -39,16 +43,19 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What surrounds the step besides model and device: the host, and which curves and errors apply."""
+    """What surrounds the step besides model and device: the framework, how fast its host is, and which curves apply."""
 
+    framework: Framework = field(default_factory=lambda: frameworks.get(frameworks.USUAL))
     host: HostCurve | None = None
-    host_scale: float = 1.0
+    host_speed: float = 1.0
     curves: Curves | None = None
-    errors: Errors | None = None
-    #: where freed memory goes back to the driver before each step: seconds per byte to get it again, and the share of
-    #: the device's memory up to which the driver has enough in store
-    reallocation_s: float = 0.0
-    reallocation_above: float = 0.75
+    #: in place of the framework's way to bring gradients together
+    exchange: Synchronisation | None = None
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        """How gradients are brought together."""
+        return self.exchange or synchronisations.get(self.framework.sync)
 
 
 def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
@@ -59,9 +66,9 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
     if device.kind == "cpu":  # the cores that issue are those that compute
         step_s = float(step.issue.sum() + step.device.sum())
-    found = memory_model.memory(workload, device)
-    if found.peak_bytes > conditions.reallocation_above * device.memory_bytes:
-        step_s += conditions.reallocation_s * found.peak_bytes
+    found = bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
+    if found.peak_bytes > conditions.framework.reallocation_above * device.memory_bytes:
+        step_s += conditions.framework.reallocation_s * found.peak_bytes
     device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
     kernel_low, kernel_high = around(device_s, timed.sigma)
     low, high = around(step_s, timed.step_sigma(step_s))
@@ -99,21 +106,6 @@ def as_run(workload: Workload, device: Device) -> Workload:
     if workload not in _FUSED:
         _FUSED[workload] = fuse(workload)
     return _FUSED[workload]
-
-
-def errors_for(device: Device, curves: Curves) -> Errors:
-    """The errors to expect: least on a device whose own curves were fitted, most on one known by its datasheet only."""
-    if device.kind == "cpu":
-        return Errors(device=0.35)
-    if device.kind == "tpu":  # curves of GPUs, scaled by peaks, bandwidth and lanes
-        return Errors(device=0.25)
-    if device.calibration:
-        return Errors()
-    if curves.name == device.name or (device.architecture == curves.name == "hopper" and device.name in ("h200",)):
-        return Errors()
-    if curves.name == device.architecture:
-        return Errors(device=0.08)
-    return Errors(device=0.15)
 
 
 @dataclass(slots=True)
@@ -191,23 +183,24 @@ class Timed:
         target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
         packed = pack(workload)
         costs = sustained(times(packed, target, curves), packed, device)
+        framework = conditions.framework
         # a step that XLA compiled is issued in one call, while the one before it runs
-        pace = 0.0 if device.kind == "tpu" else conditions.host_scale * device.calibration.get("host", 1.0)
-        step = Expanded.of(workload, packed, costs, host, pace)
-        return Timed(workload, device, target, curves, packed, costs, step, conditions.errors or errors_for(device, curves))
+        scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
+        step = Expanded.of(workload, packed, costs, host, 0.0 if device.kind == "tpu" else scale)
+        return Timed(workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework))
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
         spent = np.bincount(self.step.index, weights=self.step.busy, minlength=self.packed.size)
-        operators = device_sigma(self.step.group_shares(self.packed), self.errors)
+        operators = self.errors.device_sigma(self.step.group_shares(self.packed))
         return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
         device_s, host_s = float(self.step.busy.sum()), float(self.step.issue.sum())
         hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
-        return float(np.hypot((1 - hosted) * self.sigma, hosted * self.errors.host))
+        return float(np.hypot((1 - hosted) * self.sigma, hosted * self.errors.host.sigma))
 
     @property
     def matrix_dtypes(self) -> set[str]:
@@ -242,7 +235,7 @@ class Timed:
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
         out += [Evidence(what=line, kind="warning", source="capture") for line in workload.warnings]
-        return tuple(out)
+        return (*out, *self.errors.evidence())
 
 
 def _leading(breakdown: tuple[Part, ...]) -> str:

@@ -13,6 +13,7 @@ from paceline.catalog import models
 from paceline.report.fitting import Fitting
 from paceline.spec.cluster import Cluster, Tier, fact_dimension
 from paceline.spec.device import DTYPES, FIELDS, Device, Fact
+from paceline.spec.framework import Framework
 from paceline.units import show
 
 _NONE = "-"
@@ -95,6 +96,28 @@ def device_dict(device: Device) -> dict[str, Any]:
 def _fact_dict(fact: Fact) -> dict[str, Any]:
     dated = {"date": fact.date} if fact.date else {}
     return {"value": fact.value, "kind": fact.kind, "source": fact.source, **dated}
+
+
+# -- frameworks ----------------------------------------------------------------------------------
+
+
+def framework_table(frameworks: Sequence[Framework]) -> RenderableType:
+    """One line per framework: what it is, which models it runs, and how its facts are known."""
+    rows = [[found.name, found.title, found.runs, found.kind] for found in frameworks]
+    caption = "runs: transformers by their sizes, captured modules, or both; `paceline frameworks NAME` gives every fact"
+    return Fitting(("name", "title", "runs", "known by"), rows, ("title",), caption=caption)
+
+
+def framework_facts(framework: Framework) -> RenderableType:
+    """Every fact of a framework and where they come from."""
+    head = Text.assemble((framework.name, "bold"), f": {framework.title}")
+    rows = [[key, str(value)] for key, value in framework_dict(framework).items() if key not in ("name", "title", "source")]
+    return Group(head, Fitting(("fact", "value"), rows), Text(framework.source, style="dim"), Text())
+
+
+def framework_dict(framework: Framework) -> dict[str, Any]:
+    """Plain data: every field of a framework, seconds and bytes."""
+    return asdict(framework)
 
 
 # -- clusters ------------------------------------------------------------------------------------

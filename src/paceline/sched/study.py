@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from paceline import on_ray
+from paceline import extend, on_ray
 from paceline.errors import SpecError
 from paceline.sched import policies, termination, traces
 from paceline.sched.job import Job
@@ -127,7 +127,8 @@ def run_all(setups: Sequence[Setup], *, processes: int = 1, engine: str = "local
     workers = min(processes or os.cpu_count() or 1, len(setups))
     if workers <= 1:
         return list(map(_run, setups))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    context, extensions = get_context("spawn"), extend.loaded()
+    with ProcessPoolExecutor(workers, context, initializer=extend.load_all, initargs=(extensions,)) as pool:
         return list(pool.map(_run, setups))
 
 

@@ -27,8 +27,13 @@ class Transfer:
     seconds: float
     release: int
     needed: int
-    #: the collective that it is
-    op: str = ""
+    #: the collectives that it is made of: operation, bytes, axis of the mesh
+    exchanges: tuple[tuple[str, float, str], ...] = ()
+
+    @property
+    def op(self) -> str:
+        """The first of its collectives."""
+        return self.exchanges[0][0] if self.exchanges else ""
 
 
 @dataclass(slots=True)

@@ -1,22 +1,59 @@
 """Training frameworks as far as they change a step: which kernels they run, what they overlap, what their host costs.
 
+Facts come from TOML (`catalog/frameworks/*.toml`, or a user's own file), one file per framework:
+
+    name = "my-stack"
+    like = "torch-compile"             # optional: take what is not given here from another framework
+    kind = "derived"
+    source = "the code of my stack, release 3"
+    [step]                             # fields of `Framework`
+    dp_overlap = false
+
 Few and named; a framework's year matters more than its version, because kernels were fused and collectives
 overlapped one after another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
-from paceline.errors import UnknownName
+from paceline.errors import nearest
+from paceline.spec.facts import KINDS, FactReader, read_text
+
+#: models that a framework is known to run: transformers by their sizes, captured modules, or both
+RUNS = ("transformers", "modules", "both")
+#: what a field of each type may be given as in a file
+_GIVEN: dict[str, tuple[type[Any], ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """How a framework runs a transformer."""
+    """How a framework runs a training step."""
 
     name: str
     title: str
+    #: how its properties are known, and where from
+    kind: str = "declared"
+    source: str = ""
+    #: which models it runs: `transformers` by their sizes, captured `modules`, or `both`
+    runs: str = "transformers"
+
+    # -- captured modules: their operators are known, so only the host and the exchange of gradients differ ----
+
+    #: host time per operator over that of eager PyTorch 2
+    host_scale: float = 1.0
+    #: how gradients are brought together (`spec.synchronisation`)
+    sync: str = "ddp"
+    #: where the loop empties the allocator's cache before each step: seconds per byte to get memory again, and
+    #: the share of the device's memory up to which the driver has enough in store
+    reallocation_s: float = 0.0
+    reallocation_above: float = 0.75
+
+    # -- transformers: which operators there are, and what they overlap -------------------------------------
+
     #: fused: one flash-attention kernel; softmax: two products round a fused softmax
     attention: str = "fused"
     #: the most FLOPs per multiprocessor and cycle of its attention kernel; 0: of the best there is. FlashAttention 1 reaches about
@@ -102,65 +139,49 @@ class Framework:
     #: host seconds per micro-batch that no kernel hides
     micro_batch_s: float = 0.0
 
-
-#: Megatron-LM until 2022, eager: own softmax kernel, jit fusions, nothing overlapped. Host times per operator of ours, which stands
-#: for several calls of Python: from steps of 1F1B with small layers on one node (VIA-Research/vTrain)
-MEGATRON_2021 = Framework(
-    name="megatron-2021", title="Megatron-LM, 2020 to 2021", attention="softmax", dropout=True, fp32_gradients=False, fused_accumulation=False,
-    tp_overlap="none", dp_overlap=False, issue_s=75e-6, issue_backward_s=70e-6, context_bytes=1.6e9,
-)
-#: PyTorch with FSDP2 or DTensor, eager; attention by FlashAttention 2
-TORCH = Framework(
-    name="torch", title="PyTorch, eager, with SDPA", fusion="none", fp32_gradients=False, fused_accumulation=False, tp_overlap="none",
-    reduce_fp32=True, selective="ops", attention_flops_per_cycle=1400.0, regathers=False, tied_allreduce=False, issue_s=15e-6,
-    issue_backward_s=20e-6,
-    state="torch", loss_bytes=12.0, split_loss_bytes=18.0, slack=1.06,
-)
-#: gradients are kept and reduced in bf16 (NVIDIA-NeMo/Megatron-Bridge:src/megatron/bridge/perf_recipes/_common.py), weights in fp8 with their
-#: transposes take what bf16 would
-NEMO = Framework(
-    name="nemo", title="NeMo, Megatron-Bridge (Transformer Engine)", tp_overlap="full", p2p_overlap=True, fused_loss=True, chunk_layers=1,
-    contention=0.12, placeholders=True, fp8_saved=True, kept_gradients=2,
-)
-FRAMEWORKS: dict[str, Framework] = {f.name: f for f in (
-    MEGATRON_2021,
-    replace(MEGATRON_2021, name="megatron-2022", title="Megatron-LM with sequence parallelism, 2022", tp_overlap="wgrad", fp32_gradients=True,
-            fused_accumulation=True),
-    replace(MEGATRON_2021, name="megatron-deepspeed", title="Megatron-DeepSpeed", state="deepspeed", micro_batch_s=1.7e-3, flat_gathers=True),
-    # collectives of ZeRO-3 in 2021 took no account of nodes and waited for each other
-    replace(MEGATRON_2021, name="deepspeed-zero3", title="DeepSpeed ZeRO-3, 2021", state="deepspeed", flat_gathers=True, contention=1.0),
-    # its production script sets CUDA_LAUNCH_BLOCKING=1 (bigscience-workshop/bigscience:train/tr11-176B-ml/tr11-176B-ml.slurm);
-    # that the sweeps before it did too is inferred: what they lack is a constant time per layer and micro-batch
-    replace(MEGATRON_2021, name="bigscience", title="Megatron-DeepSpeed as BigScience ran it, launches blocking", state="deepspeed", blocking=True,
-            issue_s=160e-6, issue_backward_s=160e-6),
-    Framework(name="megatron-core", title="Megatron-Core", fused_loss=True, placeholders=True, fp8_weights=2.0, fp8_saved=True),
-    NEMO,
-    # full-iteration CUDA graphs, HybridEP on 32 of a device's 148 multiprocessors, grouped products with fused activation and casts
-    # (NVIDIA-NeMo/Megatron-Bridge:src/megatron/bridge/perf_recipes)
-    replace(NEMO, name="megatron-bridge-2026", title="Megatron-Bridge from 26.06, experts in MXFP8", experts="fused", dispatch="once",
-            exchange_overlap=True, contention=0.2, issue_s=0.0, issue_backward_s=0.0, issue_collective_s=0.0, issue_expert_s=0.0,
-            issue_expert_cast_s=0.0),
-    replace(NEMO, name="megatron-bridge", title="Megatron-Bridge until 26.04 (DeepEP, HybridEP)", dispatch="once"),
-    replace(NEMO, name="nemo-2024", title="NeMo until 24.07 (FlashAttention 2)", attention_flops_per_cycle=1400.0),
-    TORCH,
-    replace(TORCH, name="llm-foundry", title="llm-foundry (Composer, FSDP, FlashAttention 1)", attention_flops_per_cycle=690.0, fused_loss=True,
-            selective="core", unpadded=4, loss_bytes=6.0, slack=1.0),
-    # its loss reads logits and writes their gradient, both in low precision
-    replace(TORCH, name="torch-compile", title="PyTorch with torch.compile", fusion="compile", p2p_overlap=True, loss_bytes=4.0),
-    replace(TORCH, name="torch-compile-2024", title="PyTorch with torch.compile, 2024", fusion="compile", p2p_overlap=True, fp8_weights=1.0),
-    # attention written out in PyTorch, masked by a kernel of its own
-    replace(TORCH, name="nanogpt", title="nanoGPT, PyTorch 2.0", attention="softmax", unfused_mask=True),
-    replace(TORCH, name="meta-4d", title="Meta's Llama 3 training (interleaved pipelines, FSDP)", fusion="jit", chunk_layers=1, p2p_overlap=True),
-    Framework(name="jax", title="JAX, XLA", fusion="compile", fp32_gradients=False, fused_accumulation=False, tp_overlap="full", p2p_overlap=True,
-              issue_s=0.0, issue_backward_s=0.0, issue_collective_s=0.0, whole_batch=True),
-    # one process per device in C, its own fused kernels, cuBLASLt and cuDNN; the host only launches
-    Framework(name="llm.c", title="llm.c", fusion="compile", fp32_gradients=False, fused_accumulation=True, fused_loss=True, tp_overlap="none",
-              issue_s=4e-6, issue_backward_s=4e-6),
-)}
+    def sped_up(self, times: float) -> Framework:
+        """The framework on a host that is so many times as fast."""
+        names = ("issue_s", "issue_backward_s", "issue_collective_s", "step_s", "micro_batch_s")
+        faster = {name: getattr(self, name) / times for name in names}
+        return replace(self, host_scale=self.host_scale / times, **faster)
 
 
-def get(name: str) -> Framework:
-    """The framework called `name`."""
-    if name not in FRAMEWORKS:
-        raise UnknownName("framework", name, FRAMEWORKS, f"known: {', '.join(FRAMEWORKS)}")
-    return FRAMEWORKS[name]
+_STEP = {f.name: str(f.type) for f in fields(Framework) if f.name not in ("name", "title", "kind", "source")}
+
+
+def parse(text: str, where: str, get: Callable[[str], Framework]) -> Framework:
+    """The framework that a TOML text describes; `get` finds the one it is `like`."""
+    reader = FactReader(text, where, {"name", "title", "like", "kind", "source"}, {"step"}, {})
+    given = reader.data.get("step", {})
+    for key, value in given.items():
+        _check(reader, key, value)
+    kind = reader.text("kind", "declared")
+    if kind not in KINDS:
+        raise reader.error("kind", f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    name = reader.text("name")
+    about: dict[str, Any] = {"name": name, "title": reader.text("title", name), "kind": kind, "source": reader.text("source", where)}
+    if "like" in reader.data:
+        return replace(get(reader.text("like")), **about, **given)
+    return Framework(**about, **given)
+
+
+def _check(reader: FactReader, key: str, value: Any) -> None:
+    """That a key is a field of a framework, and its value of the field's type."""
+    if key not in _STEP:
+        near = nearest(key, _STEP)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(_STEP))}"
+        raise reader.error(f"step.{key}", f"unknown key {key!r}; {hint}")
+    wanted = _GIVEN[_STEP[key]]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise reader.error(f"step.{key}", f"expected {_STEP[key]}, got {value!r}")
+    if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+        raise reader.error(f"step.{key}", f"must be zero or more and finite, got {value!r}")
+    if key == "contention" and value >= 1:
+        raise reader.error("step.contention", f"is a share below 1, got {value!r}")
+    if key == "runs" and value not in RUNS:
+        raise reader.error("step.runs", f"runs {value!r} is not one of {', '.join(RUNS)}")
+
+
+def read(path: Path, get: Callable[[str], Framework]) -> Framework:
+    """The framework that a TOML file describes."""
+    return parse(read_text(path, "framework"), str(path), get)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,26 +19,22 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import PlanError, UnitError, nearest
-from paceline.spec import checks
+from paceline.spec import checks, schedules
 from paceline.spec.facts import read_text
-from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, RELAXED_WORDS, Relaxation, read_relaxation
+from paceline.spec.schedules import SCHEDULES
+from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
 
 #: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in turn;
 #: hsdp shards within groups and replicates across them
 SHARDINGS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipev")
-#: schedules whose stages hold two chunks each, down the ranks and up again
-V_SHAPED = ("zb-v", "dualpipev")
-#: schedules in which a stage may hold any number of chunks; the others have one
-CHUNKED = ("interleaved", "looped-bfs")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 OFFLOADS = ("none", "optimizer", "activations")
 CONTEXTS = ("ring", "all-to-all")
 
 _SYNONYMS = {"zero3": "fsdp", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "fsdp", "fsdp2": "fsdp", "1F1B": "1f1b", "zbv": "zb-v", "zbh1": "zb-h1"}
-_WORDS: dict[str, tuple[str, ...]] = {
+_WORDS: dict[str, Collection[str]] = {
     "sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS, "offload": OFFLOADS, "context": CONTEXTS,
 }
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
@@ -105,7 +101,7 @@ class Plan:
     @staticmethod
     def said(text: str) -> dict[str, Any]:
         """The fields that words of a plan set, those set to their usual values too; as `parse` reads them."""
-        if text.strip().endswith(".toml"):
+        if text.strip().endswith(".toml") and "=" not in text:
             text = _from_file(Path(text.strip()))
         given: dict[str, Any] = {}
         relaxed: dict[str, Any] = {}
@@ -173,7 +169,7 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             fields_with = [f"{field}=none" for field, words in _WORDS.items() if "none" in words]
             raise PlanError(f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}")
         alone = [w for words in _WORDS.values() for w in words if w != "none"]
-        raise PlanError(_unknown(word, [*_FLAGS, *alone, *RELAXED_WORDS, *_SIZES]))
+        raise PlanError(_unknown(word, [*_FLAGS, *alone, *relaxed_words(), *_SIZES]))
     value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")
@@ -213,7 +209,7 @@ def _whole(key: str, value: str) -> int:
     return int(value)
 
 
-def _choice(key: str, value: str, allowed: tuple[str, ...]) -> str:
+def _choice(key: str, value: str, allowed: Collection[str]) -> str:
     if value not in allowed:
         raise PlanError(f"plan: {key}={value}: expected one of {', '.join(allowed)}")
     return value
@@ -238,7 +234,7 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
     shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding == "hsdp" else 0)
     sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else "ddp" if plan.sharding == "none" and dp * plan.cp > 1 else plan.sharding
-    vpp = 1 if schedule in V_SHAPED and plan.vpp == 2 else plan.vpp  # two chunks are what they have
+    vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp  # two chunks are what they have
     seq = plan.seq or (model.seq if model else 1)
     return replace(plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, vpp=vpp, shard=shard, sharding=sharding)
 
@@ -253,8 +249,10 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
         yield from _schedule_problems(plan)
     if plan.vpp > 1 and plan.pp == 1:
         yield f"vpp {plan.vpp} without a pipeline (pp 1)"
-    if plan.vpp > 1 and plan.schedule not in CHUNKED:
-        yield f"schedule {plan.schedule} has {'two chunks' if plan.schedule in V_SHAPED else 'one chunk'} per stage, but vpp is {plan.vpp}"
+    schedule = schedules.get(plan.schedule)
+    if plan.vpp > 1 and not schedule.chunked:
+        has = "two chunks" if schedule.v_shaped else "one chunk"
+        yield f"schedule {plan.schedule} has {has} per stage, but vpp is {plan.vpp}"
     if (plan.dp * plan.cp * plan.tp) % plan.ep:
         yield f"ep {plan.ep} does not divide dp {plan.dp} x cp {plan.cp} x tp {plan.tp} = {plan.dp * plan.cp * plan.tp}"
     if plan.shard and plan.sharding != "hsdp":
@@ -267,9 +265,9 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
         yield f"sp: tp {plan.tp} does not divide the {plan.seq // plan.cp * plan.mbs} tokens of a micro-batch"
     if model is None:
         return
-    chunks = 2 if plan.schedule in V_SHAPED else plan.vpp
+    chunks = schedule.chunks_per_rank(plan.vpp)
     if plan.pp * chunks > model.layers + 2:  # embedding and head may have a chunk to themselves
-        each = f"2 of {plan.schedule}" if plan.schedule in V_SHAPED else f"vpp {plan.vpp}"
+        each = f"2 of {plan.schedule}" if schedule.v_shaped else f"vpp {plan.vpp}"
         yield f"pp {plan.pp} x {each} = {plan.pp * chunks} chunks for {model.layers} layers"
     if model.heads % plan.tp:
         yield f"tp {plan.tp} does not divide {model.heads} heads"
@@ -288,18 +286,17 @@ def _schedule_problems(plan: Plan) -> Iterator[str]:
     m, schedule = plan.micro_batches, plan.schedule
     count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {m}"
     rounds = max(1, m // plan.pp)
-    if m < fewest_micro_batches(plan):
-        factors = f"2 x pp {plan.pp} = {2 * plan.pp}" if schedule == "dualpipev" else f"pp {plan.pp}"
+    if m < (least := fewest_micro_batches(plan)):
+        factors = f"{least // plan.pp} x pp {plan.pp} = {least}" if least > plan.pp else f"pp {plan.pp}"
         yield f"{schedule} needs at least {factors} micro-batches, but {count}"
-    elif schedule in ("interleaved", "zb-h1") and m % rounds:
+    elif schedules.get(schedule).equal_rounds and m % rounds:
         yield f"{schedule} runs micro-batches in {m} // pp {plan.pp} = {rounds} equal rounds, but {count}"
 
 
 def fewest_micro_batches(plan: Plan) -> int:
     """Micro-batches that a pipeline's schedule needs at least; Megatron's 1F1B takes any number, torch's one for each stage."""
-    torch = plan.framework.startswith("torch")
-    least = {"dualpipev": 2 * plan.pp, "interleaved": plan.pp if plan.vpp > 1 else 1, "1f1b": plan.pp if torch else 1}
-    return least.get(plan.schedule, 1) if plan.pp > 1 else 1
+    in_torch = plan.framework.startswith("torch")
+    return schedules.get(plan.schedule).least_micro_batches(plan.pp, plan.vpp, in_torch) if plan.pp > 1 else 1
 
 
 @cache
@@ -344,13 +341,13 @@ def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Pl
     kind = given.sharding if plan.dp * plan.cp > 1 and given.sharding != "none" else "ddp" if plan.dp * plan.cp > 1 else "none"
     orders = [("", 1)]
     if plan.pp > 1:
-        chunked = plan.schedule if plan.schedule in CHUNKED else "interleaved"
+        chunked = plan.schedule if schedules.get(plan.schedule).chunked else "interleaved"
         orders = [("1f1b", 1), (plan.schedule or "1f1b", 1), *((chunked, v) for v in range(2, plan.vpp + 1))]
     for schedule, vpp in orders:
         for sp in {plan.sp, False}:
             for mbs in {plan.mbs, *(d for d in (1, 2, 4, 8) if d < plan.mbs)}:
                 made = replace(plan, ep=ep, shard=shard, sharding=kind, schedule=schedule, vpp=vpp, sp=sp, mbs=mbs)
-                least, each = made.dp * mbs * fewest_micro_batches(made), made.dp * mbs * (plan.pp if schedule in ("interleaved", "zb-h1") else 1)
+                least, each = made.dp * mbs * fewest_micro_batches(made), made.dp * mbs * (plan.pp if schedules.get(schedule).equal_rounds else 1)
                 near = {plan.gbs, -(-plan.gbs // each) * each, plan.gbs // each * each} if given.gbs else {each}
                 yield from (replace(made, gbs=gbs) for gbs in sorted({max(gbs, -(-least // each) * each) for gbs in near}))
 

@@ -31,6 +31,11 @@ class Memory:
     by_kind: Mapping[str, int]
     available_bytes: int
     peak_at: str
+    #: the 90 % interval of both
+    peak_low_bytes: int = 0
+    peak_high_bytes: int = 0
+    reserved_low_bytes: int = 0
+    reserved_high_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -100,10 +105,7 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         out = {k: v for k, v in _plain(self).items() if k not in ("timeline", "memory")}
-        return {
-            **out, "peak_bytes": self.memory.peak_bytes, "reserved_bytes": self.memory.reserved_bytes, "memory": dict(self.memory.by_kind),
-            "fits": self.fit.fits,
-        }
+        return {**out, **_memory(self.memory), "fits": self.fit.fits}
 
     def __rich__(self) -> Any:
         from paceline.report.terminal import prediction_view
@@ -180,11 +182,7 @@ class DistributedPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`: the keys of a `Prediction` and more."""
-        fullest = self.memory
-        return {
-            **_plain(self), "peak_bytes": fullest.peak_bytes, "reserved_bytes": fullest.reserved_bytes, "memory": dict(fullest.by_kind),
-            "fits": self.fit.fits,
-        }
+        return {**_plain(self), **_memory(self.memory), "fits": self.fit.fits}
 
     def __rich__(self) -> Any:
         from paceline.report.terminal import distributed_view
@@ -195,6 +193,12 @@ class DistributedPrediction:
         from paceline.report.html import distributed_html
 
         return distributed_html(self)
+
+
+def _memory(found: Memory) -> dict[str, Any]:
+    """The fullest device's bytes, with their 90 % interval."""
+    names = ("peak_bytes", "peak_low_bytes", "peak_high_bytes", "reserved_bytes", "reserved_low_bytes", "reserved_high_bytes")
+    return {**{name: getattr(found, name) for name in names}, "memory": dict(found.by_kind)}
 
 
 def _plain(prediction: Prediction | DistributedPrediction) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Synchronisation:
     overlap: bool = True
     #: and also where micro-batches are accumulated, or then once, after the last of them
     overlap_accumulated: bool = True
-    #: bytes of one element on the wire; 0: as the parameter is kept
-    wire_bytes: int = 0
+    #: in mixed precision, gradients cross in half precision, not as the parameter is kept
+    half_when_mixed: bool = False
     #: times that gradients are copied on the device besides: into buckets, and back
     copies: float = 0.0
     #: share by which operators slow down while a collective runs beside them
@@ -50,6 +50,9 @@ HOROVOD = Synchronisation(name="horovod", title="Horovod", bucket_bytes=64 * 2.0
 SYNCHRONISATIONS: dict[str, Synchronisation] = {s.name: s for s in (
     DDP,
     HOROVOD,
+    replace(HOROVOD, name="horovod-half", title="Horovod under TensorFlow", half_when_mixed=True),
+    # MPI on a node of 32 cores (Cori's Haswell nodes): sending takes one of them
+    replace(DDP, name="own-core", title="buckets sent by a core of their own", contention=1 / 32),
     replace(DDP, name="after-backward", title="one all-reduce after the backward pass", bucket_bytes=math.inf, overlap=False),
     Synchronisation(name="replicated", title="TensorFlow replicated variables: every gradient is reduced by itself", bucket_bytes=0.0),
     Synchronisation(name="parameter-server", title="TensorFlow parameter server on the host", bucket_bytes=0.0, server=True, contention=0.0),
@@ -66,8 +69,6 @@ def get(name: str) -> Synchronisation:
 
 # -- sent less, later, or not waited for ------------------------------------------------------------
 
-#: what a gradient becomes before it is sent (`cost.compression` has their bytes)
-COMPRESSIONS = tuple(name for name in SCHEMES if name != "fp32")
 #: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the next forward pass, with
 #: activations and errors in place of the gradients of fully connected layers (Lee et al. 2018); or what the next pass needs first, first
 AVERAGES = ("allreduce", "overlap", "priority")
@@ -130,19 +131,36 @@ class Relaxation:
 #: in full, every step
 PLAIN = Relaxation()
 RELAXED_SIZES = ("rank", "period", "island", "servers", "staleness", "backup")
-_RELAXED_WORDS: dict[str, tuple[str, ...]] = {"compress": COMPRESSIONS, "average": AVERAGES, "mode": MODES}
 #: every word and key of a relaxation, for messages
 RELAXED_KEYS = tuple(field.name for field in fields(Relaxation))
-RELAXED_WORDS = tuple(dict.fromkeys(word for words in _RELAXED_WORDS.values() for word in words if word not in ("fp16", "bf16", "replicas")))
+#: these are words of a precision or mean nothing by themselves: `compress=fp16`, `mode=replicas`
+_WITH_THEIR_KEY = ("fp16", "bf16", "replicas")
+
+
+def compressions() -> tuple[str, ...]:
+    """What a gradient may become before it is sent: the schemes of `spec.compression` that are registered."""
+    return tuple(name for name in SCHEMES if name != "fp32")
+
+
+def relaxed_words() -> tuple[str, ...]:
+    """Every word of a relaxation that a plan takes without its key."""
+    words = (word for choices in _choices().values() for word in choices)
+    return tuple(dict.fromkeys(word for word in words if word not in _WITH_THEIR_KEY))
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    return {"compress": compressions(), "average": AVERAGES, "mode": MODES}
 
 
 def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:
     """(field of a Relaxation, what it becomes) for one word of a plan; nothing where the word is not of its kind."""
+    choices = _choices()
     if value is None:
-        yield from ((name, key) for name, words in _RELAXED_WORDS.items() if key in words and key in RELAXED_WORDS)
-    elif key in _RELAXED_WORDS:
-        if value not in (*_RELAXED_WORDS[key], "none"):
-            raise PlanError(f"plan: {key}={value}: expected one of {', '.join(_RELAXED_WORDS[key])}")
+        alone = key not in _WITH_THEIR_KEY
+        yield from ((name, key) for name, words in choices.items() if alone and key in words)
+    elif key in choices:
+        if value not in (*choices[key], "none"):
+            raise PlanError(f"plan: {key}={value}: expected one of {', '.join(choices[key])}")
         yield key, value if value != "none" else getattr(PLAIN, key)
     elif key in RELAXED_SIZES:
         if not value.isdigit() or int(value) < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,19 @@ def abandon(group: Any) -> None:
         dist.distributed_c10d._abort_process_group(group)
     else:
         dist.destroy_process_group(group)
+
+
+def ordered_pipeline(
+    stages: Sequence[Any], micro_batches: int, loss: Callable[..., torch.Tensor],
+    orders: Sequence[Iterable[str]],
+) -> Any:
+    """A pipeline schedule of torch that runs each rank's passes in an order of our own: 0F0 0F1 0B0 0B1."""
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    made = _PipelineScheduleRuntime(list(stages), micro_batches, loss_fn=loss)
+    made._prepare_schedule_with_comms({
+        rank: [_Action.from_str(action) for action in order] for rank, order in enumerate(orders)})
+    return made
 
 
 #: under its newer name where there is one: the older warns that it is

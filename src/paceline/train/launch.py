@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
 
+from paceline import extend
 from paceline.errors import RunError
 from paceline.train.asynchronous.shared_file import sweep
 
@@ -76,7 +77,8 @@ def run(
     In the `place` of a scheduled job, its ranks on this node; those of other nodes are started there.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        command = [sys.executable, "-m", "paceline.train.worker", target, json.dumps(dict(arguments or {}))]
+        worker = [sys.executable, "-m", "paceline.train.worker", *extend.words()]
+        command = [*worker, target, json.dumps(dict(arguments or {}))]
         variables = {**(environment or {}), RESULTS: folder}
         try:
             if on is not None:

@@ -22,18 +22,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError, RunError
+from paceline.spec import schedules
 from paceline.spec.plan import Plan, stage_layers
+from paceline.train import _torch
 from paceline.train.memory import offload, recompute
 from paceline.train.precision import autocast
 from paceline.train.sharded import axes, mesh_of, spread, tensor
 from paceline.train.whole import Split, leave
-
-SCHEDULES = {
-    "": "Schedule1F1B", "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "looped-bfs": "ScheduleLoopedBFS",
-    "zb-v": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
-}
-#: schedules in which a rank holds the first and the last stage of a V
-_BENT = ("zb-v", "dualpipev")
 
 
 class Stage(nn.Module):
@@ -83,9 +78,10 @@ class Pipeline:
                 raise PlanError(f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head); {type(model).__name__} has no {name}")
         if plan.cp > 1 or plan.ep > 1:
             raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
-        if plan.schedule not in SCHEDULES:
-            raise PlanError(f"pipelines run under {', '.join(filter(None, SCHEDULES))}; got {plan.schedule!r}")
-        self.plan = plan
+        self.plan, self._order = plan, schedules.get(plan.schedule)
+        if not self._order.trains:
+            runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
+            raise PlanError(f"pipelines run under {', '.join(runs)}; got {plan.schedule!r}")
         #: optimizer state at least is shared out; gradients go with it
         self.shares = plan.sharding not in ("none", "ddp")
         device = next(model.parameters()).device
@@ -98,16 +94,14 @@ class Pipeline:
         everything = list(model.blocks)  # type: ignore[arg-type]
         self.first, self.last = 0 in mine, chunks - 1 in mine
         self.tied = getattr(model.head, "weight", None) is model.embed.weight  # type: ignore[union-attr]
-        if self.tied and plan.schedule in _BENT and self.shares:
+        if self.tied and self._order.v_shaped and self.shares:
             raise PlanError(f"{plan.sharding} with {plan.schedule} cannot share out a weight that embedding and output have in common; "
                             "use another schedule, or ddp")
         self.stages = [Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine]
         self._splits = [self._prepare(stage, mesh) for stage in self.stages]
         group = axes(mesh, "pipe").get_group()
         made = [pipelining.PipelineStage(stage, i, chunks, device, group=group) for stage, i in zip(self.stages, mine, strict=True)]
-        kind: Any = getattr(pipelining, SCHEDULES[plan.schedule])
-        several = plan.vpp > 1 or plan.schedule in _BENT
-        self._schedule = kind(made if several else made[0], plan.gbs // (self.dp * plan.mbs), loss_fn=loss)
+        self._schedule = self._scheduled(made, loss)
         self.parameters = _distinct(self.stages)
         self.optimizer = optimizer(self.parameters)
 
@@ -122,6 +116,17 @@ class Pipeline:
         outer = {(r, t): dist.new_group(ranks[r, ends, t].tolist()) for r in range(self.dp) for t in range(plan.tp)}
         self._peers, self._ends = peers[place, lane], outer[replica, lane]
         return replica, place, lane
+
+    def _scheduled(self, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        """The schedule over the stages of this rank: torch's class for it, or torch's runtime on its actions."""
+        plan, order = self.plan, self._order
+        count = plan.gbs // (self.dp * plan.mbs)
+        if not order.torch:
+            orders = [map(str, order.actions(rank, plan.pp, count, plan.vpp)) for rank in range(plan.pp)]
+            return _torch.ordered_pipeline(stages, count, loss, orders)
+        kind: Any = getattr(pipelining, f"Schedule{order.torch}")
+        several = plan.vpp > 1 or order.v_shaped
+        return kind(stages if several else stages[0], count, loss_fn=loss)
 
     def _prepare(self, stage: Stage, mesh: DeviceMesh) -> Split:
         """What else the plan says, stage by stage; what undoes it."""
@@ -140,7 +145,7 @@ class Pipeline:
 
     def _owner(self, stage: int) -> int:
         turn, place = divmod(stage, self.plan.pp)
-        return self.plan.pp - 1 - place if self.plan.schedule in _BENT and turn % 2 else place
+        return self.plan.pp - 1 - place if self._order.v_shaped and turn % 2 else place
 
     def step(self, inputs: Tensor, targets: Tensor) -> float | None:
         """One step on this replica's samples (`gbs / dp` of them); the mean loss on the last stage, None elsewhere."""

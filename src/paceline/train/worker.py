@@ -1,4 +1,4 @@
-"""`python -m paceline.train.worker MODULE:FUNCTION JSON`: one rank of `launch.run`."""
+"""`python -m paceline.train.worker [--extend FILE.py] MODULE:FUNCTION JSON`: one rank of `launch.run`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from paceline import extend
 from paceline.errors import PacelineError
 from paceline.train.comm import TIMEOUT_S
 from paceline.train.job import join
@@ -38,4 +39,4 @@ def main(target: str, arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*extend.taken(sys.argv[1:]))

@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from paceline import sync
+from paceline.catalog import frameworks
 from paceline.cost.collectives import bus_factor, choice
-from paceline.predict import parallel, relaxed
+from paceline.predict import parallel
 from paceline.predict.distributed import Step
 from paceline.predict.parallel import Ranks
-from paceline.predict.relaxed.captured import Relaxed
-from paceline.predict.relaxed.transformer import averaged
 from paceline.predict.simulated import Simulation
 from paceline.predict.step import Conditions, Timed, as_run
-from paceline.spec import synchronisation as synchronisations
+from paceline.predict.way import USUAL
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import resolve
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.whatif import Anatomy, Layer, Roof, Sent
 from paceline.spec.workload import Op, Workload
+from paceline.sync import averaged
 from paceline.whatif.subject import Subject
 
 
@@ -42,20 +43,11 @@ def _captured(subject: Subject, workload: Workload, found: DistributedPrediction
     plan = parallel.resolve(subject.plan, workload, subject.cluster)
     workload = as_run(workload, subject.cluster.device)
     timed = Timed.of(workload, subject.cluster.device, Conditions())
-    sends: list[tuple[str, float, str]] = []
-
-    class Listening(Relaxed if not plan.relax.plain and plan.relax.mode in relaxed.EVERY_STEP else Ranks):  # type: ignore[misc]
-        """Notes what is sent."""
-
-        def send(self, op: str, size: float, axis: str = "dp") -> float:
-            if size > 0 and self.group(axis).size > 1:
-                sends.append((op, float(size), axis))
-            return float(super().send(op, size, axis))
-
-    style = synchronisations.get(plan.framework or "ddp")
-    ranks = Listening(workload, subject.cluster, plan, style, timed)
-    if plan.pp == 1 and (plan.relax.plain or plan.relax.mode in relaxed.EVERY_STEP):
-        ranks.transfers()
+    conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
+    way = USUAL if plan.relax.plain else sync.way_of(plan)
+    ranks = Ranks(workload, subject.cluster, plan, conditions.synchronisation, timed, way)
+    seen = plan.pp == 1 and plan.relax.mode in sync.EVERY_STEP
+    sends = [exchange for transfer in (ranks.transfers() if seen else ()) for exchange in transfer.exchanges]
     sent = _sent(sends, ranks.group, subject.cluster, ranks.library)
     runs = np.bincount(timed.step.index, minlength=timed.packed.size) * plan.micro_batches / plan.pp
     flops, moved = float((runs * timed.packed.flops).sum()), float((runs * timed.packed.moved).sum())
@@ -71,7 +63,7 @@ def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
 def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
     assert not isinstance(subject.model, Workload)
     cluster = subject.cluster
-    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), subject.framework, None))
+    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), None, None, subject.host_speed))
     program = Simulation(step).program
     widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
     sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from paceline.errors import PlanError
-from paceline.predict.relaxed import without
 from paceline.spec.plan import Plan
 from paceline.spec.whatif import BreakEven, Comparison, Row
+from paceline.sync import without
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject, read_plan
 

@@ -10,16 +10,13 @@ from typing import Any
 
 from paceline import api
 from paceline.capture import capture
-from paceline.catalog import clusters
+from paceline.catalog import clusters, frameworks
 from paceline.cost.curves import Curves, curves_for
 from paceline.errors import SpecError
 from paceline.predict import distributed, parallel, simulated
-from paceline.predict.distributed import default_framework
 from paceline.predict.step import Conditions
-from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster
 from paceline.spec.facts import read_text
-from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
@@ -62,10 +59,11 @@ class Subject:
     def predict(self, *, closed: bool = False) -> DistributedPrediction:
         """One step: simulated, or in closed form where there is one and it will do."""
         if isinstance(self.model, Workload):
-            conditions = Conditions(host_scale=1 / self.host_speed, curves=self.curves)
+            framework = frameworks.running(self.plan.framework or frameworks.USUAL, "modules")
+            conditions = Conditions(framework=framework, host_speed=self.host_speed, curves=self.curves)
             return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions)
         run = distributed.predict if closed else simulated.predict
-        return run(self.model, self.cluster, self.plan, framework=self.framework, curves=self.curves)
+        return run(self.model, self.cluster, self.plan, host_speed=self.host_speed, curves=self.curves)
 
     @property
     def title(self) -> str:
@@ -74,15 +72,6 @@ class Subject:
         if isinstance(self.model, Workload):
             plan = replace(plan, precision=self.model.precision)
         return f"{self.model.name} on {self.cluster.name}: {plan}"
-
-    @property
-    def framework(self) -> Framework | None:
-        """The plan's, with a host of another speed where that is asked for."""
-        if self.host_speed == 1.0:
-            return None
-        style = frameworks.get(self.plan.framework or default_framework(self.plan, self.cluster.device))
-        names = ("issue_s", "issue_backward_s", "issue_collective_s", "step_s", "micro_batch_s")
-        return replace(style, **{name: getattr(style, name) / self.host_speed for name in names})
 
     @property
     def curves(self) -> Curves | None:

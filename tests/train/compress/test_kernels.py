@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cost import compression as cost
 from paceline.errors import DataError
 from paceline.spec.compression import QSGD
+from paceline.spec.compression.sparse import index_bytes, kept
 from paceline.train.compress import kernels, native, reference
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -176,12 +176,12 @@ def places_of(payload, n):
 def test_sparse(n, share, seed, ties, step, masked):
     places = torch.arange(0, n, step) if step else None
     before = (4 * gradient(n, seed)).round() if ties else gradient(n, seed)
-    k = cost.kept(n if places is None else places.numel(), share)
+    k = kept(n if places is None else places.numel(), share)
     held = [(before.clone(), torch.ones(n) if masked else None) for _ in range(2)]
     fused, plain = (kernels.sparse_encode(total, velocity, places, k, torch.float32, way)
                     for way, (total, velocity) in zip((True, False), held, strict=True))
     index = places_of(fused, n)
-    assert bool((index[1:] > index[:-1]).all()) and (fused[1].numel(), fused[2].numel()) == cost.index_bytes(n, k)
+    assert bool((index[1:] > index[:-1]).all()) and (fused[1].numel(), fused[2].numel()) == index_bytes(n, k)
     assert torch.equal(fused[0], before[index]) and torch.equal(fused[0].abs().sort().values, plain[0].abs().sort().values)
     if not ties and fused[0].abs().min() > 0:
         assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
@@ -239,7 +239,7 @@ def test_damaged_indices_are_refused():
 
 @given(n=st.integers(1, 10**6), share=st.floats(0.001, 1), seed=SEEDS)
 def test_strata_are_different_places(n, share, seed):
-    k = cost.kept(n, share)
+    k = kept(n, share)
     places, sizes = reference.strata(n, k, reference.seed_tensor(seed, torch.device("cpu")))
     assert int(sizes.sum()) == n
     assert int(sizes.max() - sizes.min()) <= 1

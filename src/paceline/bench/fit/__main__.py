@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ FROM_STEPS = {
 }
 
 
-def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None) -> str:
-    """The text of a curve file."""
+def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None, devices: Sequence[str] = ()) -> str:
+    """The text of a curve file; `devices` are those whose operators and whole steps it was fitted to."""
     lines = [f"source = {_value(source)}"]
+    if devices:
+        lines.append(f"devices = {_value(devices)}")
     if inherits:
         lines.append(f"inherits = {_value(inherits)}")
     for shape, groups in tables.items():
@@ -44,6 +46,8 @@ def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None) ->
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f'{k if k.isidentifier() else chr(34) + k + chr(34)} = {_value(v)}' for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return repr(value)
@@ -74,7 +78,7 @@ def fit_hopper() -> None:
     tables = hopper.fit(observations, report)
     compiled.fit(PROFILES, tables, report)
     source = "one H200, torch 2.11, CUDA 13: measurements/h200/profiled_steps.jsonl.gz and h200/ops.jsonl"
-    (OUT / "hopper.toml").write_text(toml(source, tables))
+    (OUT / "hopper.toml").write_text(toml(source, tables, devices=["h200"]))
     print("\n".join(report))
 
 

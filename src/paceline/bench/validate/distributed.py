@@ -8,19 +8,18 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from paceline import api
 from paceline.bench import frameworks
 from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
 from paceline.catalog import clusters, devices, models, transformers
 from paceline.errors import PacelineError, PlanError, SpecError
-from paceline.predict.distributed import predict
-from paceline.predict.interval import around
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import Device
+from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
+from paceline.spec.prediction import Memory
 from paceline.spec.transformer import Transformer, from_columns
 
-#: of the memory of a stage: activations are counted by formula, not by lifetimes
-MEMORY_SIGMA = 0.06
 #: Gbit/s of a node's network where a row does not say: one 400 Gbit/s port per device since Hopper, 200 on Ampere nodes
 DEFAULT_GBPS = {"ampere": 1600.0, "volta": 800.0, "hopper": 3200.0, "blackwell": 3200.0}
 GBIT = 1e9 / 8
@@ -44,7 +43,7 @@ def cluster_of(device: str, count: int, per_node: int, gbps: float, domain: int,
     return Cluster(name=f"{count}x{device}", title=device, device=target, node_devices=each, nodes=count // each, tiers=tuple(tiers))
 
 
-Made = tuple[Transformer, Cluster, Plan, frameworks.Surroundings]
+Made = tuple[Transformer, Cluster, Plan, Framework | None]
 
 
 def _case(
@@ -56,13 +55,13 @@ def _case(
     """
 
     def answers() -> dict[str, Answer]:
-        model, cluster, plan, around_it = make()
-        p = predict(model, cluster, plan, errors=around_it.errors, framework=around_it.framework)
-        outside = cluster.device.memory_bytes - p.memory.available_bytes if meter == "device" else 0
-        held = p.peak_bytes if meter == "allocated" else p.memory.reserved_bytes + outside
+        model, cluster, plan, framework = make()
+        p = api.predict(model, plan, cluster, framework=framework)
         right = float(p.fit.fits == ran)
-        return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "peak_bytes": Answer(held, *around(held, MEMORY_SIGMA)),
-                "oom": Answer(right, right, right)}
+        return {
+            "step_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "peak_bytes": _held(p.memory, cluster.device, meter),
+            "oom": Answer(right, right, right),
+        }
 
     def naive() -> dict[str, float]:
         model, cluster, plan, _ = make()
@@ -70,6 +69,14 @@ def _case(
         return {"step_s": model.flops(plan.gbs * plan.seq, plan.seq) / peak / cluster.device_count, "peak_bytes": 16.0 * model.parameters}
 
     return Case(name=name, device=device, measured=measured, predict=answers, naive=naive, sweep=sweep)
+
+
+def _held(memory: Memory, device: Device, meter: str) -> Answer:
+    """Bytes as a row's meter counts them."""
+    if meter == "allocated":
+        return Answer(memory.peak_bytes, memory.peak_low_bytes, memory.peak_high_bytes)
+    outside = device.memory_bytes - memory.available_bytes if meter == "device" else 0.0
+    return Answer(*(size + outside for size in (memory.reserved_bytes, memory.reserved_low_bytes, memory.reserved_high_bytes)))
 
 
 # -- vtrain ----------------------------------------------------------------------------------------
@@ -84,15 +91,15 @@ _VTRAIN = ("# GPUs", "global batch", "micro batch", "hidden size", "attention he
 
 def vtrain_multi(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """64 to 512 A100, Megatron-DeepSpeed, 1F1B, all activations recomputed."""
-    return _vtrain(folder, "vtrain_a100_multi.csv", "full", frameworks.VTRAIN)
+    return _vtrain(folder, "vtrain_a100_multi.csv", "full", frameworks.vtrain())
 
 
 def vtrain_single(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """2 to 8 A100 of one node, activations kept: steps take three times the forward pass, not four."""
-    return _vtrain(folder, "vtrain_a100_single.csv", "none", frameworks.VTRAIN_SINGLE)
+    return _vtrain(folder, "vtrain_a100_single.csv", "none", frameworks.vtrain_single())
 
 
-def _vtrain(folder: Path, file: str, recompute: str, surroundings: frameworks.Surroundings) -> Iterable[Case] | None:
+def _vtrain(folder: Path, file: str, recompute: str, framework: Framework) -> Iterable[Case] | None:
     path = find(folder / "published", file)
     if path is None:
         return None
@@ -105,7 +112,7 @@ def _vtrain(folder: Path, file: str, recompute: str, surroundings: frameworks.Su
             gpus, batch, micro, hidden, heads, layers, seq, tp, dp, pp = sizes
             model = Transformer(name="gpt", layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, vocab=GPT_VOCABULARY, seq=seq)
             plan = Plan(dp=dp, tp=tp, pp=pp, mbs=micro, gbs=batch, seq=seq, recompute=recompute, precision="fp16")
-            return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, surroundings
+            return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, framework
 
         out.append(_case(name, "a100-sxm-80gb", {"step_s": float(row["iteration time (ms)"]) * 1e-3}, make,
                          sweep=f"{hidden}x{layers}x{heads} seq {seq} gpus {gpus} gbs {batch}"))
@@ -140,10 +147,16 @@ def _row_case(row: Row) -> Case:
             measured["step_s"] = _from_flops(row, made)
     except PacelineError as error:
         return Case(name=name, device=row["gpu"], skip=str(error).splitlines()[0][:100])
-    meter = "device" if "nvidia-smi" in (row.get("inferred_fields") or "") else "reserved" if "torchtitan" in row["framework"] else "allocated"
     if not ran or row.get("recompute"):  # a row that leaves open what is recomputed says nothing of memory
         measured["oom"] = 1.0
-    return _case(name, made[1].device.name, measured, lambda: made, meter, _sweep(row), ran)
+    return _case(name, made[1].device.name, measured, lambda: made, _meter(row), _sweep(row), ran)
+
+
+def _meter(row: Row) -> str:
+    """Whose figure of memory a row gives."""
+    if "nvidia-smi" in (row.get("inferred_fields") or ""):
+        return "device"
+    return "reserved" if "torchtitan" in row["framework"] else "allocated"
 
 
 def _out_of_memory(row: Row) -> bool:
@@ -239,7 +252,8 @@ def _read(row: Row) -> Made:
         raise SpecError(f"family {row['family']}: only decoders of language models are read from tables")
     model = _experts(row) if row["family"] == "moe-lm" else from_columns(_complete(row))
     count = _number(row, "n_gpus")
-    surroundings = frameworks.distributed(row)
+    framework = frameworks.distributed(row)
+    whole_batch = framework is not None and framework.whole_batch
     device = devices.get(_device(row))
     tp, pp, cp = (_number(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if count > 1 and (not row.get("tp") or not row.get("pp")):
@@ -248,10 +262,10 @@ def _read(row: Row) -> Made:
     if _number(row, "dp", dp) != dp or dp * tp * pp * cp != count:
         raise PlanError(f"dp {row.get('dp')} x tp {tp} x pp {pp} x cp {cp} is not {count} devices")
     batch = _number(row, "global_batch")
-    micro = _number(row, "micro_batch") or (batch // dp if pp == 1 and surroundings.framework.whole_batch else _usual_micro_batch(row, pp))
+    micro = _number(row, "micro_batch") or (batch // dp if pp == 1 and whole_batch else _usual_micro_batch(row, pp))
     if not batch or not micro:
         raise SpecError("no global batch or micro-batch given")
-    chunk = surroundings.framework.chunk_layers
+    chunk = framework.chunk_layers if framework is not None else 0
     vpp = _number(row, "vpp") or (max(1, model.layers // (pp * chunk)) if chunk and pp > 1 else 1)
     plan = Plan(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=_number(row, "ep", 1), vpp=vpp if pp > 1 else 1, mbs=micro, gbs=batch,
@@ -259,9 +273,9 @@ def _read(row: Row) -> Made:
         precision=frameworks.precision(row), adapters=frameworks.adapters(row), reshard=frameworks.reshard(row),
     )
     cluster = _cluster(row, device, count)
-    if surroundings.framework.whole_batch and not row.get("recompute"):
-        plan = _least_recomputed(model, cluster, plan, surroundings)
-    return model, cluster, plan, surroundings
+    if whole_batch and not row.get("recompute"):
+        plan = _least_recomputed(model, cluster, plan, framework)
+    return model, cluster, plan, framework
 
 
 def _cluster(row: Row, device: Device, count: int) -> Cluster:
@@ -273,7 +287,7 @@ def _cluster(row: Row, device: Device, count: int) -> Cluster:
     return cluster_of(device.name, count, per_node, gbps, domain, kind)
 
 
-def _least_recomputed(model: Transformer, cluster: Cluster, plan: Plan, surroundings: frameworks.Surroundings) -> Plan:
+def _least_recomputed(model: Transformer, cluster: Cluster, plan: Plan, framework: Framework | None) -> Plan:
     """The plan with as little computed again as its memory allows, for frameworks whose micro-batch cannot be smaller."""
     kinds = (replace(plan, recompute=kind) for kind in ("none", "selective"))
-    return next((p for p in kinds if predict(model, cluster, p, framework=surroundings.framework).fit.fits), replace(plan, recompute="full"))
+    return next((p for p in kinds if api.predict(model, p, cluster, framework=framework).fit.fits), replace(plan, recompute="full"))

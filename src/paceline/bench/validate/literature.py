@@ -15,17 +15,14 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from paceline.bench.frameworks import TENSORFLOW_2017
+from paceline import api
 from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
 from paceline.capture import capture
-from paceline.catalog import clusters, devices, models
+from paceline.catalog import clusters, devices, frameworks, models
 from paceline.catalog.models import fold
-from paceline.predict import parallel
-from paceline.predict.step import Conditions
 from paceline.spec import synchronisation as synchronisations
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import parse as parse_device
-from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
@@ -116,7 +113,7 @@ def recalled() -> Iterator[Case]:
 
     def speedup(model: str, batch: int, where: Cluster, plain: str, ternary: str) -> Callable[[], Mapping[str, Answer]]:
         def predict() -> Mapping[str, Answer]:
-            before, after = (parallel.predict(_workload(model, batch, "fp32"), where, Plan.parse(plan)) for plan in (plain, ternary))
+            before, after = (api.predict(_workload(model, batch, "fp32"), plan, where) for plan in (plain, ternary))
             return {"speedup": _ratio(after, before, after.throughput / before.throughput)}
 
         return predict
@@ -131,7 +128,7 @@ def recalled() -> Iterator[Case]:
 def _phases() -> Mapping[str, Answer]:
     where = clusters.get("16x8xv100-sxm-16gb@25Gb/s/node")
     steps = [
-        (parallel.predict(_workload("resnet50", 64, "amp_fp16", side), where, Plan.parse("compress=fp16")), epochs) for side, epochs in PHASES
+        (api.predict(_workload("resnet50", 64, "amp_fp16", side), "compress=fp16", where), epochs) for side, epochs in PHASES
     ]
     value, low, high = (
         sum(epochs * IMAGENET / step.throughput * getattr(step, name) / step.step_s for step, epochs in steps) / 60
@@ -198,8 +195,7 @@ def _way(paper: str, device: str) -> tuple[str, Synchronisation]:
     """The plan and the synchronisation of a paper."""
     ddp = synchronisations.DDP
     if "lee et al" in paper:
-        quiet = replace(ddp, contention=1 / CORES)  # a thread of its own sends
-        return "overlap", quiet
+        return "overlap", synchronisations.get("own-core")
     if "jia" in paper or "mikami" in paper:
         return "compress=fp16", ddp
     if "iandola" in paper or "akiba" in paper or device == "xeon-phi-knl":
@@ -245,9 +241,9 @@ def _ratio(step: DistributedPrediction, base: DistributedPrediction, value: floa
 
 def run(found: Setup, count: int, batch: int, plan: str) -> DistributedPrediction:
     """One step of a setup on so many devices."""
-    conditions = TENSORFLOW_2017 if devices.get(found.device).kind == "gpu" else Conditions(host_scale=0.0)  # C, no interpreter
+    usual = frameworks.get("tensorflow-1" if devices.get(found.device).kind == "gpu" else "native")
     workload = _workload(found.model, batch, found.precision)
-    return parallel.predict(workload, cluster(found, count), Plan.parse(plan), conditions=conditions, synchronisation=found.style)
+    return api.predict(workload, plan, cluster(found, count), framework=replace(usual, sync=found.style.name))
 
 
 def cluster(found: Setup, count: int) -> Cluster:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from paceline.bench import frameworks, models
+from paceline import api
+from paceline.bench import models
+from paceline.bench.frameworks import of_module
 from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find, json_rows
 from paceline.bench.validate.devices import curves_without
-from paceline.catalog import devices
+from paceline.catalog import devices, frameworks
 from paceline.cost.chip import chip
+from paceline.cost.curves import Curves
 from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.predict.interval import around
-from paceline.predict.parallel import predict as predict_parallel
-from paceline.predict.step import Conditions, predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
+from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
-from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
 
-#: of allocated memory; from the H200 steps, where lifetimes are exact and workspaces are not
-MEMORY_SIGMA = 0.03
 #: of the time on several devices over that on one: hosts that feed more of them, and devices of unequal clocks, which no row tells of
 SCALING_SIGMA = 0.07
 
@@ -44,12 +42,13 @@ def _answers(p: Prediction) -> dict[str, Answer]:
     return {
         "step_s": Answer(p.step_s, p.step_s_low, p.step_s_high),
         "kernel_s": Answer(p.kernel_s, p.kernel_s_low, p.kernel_s_high),
-        "peak_bytes": Answer(p.peak_bytes, *around(p.peak_bytes, MEMORY_SIGMA)),
+        "peak_bytes": Answer(p.peak_bytes, p.memory.peak_low_bytes, p.memory.peak_high_bytes),
     }
 
 
 def _case(
-    name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], conditions: Conditions, accumulate: int = 1,
+    name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], framework: Framework | None = None,
+    accumulate: int = 1, curves: Curves | None = None,
 ) -> Case:
     """A step of `accumulate` micro-batches and one update, on one device."""
     built: list[Workload] = []
@@ -65,9 +64,9 @@ def _case(
 
     def answers() -> dict[str, Answer]:
         if accumulate > 1:
-            p = _accumulated(workload(), _alone(device), accumulate, conditions)
+            p = _accumulated(workload(), _alone(device), accumulate, framework)
             return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high)}
-        return _answers(predict(workload(), device, conditions))
+        return _answers(api.predict(workload(), device, framework=framework, curves=curves))
 
     def naive() -> dict[str, float]:
         return forget({metric: accumulate * value for metric, value in _naive(workload(), device).items()})
@@ -80,11 +79,11 @@ def _alone(device: Device) -> Cluster:
 
 
 def _accumulated(
-    workload: Workload, cluster: Cluster, accumulate: int, conditions: Conditions, style: Synchronisation | None = None,
+    workload: Workload, cluster: Cluster, accumulate: int, framework: Framework | None,
 ) -> DistributedPrediction:
     """A step of so many micro-batches on each device of a cluster."""
     plan = Plan(gbs=cluster.device_count * workload.batch * accumulate)
-    return predict_parallel(workload, cluster, plan, conditions=conditions, synchronisation=style)
+    return api.predict(workload, plan, cluster, framework=framework)
 
 
 def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
@@ -99,7 +98,7 @@ def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
         if row.get("peak_alloc"):
             measured["peak_bytes"] = row["peak_alloc"]
         name = f"{number} {row['model']} b{row['batch']} {row['precision']}"
-        out.append(_case(name, device, measured, partial(models.h200_step, row), Conditions()))
+        out.append(_case(name, device, measured, partial(models.h200_step, row)))
     return out
 
 
@@ -138,7 +137,7 @@ def neusight(folder: Path, leave_out: bool) -> Iterable[Case] | None:
         curves = curves_without(device) if leave_out else None
         measured = {"step_s": float(row["e2e_ms"]) * 1e-3}
         out.append(_case(name, device, measured, partial(_neusight_workload, row["model"], int(row["batch"]), int(row["seq"])),
-                         replace(frameworks.NEUSIGHT, curves=curves)))
+                         frameworks.get("transformers-2023"), curves=curves))
     return out
 
 
@@ -166,7 +165,7 @@ def timm(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     rows = sorted(csv_rows(path, needed), key=lambda r: r["model"])
     return [
         _case(f"{r['case_id']} {r['model']} {r['memory_format']}", device, {"step_s": float(r["train_step_time_ms"]) * 1e-3},
-              partial(models.timm_step, r), frameworks.TIMM)
+              partial(models.timm_step, r), frameworks.get("torch-1"))
         for r in rows
     ]
 
@@ -176,15 +175,15 @@ def timm(folder: Path, leave_out: bool) -> Iterable[Case] | None:
 
 def tf_cnn(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """Convolutional networks in TensorFlow 1 on P100 and K80, 2017."""
-    return _common(folder, "tf_cnn_benchmarks_2017.csv", models.tf_cnn_step, lambda row: frameworks.TENSORFLOW_2017)
+    return _common(folder, "tf_cnn_benchmarks_2017.csv", models.tf_cnn_step)
 
 
 def dle(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """NVIDIA's reference trainings on V100 and A100."""
-    return _common(folder, "dle_training_throughput.csv", models.dle_step, frameworks.of_row)
+    return _common(folder, "dle_training_throughput.csv", models.dle_step)
 
 
-def _common(folder: Path, file: str, make: Callable[[Row], Workload], surroundings: Callable[[Row], Conditions]) -> Iterable[Case] | None:
+def _common(folder: Path, file: str, make: Callable[[Row], Workload]) -> Iterable[Case] | None:
     path = find(folder / "published", file)
     if path is None:
         return None
@@ -200,14 +199,14 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload], surroundin
             if (reason := models.unknown(row)) is not None:
                 raise SpecError(reason)
             if several:
-                out.append(_several(name, row, make, surroundings(row), alone.get(_alike(row))))
+                out.append(_several(name, row, make, alone.get(_alike(row))))
                 continue
             device = devices.get(models.published_device(row))
         except PacelineError as error:
             out.append(Case(name=name, device=row["gpu"], skip=str(error)))
             continue
         measured = {"step_s": float(row["step_time_s"])}
-        out.append(_case(name, device, measured, partial(make, row), surroundings(row), models.accumulation(row)))
+        out.append(_case(name, device, measured, partial(make, row), of_module(row), models.accumulation(row)))
     return out
 
 
@@ -218,17 +217,17 @@ def _alike(row: Row) -> tuple[str, ...]:
     return (*(row.get(column) or "" for column in columns), *source)
 
 
-def _several(name: str, row: Row, make: Callable[[Row], Workload], conditions: Conditions, alone: Row | None) -> Case:
+def _several(name: str, row: Row, make: Callable[[Row], Workload], alone: Row | None) -> Case:
     """A step on several GPUs; where the same was measured on one, also by how much longer a micro-batch takes than there."""
-    cluster, style, accumulate = models.published_cluster(row), frameworks.synchronisation(row), models.accumulation(row)
+    cluster, framework, accumulate = models.published_cluster(row), of_module(row), models.accumulation(row)
     measured = {"step_multi_s": float(row["step_time_s"])}
     single = models.accumulation(alone) if alone else 1
     if alone:
         measured["scaling"] = measured["step_multi_s"] / accumulate / (float(alone["step_time_s"]) / single)
 
     def answers() -> dict[str, Answer]:
-        p = _accumulated(make(row), cluster, accumulate, conditions, style)
-        one = _accumulated(make(row), _alone(cluster.device), single, conditions)
+        p = _accumulated(make(row), cluster, accumulate, framework)
+        one = _accumulated(make(row), _alone(cluster.device), single, framework)
         ratio = p.step_s / accumulate / (one.step_s / single)
         sigma = SCALING_SIGMA + 0.3 * p.exposed_s / p.step_s
         return {"step_multi_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "scaling": Answer(ratio, *around(ratio, sigma))}

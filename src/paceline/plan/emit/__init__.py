@@ -1,23 +1,34 @@
-"""Write what other tools need to run a plan, each file with the step time and memory to check a run against."""
+"""Write what other tools need to run a plan, each file with the step time and memory to check a run against.
+
+`register` adds a tool of one's own.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import SpecError, nearest
+from paceline.errors import SpecError, UnknownName
 from paceline.plan.emit import accelerate, deepspeed, launch, megatron, torchtitan
+from paceline.plan.emit.emitter import EMITTERS, Emitter, register
 from paceline.plan.emit.facts import Facts
 from paceline.spec.planned import Planned
 
-#: name -> files it makes, by name; it raises PlanError for what the tool cannot do
-EMITTERS: Mapping[str, Callable[[Facts], dict[str, str]]] = {
-    "torchrun": launch.torchrun, "fsdp2": launch.fsdp2, "megatron": megatron.files, "deepspeed": deepspeed.files, "accelerate": accelerate.files,
-    "torchtitan": torchtitan.files, "slurm": launch.slurm,
-}
+__all__ = ["EMITTERS", "Emitter", "Facts", "emit", "predicted", "register"]
+
+for _name, _title, _files in (
+    ("torchrun", "a training script with paceline.train, and the command that starts it", launch.torchrun),
+    ("fsdp2", "a function that lays a model out on a DeviceMesh", launch.fsdp2),
+    ("megatron", "arguments of Megatron-LM", megatron.files),
+    ("deepspeed", "a configuration of DeepSpeed", deepspeed.files),
+    ("accelerate", "a configuration of Accelerate", accelerate.files),
+    ("torchtitan", "arguments of torchtitan", torchtitan.files),
+    ("slurm", "a batch script that starts one torchrun per node", launch.slurm),
+):
+    register(Emitter(name=_name, title=_title, files=_files))
 
 
 def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Path]:
@@ -25,13 +36,12 @@ def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Pat
     folder = Path(folder)
     for name in names:
         if name not in EMITTERS:
-            near = nearest(name, list(EMITTERS))
-            raise SpecError(f"--emit: unknown {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(EMITTERS)}"))
-    facts = Facts.of(planned)
+            raise UnknownName("tool of --emit", name, EMITTERS, f"known: {', '.join(EMITTERS)}")
+    facts = Facts.of(planned, names)
     to_do = deepspeed.to_do(facts) if "deepspeed" in names else []
     files = {"plan.json": json.dumps({**predicted(planned), "to_do": to_do}, indent=1) + "\n"}
     for name in names:
-        files |= launch.slurm(facts, names) if name == "slurm" else EMITTERS[name](facts)
+        files |= EMITTERS[name].files(facts)
     return _write(files, folder)
 
 

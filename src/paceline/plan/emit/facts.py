@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import units
+from paceline.catalog import frameworks
 from paceline.errors import PlanError
 from paceline.spec import checks
-from paceline.spec import framework as frameworks
 from paceline.spec.cluster import Cluster
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.planned import Planned
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
-
-#: schedule -> the class of torch.distributed.pipelining
-TORCH_SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "zb-h1": "InterleavedZeroBubble",
-    "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +30,17 @@ class Facts:
     sizes: Transformer | None
     #: how a model that is not was captured
     settings: Mapping[str, Any]
+    #: tools whose files are written together
+    beside: tuple[str, ...] = ()
 
     @staticmethod
-    def of(planned: Planned) -> Facts:
+    def of(planned: Planned, beside: Sequence[str] = ()) -> Facts:
         best, sizes = planned.best, planned.sizes
         plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
         plan = replace(plan, precision=plan.precision.removeprefix("amp_"))  # of a captured module: what autocast is told
         return Facts(
             model=checks.name("model name", planned.model), plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes,
-            settings=planned.settings)
+            settings=planned.settings, beside=tuple(beside))
 
     @property
     def framework(self) -> Framework | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.plan.emit.facts import Facts
-from paceline.sim.schedules import chunks_per_rank
+from paceline.spec import schedules
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
@@ -75,10 +74,12 @@ def training(f: Facts, tool: str) -> str:
     sharded = p.sharding in _FSDP or p.tp > 1
     f.refuse(tool, cp=(1,), ep=(1,), offload=("none", "activations"), precision=_SHARDED if sharded else _REPLICATED,
              schedule=_PIPELINES)
-    chunks = p.pp * chunks_per_rank(p.schedule, p.vpp)
+    each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
+    chunks = p.pp * each
     stand_in = {"width": 32 * max(2, p.tp), "depth": max(2, chunks), "heads": max(2, p.tp)}
     names = [
-        f"PLAN = {str(replace(p, vpp=chunks_per_rank(p.schedule, p.vpp)))!r}", "# samples of a micro-batch, and micro-batches of a step on a replica",
+        f"PLAN = {str(replace(p, vpp=each))!r}",
+        "# samples of a micro-batch, and micro-batches of a step on a replica",
         f"SAMPLES, MICRO_BATCHES = {p.mbs}, {f.accumulate}", "# tokens of a sample, and steps to take",
         f'SEQ, STEPS = int(os.environ.get("SEQ", "{p.seq or _TOKENS}")), int(os.environ.get("STEPS", "100"))']
     imports = [
@@ -139,9 +140,9 @@ def command(f: Facts, script: str) -> str:
     return f"torchrun --nnodes {c.nodes} --nproc-per-node {c.node_devices} {where} {script}"
 
 
-def slurm(f: Facts, tools: Sequence[str] = ()) -> dict[str, str]:
+def slurm(f: Facts) -> dict[str, str]:
     """A batch script that runs on each node what starts the first of the other tools that has a script; else torchrun's."""
-    script = next((STARTS[tool] for tool in tools if tool in STARTS), STARTS["torchrun"])
+    script = next((STARTS[tool] for tool in f.beside if tool in STARTS), STARTS["torchrun"])
     c = f.cluster
     devices = f"#SBATCH --gpus-per-node={c.node_devices}\n" if c.device.kind != "cpu" else ""
     text = f"""#!/usr/bin/env bash

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.plan.emit.facts import TORCH_SCHEDULES, Facts
+from paceline.plan.emit.facts import Facts
 from paceline.plan.emit.launch import command
+from paceline.spec import schedules
 
 #: catalog name -> torchtitan's module and configuration
 _KNOWN = {"llama3-8b": ("llama3", "llama3_8b"), "llama3-70b": ("llama3", "llama3_70b"), "llama3-405b": ("llama3", "llama3_405b")}
@@ -12,6 +13,9 @@ _KNOWN = {"llama3-8b": ("llama3", "llama3_8b"), "llama3-70b": ("llama3", "llama3
 def arguments(f: Facts) -> list[str]:
     """Batch, degrees and schedule as overrides of a configuration."""
     f.refuse("torchtitan", sharding=("none", "ddp", "fsdp", "hsdp"), offload=("none", "optimizer"), recompute=("none", "selective", "full"))
+    if f.plan.pp > 1:
+        runs = tuple(name for name, schedule in schedules.SCHEDULES.items() if schedule.torch)
+        f.refuse("torchtitan", schedule=runs)
     p = f.plan
     replicas = p.dp if p.sharding in ("none", "ddp") else p.dp // (p.shard or p.dp)
     module, config = _KNOWN.get(f.model, ("llama3", "llama3_8b"))
@@ -25,7 +29,7 @@ def arguments(f: Facts) -> list[str]:
     if p.tp > 1:
         out.append(f"--parallelism.{'' if p.sp else 'no-'}enable_sequence_parallel")
     if p.pp > 1:
-        out += [f"--parallelism.pipeline_parallel_degree {p.pp}", f"--parallelism.pipeline_parallel_schedule {TORCH_SCHEDULES[p.schedule]}",
+        out += [f"--parallelism.pipeline_parallel_degree {p.pp}", f"--parallelism.pipeline_parallel_schedule {schedules.get(p.schedule).torch}",
                 f"--parallelism.pipeline_parallel_microbatch_size {p.mbs}"]
     out += ["--training.enable_cpu_offload"] * (p.offload == "optimizer") + ["--compile.enable"] * f.compiled
     return out

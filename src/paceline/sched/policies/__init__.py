@@ -1,14 +1,14 @@
-"""The policies by name, and those of a user's file."""
+"""The policies by name, those that `register` adds, and those of a user's file."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from paceline import extend
 from paceline.errors import SpecError, UnknownName
 from paceline.sched.policies.backfill import Easy
 from paceline.sched.policies.elastic import Elastic
@@ -20,32 +20,57 @@ from paceline.sched.policies.order import Fifo, Sjf, Srsf, Srtf
 from paceline.sched.policies.success import Success
 from paceline.sched.policy import Policy
 
+Maker = Callable[..., Policy]
+M = TypeVar("M", bound=Maker)
 #: name -> (how it is made, what it is)
-POLICIES: dict[str, tuple[Callable[..., Policy], str]] = {
-    "fifo": (Fifo, "first come, first served"),
-    "easy": (Easy, "FIFO with EASY backfill"),
-    "sjf": (Sjf, "shortest job first, not preemptive"),
-    "srtf": (Srtf, "shortest remaining time first"),
-    "srsf": (Srsf, "shortest remaining service (time x devices) first"),
-    "las": (Las, "least attained service in two levels (Tiresias), rounds of 60 s"),
-    "tiresias": (Las, "the same as las"),
-    "gittins": (Gittins, "Gittins index over levels of attained service, learnt from jobs that are over"),
-    "gittins-ends": (lambda **kw: Gittins(**{"successes": True, **kw}), "the same, knowing which ends are successes (Yao et al., lengths unknown)"),
-    "optimus": (Optimus, "one device each, then by gain in remaining time (Optimus), rounds of 60 s"),
-    "pollux": (lambda **kw: Elastic(**{"haste": 0.0, "adaptive": True, **kw}), "largest sum of goodput speedups"),
-    "goodput": (lambda **kw: Elastic(**{"haste": 0.5, "adaptive": True, **kw}), "goodput per device, weighted towards short jobs; batches adapt"),
-    "marginal": (lambda **kw: Elastic(**{"haste": 1.0, **kw}), "speedup per added device over remaining time"),
-    "marginal-ends": (lambda **kw: Elastic(**{"haste": 1.0, "knows_ends": True, **kw}), "the same, knowing the distribution of early ends"),
-    "efficiency": (lambda **kw: Elastic(**{"haste": 0.0, "floor": 0.5, **kw}), "speedup per added device alone, none below one half"),
-    "maxmin": (MaxMin, "equal shares over time, kinds of devices not told apart"),
-    "gavel": (Gavel, "equal shares over time, each job on the kind it gains most from"),
-    "srtf-ends": (lambda **kw: Success(**{"service": False, **kw}), "srtf that knows early ends: expected time over the chance of success"),
-    "success": (Success, "chance of success per expected device-second, knowing early ends (Yao et al.)"),
-}
+POLICIES: dict[str, tuple[Maker, str]] = {}
+
+
+def register(make: M, *, name: str = "", title: str = "") -> M:
+    """Makes a policy known by its name: to simulations, studies and the live scheduler.
+
+    `make` takes the policy's options as keywords, as a class does. A class says its own name (`name = "mine"`)
+    and what it is, in the first line of its docstring, and may be decorated with this function.
+    """
+    name = name or str(getattr(make, "name", ""))
+    extend.claim("policy", name, make, {known: maker for known, (maker, _) in POLICIES.items()})
+    POLICIES[name] = make, title or (make.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    return make
+
+
+register(Fifo, title="first come, first served")
+register(Easy, title="FIFO with EASY backfill")
+register(Sjf, title="shortest job first, not preemptive")
+register(Srtf, title="shortest remaining time first")
+register(Srsf, title="shortest remaining service (time x devices) first")
+register(Las, title="least attained service in two levels (Tiresias), rounds of 60 s")
+register(Las, name="tiresias", title="the same as las")
+register(Gittins, title="Gittins index over levels of attained service, learnt from jobs that are over")
+register(
+    partial(Gittins, successes=True), name="gittins-ends",
+    title="the same, knowing which ends are successes (Yao et al., lengths unknown)")
+register(Optimus, title="one device each, then by gain in remaining time (Optimus), rounds of 60 s")
+register(partial(Elastic, haste=0.0, adaptive=True), name="pollux", title="largest sum of goodput speedups")
+register(
+    partial(Elastic, haste=0.5, adaptive=True), name="goodput",
+    title="goodput per device, weighted towards short jobs; batches adapt")
+register(partial(Elastic, haste=1.0), name="marginal", title="speedup per added device over remaining time")
+register(
+    partial(Elastic, haste=1.0, knows_ends=True), name="marginal-ends",
+    title="the same, knowing the distribution of early ends")
+register(
+    partial(Elastic, haste=0.0, floor=0.5), name="efficiency",
+    title="speedup per added device alone, none below one half")
+register(MaxMin, title="equal shares over time, kinds of devices not told apart")
+register(Gavel, title="equal shares over time, each job on the kind it gains most from")
+register(
+    partial(Success, service=False), name="srtf-ends",
+    title="srtf that knows early ends: expected time over the chance of success")
+register(Success, title="chance of success per expected device-second, knowing early ends (Yao et al.)")
 
 
 def names() -> list[str]:
-    """Names of the policies that come with it."""
+    """Names of the policies that come with Paceline and of those that were registered."""
     return list(POLICIES)
 
 
@@ -111,17 +136,7 @@ def _from_file(text: str, options: dict[str, Any]) -> Policy:
     """The class `file.py:Class` of a user, made with its options."""
     file, _, name = text.rpartition(":")
     path = Path(file)
-    if not path.is_file():
-        raise SpecError(f"no file {file}, named by policy {text!r}")
-    spec = importlib.util.spec_from_file_location(f"_policy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise SpecError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    module = extend.run(path, f"_policy_{path.stem}", f"policy {text!r}")
     found = getattr(module, name, None)
     if found is None:
         known = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, Policy) and v is not Policy]

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 
 from torch import Tensor
 
@@ -16,21 +17,9 @@ from paceline.cost import compression as cost
 from paceline.spec import compression as spec
 
 from .base import Arrived, Compressor, Round
-from .cast import Cast
 from .local import lockstep
-from .powersgd import PowerSGD
-from .qsgd import QSGD
-from .sign import OneBit, SignSGD
-from .sparse import DGC, RandomK, TopK
-from .terngrad import TernGrad
 
 __all__ = ["Arrived", "Compressor", "Round", "for_model", "lockstep", "make"]
-
-_COMPRESSORS: dict[type[spec.Scheme], type[Compressor]] = {
-    spec.Float32: Cast, spec.Float16: Cast, spec.BFloat16: Cast, spec.TernGrad: TernGrad, spec.DGC: DGC, spec.PowerSGD: PowerSGD,
-    spec.QSGD: QSGD, spec.SignSGD: SignSGD, spec.OneBit: OneBit, spec.TopK: TopK, spec.RandomK: RandomK,
-}
-
 
 def make(scheme: spec.Scheme | str, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True) -> Compressor:
     """The compressor of a scheme, or of text that `paceline.spec.compression.parse` reads, for one rank.
@@ -38,7 +27,9 @@ def make(scheme: spec.Scheme | str, *, rank: int = 0, world: int = 1, seed: int 
     `seed` must be the same on all ranks; `fused=False` runs the plain torch reference.
     """
     chosen = spec.parse(scheme) if isinstance(scheme, str) else scheme
-    return _COMPRESSORS[type(chosen)](chosen, rank=rank, world=world, seed=seed, fused=fused)
+    module, _, name = chosen.encoder.partition(":")
+    kind: type[Compressor] = getattr(import_module(module), name)
+    return kind(chosen, rank=rank, world=world, seed=seed, fused=fused)
 
 
 def for_model(scheme: spec.Scheme | str, parameters: Iterable[tuple[str, Tensor]], *, rank: int = 0, world: int = 1, seed: int = 0,

@@ -40,7 +40,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from paceline.cost import compression as cost
 from paceline.errors import SpecError
 from paceline.spec.compression import Scheme
 
@@ -104,11 +103,11 @@ class Compressor(ABC):
 
         Without what `prepare` asks for: see `shared_bytes`.
         """
-        return cost.wire_bytes(self.scheme, shape, step=self.step)
+        return self.scheme.payload_bytes(shape, self.step)
 
     def shared_bytes(self, shape: int | Sequence[int]) -> int:
         """Bytes of what ranks agree on first."""
-        return cost.shared_bytes(self.scheme, shape)
+        return self.scheme.shared_bytes(shape)
 
     # ---- one gradient
 

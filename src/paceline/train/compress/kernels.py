@@ -15,9 +15,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from paceline.cost import compression as cost
 from paceline.errors import DataError
 from paceline.spec.compression import QSGD
+from paceline.spec.compression.sparse import index_bytes, low_bits
+from paceline.spec.compression.terngrad import TRITS
 
 from . import native, reference
 from .native import address, addresses
@@ -85,7 +86,7 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> T
     if how == "eager":
         return reference.ternary_encode(x, scale, reference.seed_tensor(seed, x.device))
     n = x.numel()
-    out = torch.empty(-(-n // cost.TRITS), dtype=torch.uint8)
+    out = torch.empty(-(-n // TRITS), dtype=torch.uint8)
     factor = c_float(scale.item())
     native.share(out.numel(), n, lambda lo, hi: _c(
         "ternary_encode", address(x), c_int64(n), c_int64(lo), c_int64(hi), factor, c_uint32(seed), address(out)))
@@ -102,7 +103,7 @@ def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fus
     if how == "eager":
         reference.ternary_decode(payloads, factors, out)
         return
-    payloads = _checked(payloads, -(-n // cost.TRITS))
+    payloads = _checked(payloads, -(-n // TRITS))
     places, factors = addresses(payloads), factors.contiguous()
     native.share(payloads[0].numel(), n, lambda lo, hi: _c(
         "ternary_decode", places, c_int64(len(payloads)), address(factors), c_int(factors.numel() == 1), c_int64(n), c_int64(lo), c_int64(hi),
@@ -154,7 +155,7 @@ def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, 
 def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple[Tensor, Tensor]:
     """Norms of buckets, and codes."""
     n, l2 = x.numel(), scheme.norm == "l2"
-    full, rest = cost.buckets(scheme, n)
+    full, rest = scheme.buckets(n)
     if backend(x, fused) != "c":
         encode = _torch(reference.qsgd_encode, x, fused)
         start, parts = full * scheme.bucket, []
@@ -164,7 +165,7 @@ def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple
             parts.append(reference.qsgd_encode(x[start:], reference.seed_tensor(seed + start, x.device), scheme.bits, rest, l2))
         return torch.cat([norms for norms, _ in parts]), torch.cat([codes for _, codes in parts])
     norms = torch.empty(full + bool(rest), dtype=torch.float32)
-    codes = torch.empty(cost.wire_bytes(scheme, n) - 4 * norms.numel(), dtype=torch.uint8)
+    codes = torch.empty(scheme.payload_bytes(n, 0) - 4 * norms.numel(), dtype=torch.uint8)
     native.share(norms.numel(), n, lambda lo, hi: _c(
         "qsgd_encode", address(x), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits), c_int(l2), c_int64(lo), c_int64(hi),
         c_uint32(seed), address(norms), address(codes)))
@@ -174,7 +175,7 @@ def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple
 def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, out: Tensor, fused: bool = True) -> None:
     """The mean over ranks, into `out`."""
     n, ranks = out.numel(), len(codes)
-    full, rest = cost.buckets(scheme, n)
+    full, rest = scheme.buckets(n)
     if backend(out, fused) != "c":
         start, held = full * scheme.bucket, full * scheme.bucket * scheme.bits // 8
         if full:
@@ -184,7 +185,7 @@ def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, 
             reference.qsgd_decode([c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, out[start:])
         return
     count = full + bool(rest)
-    norms, codes = _checked(norms, count), _checked(codes, cost.wire_bytes(scheme, n) - 4 * count)
+    norms, codes = _checked(norms, count), _checked(codes, scheme.payload_bytes(n, 0) - 4 * count)
     places, scales = addresses(codes), addresses(norms)
     native.share(count, n, lambda lo, hi: _c(
         "qsgd_decode", places, scales, c_int64(ranks), c_float(ranks), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits),
@@ -254,10 +255,10 @@ def sparse_encode(total: Tensor, masked: Tensor | None, places: Tensor | None, k
             masked[index] = 0.0
         return [values, *reference.indices_encode(index, n)]
     count = n if places is None else places.numel()
-    sizes = cost.index_bytes(n, k)
+    sizes = index_bytes(n, k)
     room, values = torch.empty(count, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
     lows, highs = (torch.empty(size, dtype=torch.uint8) for size in sizes)
-    _c("sparse_encode", address(total), address(masked), address(places), c_int64(count), c_int64(k), c_int(cost.low_bits(n, k)), address(room),
+    _c("sparse_encode", address(total), address(masked), address(places), c_int64(count), c_int64(k), c_int(low_bits(n, k)), address(room),
        address(values), c_int64(sizes[0]), address(lows), c_int64(sizes[1]), address(highs))
     return [values, lows, highs]
 
@@ -269,11 +270,11 @@ def sparse_decode(gathered: Sequence[Sequence[Tensor]], factor: float, out: Tens
         for sent, low, high in gathered:
             out.index_add_(0, reference.indices_decode(low, high, n, k), sent.to(torch.float32), alpha=factor)
         return
-    sizes = cost.index_bytes(n, k)
+    sizes = index_bytes(n, k)
     values, lows, highs = (_checked([rank[i] for rank in gathered], size) for i, size in enumerate((k, *sizes)))
     values = [sent.to(torch.float32) for sent in values]
     whole = _c("sparse_decode", addresses(values), addresses(lows), addresses(highs), c_int64(len(values)), c_int64(sizes[0]), c_int64(sizes[1]),
-               c_int64(k), c_int(cost.low_bits(n, k)), c_float(factor), c_int64(n), address(out))
+               c_int64(k), c_int(low_bits(n, k)), c_float(factor), c_int64(n), address(out))
     if whole < len(values):
         raise DataError(f"indices of {k} of {n} elements arrived damaged from rank {whole}")
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.cost import compression as cost
 from paceline.spec import compression as spec
 
 from .base import Arrived, Compressor, Round, flat, writing
@@ -32,7 +31,7 @@ class PowerSGD(Compressor):
 
     def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
         """The first factor; `continued` makes the second from the sum of the first."""
-        found = cost.factors(self.scheme, grad.shape)
+        found = self.scheme.factors(grad.shape)
         x = flat(grad)
         if found is None:
             return [x.clone()]
@@ -47,7 +46,7 @@ class PowerSGD(Compressor):
 
     def continued(self, key: str, arrived: Arrived, grad: Tensor) -> list[Tensor] | None:
         """The second factor, from the sum over ranks of the first; None: the gradient went whole, and there is no second."""
-        found = cost.factors(self.scheme, grad.shape)
+        found = self.scheme.factors(grad.shape)
         if found is None:
             return None
         rows, columns, rank = found
@@ -57,7 +56,7 @@ class PowerSGD(Compressor):
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         with writing(out) as target:
-            if cost.factors(self.scheme, out.shape) is None:
+            if self.scheme.factors(out.shape) is None:
                 torch.mul(gathered[0][0], 1.0 / self.world, out=target)
                 return
             basis, entry = self._pending.pop(key), self._entry(key)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.cost import compression as cost
+from paceline.spec.compression.sparse import low_bits
+from paceline.spec.compression.terngrad import TRITS
 
 
 def signed(value: int) -> int:
@@ -66,9 +67,9 @@ def ternary_scaler(x: Tensor, clip: float) -> Tensor:
 
 def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
     """Trits of x / scale, rounded at random, five to a byte."""
-    m = -(-x.numel() // cost.TRITS)
+    m = -(-x.numel() // TRITS)
     codes = torch.zeros((), dtype=torch.int32, device=x.device)
-    for j in range(cost.TRITS):
+    for j in range(TRITS):
         part = x[j * m : (j + 1) * m]
         hit = (uniform(counters(j * m, part.numel(), seed)) * scale < part.abs()).to(torch.int32)
         trits = torch.where(part < 0, -hit, hit) + 1
@@ -80,7 +81,7 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
 
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor) -> None:
     """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added up first."""
-    powers = torch.tensor([3**j for j in range(cost.TRITS)], dtype=torch.int32, device=factors.device)[:, None]
+    powers = torch.tensor([3**j for j in range(TRITS)], dtype=torch.int32, device=factors.device)[:, None]
     trits = ((payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32) for payload in payloads)
     zero = torch.zeros((), dtype=torch.float32, device=factors.device)
     total = factors * sum(trits, zero) if factors.numel() == 1 else sum((f * t for f, t in zip(factors.unbind(), trits, strict=True)), zero)
@@ -205,7 +206,7 @@ def bits_unpack(packed: Tensor, count: int) -> Tensor:
 def indices_encode(index: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Low bits and unary high bits of ascending int64 indices below n (Elias-Fano)."""
     k = index.numel()
-    low = cost.low_bits(n, k)
+    low = low_bits(n, k)
     shifts = torch.arange(low, device=index.device)
     lows = bits_pack(((index[:, None] >> shifts) & 1).reshape(-1))
     high = torch.zeros(k + ((n - 1) >> low) + 1, dtype=torch.int32, device=index.device)
@@ -215,7 +216,7 @@ def indices_encode(index: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int) -> Tensor:
     """Int64 indices that `indices_encode` encoded."""
-    low = cost.low_bits(n, k)
+    low = low_bits(n, k)
     shifts = torch.arange(low, device=lows.device)
     rest = (bits_unpack(lows, k * low).reshape(k, low).to(torch.int64) << shifts).sum(dim=1)
     ones = bits_unpack(highs, highs.numel() * 8).nonzero().reshape(-1)[:k]

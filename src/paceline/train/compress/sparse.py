@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.cost import compression as cost
 from paceline.spec import compression as spec
+from paceline.spec.compression.sparse import kept
 
 from . import kernels, reference
 from .base import Arrived, Compressor, flat, writing
@@ -36,7 +36,7 @@ class _Largest(Compressor):
     def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float, masked: Tensor | None = None) -> list[Tensor]:
         """Adds the gradient to `total`, from which the k largest sums are taken away to be sent; `masked` becomes zero at their places."""
         n = x.numel()
-        k = cost.kept(n, self.scheme.ratio_at(self.step))
+        k = kept(n, self.scheme.ratio_at(self.step))
         momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
         nesterov = isinstance(self.scheme, spec.DGC) and self.scheme.nesterov
         stride = max(1, int(1 / share), k // _HITS) | 1  # odd: rows of matrices have even lengths, as a rule
@@ -126,7 +126,7 @@ class RandomK(Compressor):
         x = flat(grad)
         n = x.numel()
         seed = reference.seed_tensor(self._seed(key, shared=True), x.device)
-        index, sizes = reference.strata(n, cost.kept(n, self.scheme.ratio), seed)
+        index, sizes = reference.strata(n, kept(n, self.scheme.ratio), seed)
         self._pending[key] = index
         # elements that are not drawn must tell of an overflow, too: 0, or NaN if anything is not finite
         poison = 0.0 * kernels.moments(x, self.fused)[0].to(torch.float32) if self._saved is not None else 0.0

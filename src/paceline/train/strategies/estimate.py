@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cost import compression as cost
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
-from paceline.spec.compression import DGC, SCHEMES, BFloat16, Float16, Float32, Scheme, parse
+from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.profile import Layer, Profile, order_of
@@ -124,7 +124,7 @@ def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]
     return profile.forward_s + end + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
 
 
-def _reply_s(sent: Sequence[cost.Exchange], at: Setting) -> float:
+def _reply_s(sent: Sequence[Exchange], at: Setting) -> float:
     """Of messages that are sent together, each kind as one."""
     return max(at.reply_s(op, sum(one.bytes for one in sent if one.op == op)) for op in {one.op for one in sent})
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.cost.collectives import constants
-from paceline.predict.parallel import HOST_BPS, HOST_SHARE, HOST_SHARED_BY, HOST_SUM_BPS
+from paceline.cost.host_link import SUM_BPS, link_rate
 from paceline.spec.cluster import Cluster
 
 
@@ -43,12 +43,12 @@ def servers(cluster: Cluster, workers: int, count: int = 0) -> Servers:
     number = count or hosts
     here = min(workers, cluster.node_devices)
     if hosts == 1:
-        link = (cluster.device.host_bandwidth_Bps or HOST_BPS) * HOST_SHARE / min(here, HOST_SHARED_BY)
-        return Servers(count=1, workers=workers, worker_Bps=link, server_Bps=math.inf, sum_Bps=HOST_SUM_BPS, latency_s=20e-6)
+        link = link_rate(cluster.device, here)
+        return Servers(count=1, workers=workers, worker_Bps=link, server_Bps=math.inf, sum_Bps=SUM_BPS, latency_s=20e-6)
     rate, latency = node_rate(cluster)
     # of what a node sends, the part for its own server stays
     away = 1 - 1 / hosts if not count else 1.0
-    return Servers(count=number, workers=workers, worker_Bps=rate / here / away, server_Bps=number * rate / away, sum_Bps=number * HOST_SUM_BPS,
+    return Servers(count=number, workers=workers, worker_Bps=rate / here / away, server_Bps=number * rate / away, sum_Bps=number * SUM_BPS,
                    latency_s=latency)
 
 

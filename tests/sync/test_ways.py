@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="capture needs torch")
 
 import paceline as pl
+from paceline import sync
 from paceline.catalog import clusters, devices, models, transformers
 from paceline.cost.chip import chip
-from paceline.cost.compression import model_bytes
+from paceline.cost.compression import decode_s, encode_s, model_bytes
 from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
-from paceline.predict.relaxed.accuracy import _KNOWN, accuracy
-from paceline.predict.relaxed.captured import Relaxed
-from paceline.predict.relaxed.coding import decode_s, encode_s
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.step import Conditions
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import AVERAGES, COMPRESSIONS, DDP, MODES, RELAXED_WORDS, Relaxation
+from paceline.spec.synchronisation import AVERAGES, MODES, Relaxation, compressions, relaxed_words
+from paceline.sync.accuracy import _KNOWN, accuracy
+from paceline.sync.layers import Layers
 
 ETHERNET = clusters.get("4xp100-node-10gbe")
 NODE = clusters.get("p100-node-10gbe")
-COMPRESSED = [f"compress={name}" for name in COMPRESSIONS]
+COMPRESSED = [f"compress={name}" for name in compressions()]
 SYNCHRONOUS = [*COMPRESSED, "overlap", "priority", "ps-sync"]
 NOW_AND_THEN = ["local-sgd", "diloco", "ps-async", "ps-bounded", "ps-backup", "easgd", "gossip"]
 GPT, DGX = transformers.get("gpt3-1.3b"), clusters.get("4xdgx-a100")
@@ -48,7 +48,7 @@ def part(prediction, name):
 
 
 relaxations = st.builds(
-    Relaxation, compress=st.sampled_from(["", *COMPRESSIONS]), ratio=st.sampled_from([0.0, 0.001, 0.25]), rank=st.integers(0, 8),
+    Relaxation, compress=st.sampled_from(["", *compressions()]), ratio=st.sampled_from([0.0, 0.001, 0.25]), rank=st.integers(0, 8),
     average=st.sampled_from(AVERAGES), mode=st.sampled_from(MODES), period=st.integers(0, 600), island=st.integers(0, 8),
     servers=st.integers(0, 64), staleness=st.integers(0, 9), backup=st.integers(0, 9),
 )
@@ -62,8 +62,8 @@ def test_words_round_trip(relax):
 
 def test_every_relaxation_says_what_it_may_cost():
     assert set(_KNOWN) == {*AVERAGES, *MODES} - {"replicas"}
-    for name in (*COMPRESSIONS, "overlap", "easgd"):
-        found = accuracy(Plan.parse(name if name in RELAXED_WORDS else f"compress={name}").relax)
+    for name in (*compressions(), "overlap", "easgd"):
+        found = accuracy(Plan.parse(name if name in relaxed_words() else f"compress={name}").relax)
         assert found.what and found.source
 
 
@@ -125,14 +125,10 @@ def test_what_is_meant_to_help_helps_on_a_slow_network(words):
 def sent(words, cluster, load):
     """Bytes that a rank contributes by collective, as the prediction sends them."""
     out = {}
-
-    class Listening(Relaxed):
-        def send(self, op, size, axis="dp"):
-            out[op] = out.get(op, 0.0) + size
-            return super().send(op, size, axis)
-
     plan = parallel.resolve(Plan.parse(words), load, cluster)
-    Listening(load, cluster, plan, DDP, Timed.of(load, cluster.device, Conditions())).transfers()
+    for transfer in sync.ranks(load, cluster, plan, Conditions()).transfers():
+        for op, size, _ in transfer.exchanges:
+            out[op] = out.get(op, 0.0) + size
     return out
 
 
@@ -182,11 +178,12 @@ def test_servers_take_codes_and_send_sums_of_them():
 def test_fully_connected_layers_trade_gradients_for_activations():
     """VGG's first of them has 103 M weights and 25,088 inputs: a batch of 8 is far less to send."""
     load, plan = workload("vgg11", 8, 224), parallel.resolve(Plan.parse("overlap"), workload("vgg11", 8, 224), ETHERNET)
-    ranks = Relaxed(load, ETHERNET, plan, DDP, Timed.of(load, ETHERNET.device, Conditions()))
-    first = next(layer for layer, _, _ in ranks.layers if layer[0].name == "classifier.0.weight" or layer[-1].name == "classifier.0.weight")
-    assert ranks.traded_s(first) < ranks.send("reduce_scatter", first[-1].bytes) / 5
-    conv = next(layer for layer, _, _ in ranks.layers if layer[0].name.startswith("features"))
-    assert ranks.traded_s(conv) == float("inf")
+    ranks = sync.ranks(load, ETHERNET, plan, Conditions())
+    layers = Layers(ranks)
+    first = next(layer for layer in layers.listed if layer.name == "classifier.0")
+    assert 0 < ranks.total(ranks.way.traded(layers, first)) < ranks.send("reduce_scatter", first.bytes) / 5
+    conv = next(layer for layer in layers.listed if layer.name.startswith("features"))
+    assert ranks.way.traded(layers, conv) == []
 
 
 def test_priority_hides_what_is_left_behind_the_next_forward_pass():
@@ -250,7 +247,7 @@ def test_hogwild_shares_one_node():
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [*(w for w in RELAXED_WORDS if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
+@pytest.mark.parametrize("words", [*(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
 def test_closed_form_and_simulation_agree(words):
     plan = Plan.parse(f"{words} tp=2 mbs=1 gbs=64")
     a, b = simulated.predict(GPT, DGX, plan), distributed.predict(GPT, DGX, plan)

@@ -18,15 +18,20 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from paceline.cost.collectives import collective_s, sigma
+from paceline.cost.memory import with_more
 from paceline.errors import PlanError
+from paceline.predict.distributed import Step
 from paceline.predict.interval import Z90, around
-from paceline.predict.parallel import slowest_of
-from paceline.predict.relaxed.accuracy import accuracy
-from paceline.predict.relaxed.hosts import Servers, neighbour_s, servers
+from paceline.predict.parallel import Ranks, slowest_of
+from paceline.predict.way import Way
 from paceline.queueing.mva import Station, solve
-from paceline.spec.cluster import Cluster
+from paceline.sim.overlap import Transfer
+from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part, Stage
+from paceline.spec.synchronisation import Relaxation
+from paceline.sync.accuracy import accuracy
+from paceline.sync.servers import Servers, neighbour_s, servers
 
 #: share of computation that a device loses while it sends and receives beside it
 CONTENTION = 0.1
@@ -78,7 +83,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Added:
     """What a mode adds to a replica's step: seconds by name, the share of work that counts, memory, and remarks."""
 
     seconds: Mapping[str, float]
@@ -95,7 +100,7 @@ def predict(replica: Replica) -> DistributedPrediction:
     return answer(replica, _MODES[mode](replica))
 
 
-def periodic(replica: Replica) -> Exchange:
+def periodic(replica: Replica) -> Added:
     """Local SGD and DiLoCo: an average once in a period; DiLoCo's outer step has a momentum and a copy of the parameters."""
     relax = replica.plan.relax
     islands = replica.replicas // island(replica.plan, replica.cluster, replica.replicas)
@@ -104,7 +109,7 @@ def periodic(replica: Replica) -> Exchange:
     seconds[OUTER] = moved * replica.master_bytes / replica.cluster.device.memory_bandwidth_Bps / relax.every
     more = 2 * replica.master_bytes if relax.mode == "diloco" else 0.0
     what = f"{islands} islands average {relax.every} steps apart"
-    return Exchange(seconds=seconds, more_bytes=more, remarks=(Evidence(what=what, kind="declared", source="the plan"),))
+    return Added(seconds=seconds, more_bytes=more, remarks=(Evidence(what=what, kind="declared", source="the plan"),))
 
 
 def island(plan: Plan, cluster: Cluster, replicas: int) -> int:
@@ -116,7 +121,7 @@ def island(plan: Plan, cluster: Cluster, replicas: int) -> int:
     return size
 
 
-def synchronous(replica: Replica) -> Exchange:
+def synchronous(replica: Replica) -> Added:
     """Every step through servers; what the last backward and the first forward pass hide is not added."""
     found = _servers(replica)
     size = replica.parameters * replica.gradient_bytes
@@ -125,7 +130,7 @@ def synchronous(replica: Replica) -> Exchange:
     pull = found.way_s(size, senders)
     exposed = max(push - replica.backward_s, push * LAST_SHARE) + max(pull - replica.forward_s, pull * LAST_SHARE)
     waiting, used = straggling(replica)
-    return Exchange(seconds={SERVERS: exposed, WAITING: waiting}, used=used, remarks=_hosts(found))
+    return Added(seconds={SERVERS: exposed, WAITING: waiting}, used=used, remarks=_hosts(found))
 
 
 def straggling(replica: Replica) -> tuple[float, float]:
@@ -139,7 +144,7 @@ def straggling(replica: Replica) -> tuple[float, float]:
     return replica.alone.step_s * cv * late, (count - spare) / count
 
 
-def asynchronous(replica: Replica) -> Exchange:
+def asynchronous(replica: Replica) -> Added:
     """Workers that wait for servers only: mean value analysis of the closed network they form."""
     relax, found = replica.plan.relax, _servers(replica)
     size = replica.master_bytes if relax.mode == "easgd" else replica.parameters * replica.gradient_bytes
@@ -158,24 +163,24 @@ def asynchronous(replica: Replica) -> Exchange:
     late = f"gradients are late by {replica.replicas - 1} updates on average" if relax.mode != "easgd" else f"centre met every {relax.every} steps"
     busy = float(curve.utilisation[-1].max())
     remarks = (Evidence(what=f"{late}; servers are {100 * busy:.0f} % busy", kind="derived", source="mean value analysis"), *_hosts(found))
-    return Exchange(seconds=seconds, more_bytes=replica.master_bytes if relax.mode == "easgd" else 0.0, remarks=remarks)
+    return Added(seconds=seconds, more_bytes=replica.master_bytes if relax.mode == "easgd" else 0.0, remarks=remarks)
 
 
-def gossip(replica: Replica) -> Exchange:
+def gossip(replica: Replica) -> Added:
     """Parameters to both neighbours of a ring beside the step; what takes longer than the step is waited for."""
     if replica.plan.tp * replica.plan.pp > 1:
         raise PlanError("plan cannot run: gossip is modelled between whole replicas on one device each (tp 1, pp 1)")
     if replica.replicas == 1:
-        return Exchange(seconds={})
+        return Added(seconds={})
     sent = neighbour_s(replica.cluster, replica.master_bytes) / replica.plan.relax.every
     beside = min(sent, replica.alone.step_s)
-    return Exchange(
+    return Added(
         seconds={NEIGHBOURS: max(0.0, sent - replica.alone.step_s) + CONTENTION * beside}, more_bytes=2 * replica.master_bytes,
         remarks=(Evidence(what="each replica averages with its two neighbours in a ring", kind="declared", source="the plan"),),
     )
 
 
-def hogwild(replica: Replica) -> Exchange:
+def hogwild(replica: Replica) -> Added:
     """Gradients added into one copy in the host's memory without locks, and read from there."""
     if replica.cluster.nodes > 1:
         raise PlanError(f"plan cannot run: hogwild shares the memory of one node, but {replica.cluster.name} has {replica.cluster.nodes}")
@@ -186,7 +191,7 @@ def hogwild(replica: Replica) -> Exchange:
         found = servers(replica.cluster, replica.replicas)
         seconds = 2 * found.way_s(size, replica.replicas) + found.sum_s(size, replica.replicas)
     what = "one copy in the host's memory, no locks"
-    return Exchange(seconds={SERVERS: seconds}, remarks=(Evidence(what=what, kind="declared", source="the plan"),))
+    return Added(seconds={SERVERS: seconds}, remarks=(Evidence(what=what, kind="declared", source="the plan"),))
 
 
 _MODES = {
@@ -204,44 +209,78 @@ def _hosts(found: Servers) -> tuple[Evidence, ...]:
     return (Evidence(what=what, kind="declared", source="the plan"),)
 
 
-def answer(replica: Replica, exchange: Exchange) -> DistributedPrediction:
+def answer(replica: Replica, more: Added) -> DistributedPrediction:
     """The prediction of a replica by itself with an exchange added."""
     alone, relax = replica.alone, replica.plan.relax
-    added = {name: seconds for name, seconds in exchange.seconds.items() if seconds > 0}
+    own, added = _seconds(replica, more)
+    step = sum(own.values()) + sum(added.values())
     sent = sum(seconds for name, seconds in added.items() if name not in (WAITING, OUTER))
-    parts = {part.name: part.seconds for part in alone.breakdown}
-    late = parts.pop(WAITING, 0.0)
+    low, high = around(step, _sigma(replica, sent / step))
+    ratio, exposed = alone.step_s / step * more.used, alone.exposed_s + sent
+    stages = tuple(_with(stage, more.more_bytes) for stage in alone.stages)
+    fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+    return replace(
+        alone, plan=str(replica.plan), step_s=step, step_s_low=low, step_s_high=high, throughput=alone.throughput * ratio,
+        mfu=alone.mfu * ratio, hfu=alone.hfu * alone.step_s / step, exposed_s=exposed,
+        bound_by="communication" if exposed > 0.5 * step else alone.bound_by, breakdown=_breakdown(alone, own, added, step),
+        stages=stages,
+        fit=Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes),
+        provenance=(*alone.provenance, *more.remarks), accuracy=accuracy(relax),
+        energy_j=None if alone.energy_j is None else alone.energy_j * step / alone.step_s,
+        cost_per_unit=None if alone.cost_per_unit is None else alone.cost_per_unit / ratio,
+    )
+
+
+def _seconds(replica: Replica, more: Added) -> tuple[dict[str, float], dict[str, float]]:
+    """Where the time of a replica goes by itself, and what the exchange adds."""
+    relax = replica.plan.relax
+    added = {name: seconds for name, seconds in more.seconds.items() if seconds > 0}
+    own = {part.name: part.seconds for part in replica.alone.breakdown}
+    late = own.pop(WAITING, 0.0)
     if late and relax.mode in ("local-sgd", "diloco"):  # over the steps of a period, workers are late by less per step
         added[WAITING] = late / math.sqrt(relax.every)
-    step = sum(parts.values()) + sum(added.values())
-    group = replica.cluster.group(replica.replicas, replica.stride)
-    network = float(sigma(1e7, group, replica.cluster, replica.library)) if replica.replicas > 1 else 0.0
+    return own, added
+
+
+def _sigma(replica: Replica, sent: float) -> float:
+    """Standard deviation of the logarithm of a step, a share of which goes to what is sent."""
+    alone, network = replica.alone, 0.0
+    if replica.replicas > 1:
+        group = replica.cluster.group(replica.replicas, replica.stride)
+        network = float(sigma(1e7, group, replica.cluster, replica.library))
     own = math.log(alone.step_s_high / alone.step_s) / Z90
-    low, high = around(step, math.hypot((1 - sent / step) * own, sent / step * network))
-    ratio = alone.step_s / step * exchange.used
+    return math.hypot((1 - sent) * own, sent * network)
+
+
+def _breakdown(
+    alone: DistributedPrediction, own: Mapping[str, float], added: Mapping[str, float], step: float,
+) -> tuple[Part, ...]:
+    """The replica's parts and those that were added, largest first."""
     kinds = {WAITING: "bubble", OUTER: "memory"}
-    listed = [replace(part, share=part.seconds / step) for part in alone.breakdown if part.name in parts]
-    listed += [Part(name=name, seconds=s, share=s / step, count=1, bound_by=kinds.get(name, "communication"), flops=0.0) for name, s in added.items()]
-    stages = tuple(_with(stage, exchange.more_bytes) for stage in alone.stages)
-    fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
-    exposed = alone.exposed_s + sent
-    return replace(
-        alone, plan=str(replica.plan), step_s=step, step_s_low=low, step_s_high=high, throughput=alone.throughput * ratio, mfu=alone.mfu * ratio,
-        hfu=alone.hfu * alone.step_s / step, exposed_s=exposed, bound_by="communication" if exposed > 0.5 * step else alone.bound_by,
-        breakdown=tuple(sorted(listed, key=lambda part: -part.seconds)), stages=stages,
-        fit=Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes),
-        provenance=(*alone.provenance, *exchange.remarks), accuracy=accuracy(relax),
-        energy_j=alone.energy_j * step / alone.step_s if alone.energy_j is not None else None,
-        cost_per_unit=alone.cost_per_unit / ratio if alone.cost_per_unit is not None else None,
-    )
+    listed = [replace(part, share=part.seconds / step) for part in alone.breakdown if part.name in own]
+    for name, seconds in added.items():
+        bound = kinds.get(name, "communication")
+        listed.append(Part(name=name, seconds=seconds, share=seconds / step, count=1, bound_by=bound, flops=0.0))
+    return tuple(sorted(listed, key=lambda part: -part.seconds))
 
 
 def _with(stage: Stage, more: float) -> Stage:
     """A stage whose device holds more."""
-    if not more:
-        return stage
-    found = stage.memory
-    scale = found.reserved_bytes / max(1, found.peak_bytes)
-    kinds = {**found.by_kind, "optimizer": found.by_kind["optimizer"] + int(more)}
-    peak = found.peak_bytes + int(more)
-    return replace(stage, memory=replace(found, peak_bytes=peak, reserved_bytes=int(peak * scale), by_kind=kinds))
+    return replace(stage, memory=with_more(stage.memory, more))
+
+
+class Alone(Way):
+    """Ranks that average every step within their island only, or not at all."""
+
+    def __init__(self, relax: Relaxation) -> None:
+        self.relax = relax
+
+    def replicas(self, ranks: Ranks) -> Group:
+        periodic = self.relax.mode in ("local-sgd", "diloco")
+        return ranks.cluster.group(island(ranks.plan, ranks.cluster, ranks.plan.dp) if periodic else 1)
+
+    def transfers(self, ranks: Ranks) -> list[Transfer]:
+        return ranks.usual_transfers() if self.replicas(ranks).size > 1 else []
+
+    def averages(self, step: Step) -> bool:
+        return False
