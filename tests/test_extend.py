@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 
@@ -39,19 +40,27 @@ REGISTRIES = (policies.POLICIES, emit.EMITTERS, schedules.SCHEDULES, compression
 HERE = {"PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent, Path(pl.__file__).parents[1])))}
 
 
+@contextmanager
+def forgotten():
+    """Whatever is registered within is gone after it."""
+    before, modules = [dict(registry) for registry in REGISTRIES], set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extend, "_files", [])
+        try:
+            yield
+        finally:
+            for registry, kept in zip(REGISTRIES, before, strict=True):
+                registry.clear()
+                registry.update(kept)
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXAMPLES)):
+                    del sys.modules[name]
+
+
 @pytest.fixture
-def unchanged(monkeypatch):
-    """Whatever a test registers is gone after it."""
-    before = [dict(registry) for registry in REGISTRIES]
-    modules = set(sys.modules)
-    monkeypatch.setattr(extend, "_files", [])
-    yield
-    for registry, kept in zip(REGISTRIES, before, strict=True):
-        registry.clear()
-        registry.update(kept)
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXAMPLES)):
-            del sys.modules[name]
+def unchanged():
+    with forgotten():
+        yield
 
 
 @pytest.fixture
@@ -212,8 +221,7 @@ SLOW = "4x1xh100-sxm@10Gb/s"
 
 @given(pp=st.integers(2, 8), count=st.integers(1, 40))
 def test_schedule_can_run_and_holds_what_it_says(pp, count):
-    known = dict(schedules.SCHEDULES)
-    try:
+    with forgotten():
         extend.load(EXAMPLES / "schedule.py")
         order = schedules.get("eager-1f1b")
         orders = [list(order.actions(rank, pp, count)) for rank in range(pp)]
@@ -221,10 +229,6 @@ def test_schedule_can_run_and_holds_what_it_says(pp, count):
         for rank in range(pp):
             held = accumulate({"F": 1, "B": -1}[action.kind] for action in orders[rank])
             assert order.in_flight(rank, pp, count, 1) == max(held)
-    finally:
-        schedules.SCHEDULES.clear()
-        schedules.SCHEDULES.update(known)
-        sys.modules.pop("schedule", None)
 
 
 def test_schedule_is_predicted(load):

@@ -70,3 +70,9 @@ def test_every_room_is_listed():
 def test_stays_light(code, absent):
     loaded = subprocess.run([sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True)
     assert not set(absent.split()) & set(loaded.stdout.split())
+
+
+def test_contributing_shows_the_same_order():
+    table = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| folder of")[2].partition("\n\n")[0]
+    shown = [line.split("`")[1].rstrip("/").removesuffix(".py") for line in table.splitlines() if line.startswith("| `")]
+    assert shown == ROOMS

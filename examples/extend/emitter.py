@@ -1,7 +1,7 @@
 """An emitter: the task file of SkyPilot, which finds the machines, and starts torchrun on each of them.
 
     paceline --extend examples/extend/emitter.py plan llama3-8b --cluster 2xdgx-h100 --gbs 64 \
-        --emit skypilot,torchrun -o run/
+        --fix pp=1 --emit skypilot,torchrun -o run/
     sky launch run/task.yaml
 
 In a program, `import emitter` is all; then `paceline.plan.emit.emit(planned, ["skypilot"], folder)`.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.catalog import clusters, transformers
@@ -87,6 +87,7 @@ def test_the_suggestion_can_run(plan, devices, model):
 
 @settings(max_examples=100)
 @given(PLANS)
+@example(Plan(schedule="dualpipev"))
 def test_what_is_accepted_runs(plan):
     """No plan that is accepted leaves the ranks of its pipeline waiting for one another."""
     small = replace(LLAMA, layers=8)

@@ -49,7 +49,9 @@ def plan(
     most: Annotated[int | None, Parameter(converter=whole, help="plans to simulate at most: 256, of a captured model all")] = None,
     engine: Annotated[str, Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster")] = "local",
     measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
-    emit: Annotated[str | None, Parameter(help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm")] = None,
+    emit: Annotated[str | None, Parameter(
+        help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or your own (--extend)",
+    )] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
     html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,
     require_fit: RequireFit = False, json_: Json = False,

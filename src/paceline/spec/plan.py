@@ -281,8 +281,6 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
 
 def _schedule_problems(plan: Plan) -> Iterator[str]:
     """Too few micro-batches for a schedule, or too odd a number of them, by the rules of torch's and Megatron's schedules."""
-    if plan.pp == 1:
-        return
     m, schedule = plan.micro_batches, plan.schedule
     count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {m}"
     rounds = max(1, m // plan.pp)
@@ -296,7 +294,7 @@ def _schedule_problems(plan: Plan) -> Iterator[str]:
 def fewest_micro_batches(plan: Plan) -> int:
     """Micro-batches that a pipeline's schedule needs at least; Megatron's 1F1B takes any number, torch's one for each stage."""
     in_torch = plan.framework.startswith("torch")
-    return schedules.get(plan.schedule).least_micro_batches(plan.pp, plan.vpp, in_torch) if plan.pp > 1 else 1
+    return schedules.get(plan.schedule).least_micro_batches(plan.pp, plan.vpp, in_torch)
 
 
 @cache
