@@ -12,8 +12,8 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 #: each may import itself and what stands before it
 ROOMS = [
-    "errors", "units", "extend", "on_ray", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict", "report",
-    "plan", "api", "whatif", "train", "sched", "bench", "cli",
+    "errors", "units", "extend", "on_ray", "spec", "catalog", "capture", "cost", "sim", "queueing", "predict",
+    "report", "plan", "api", "whatif", "train", "sched", "bench", "cli",
 ]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name: imported when asked, not before
 LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog")}
@@ -73,6 +73,7 @@ def test_stays_light(code, absent):
 
 
 def test_contributing_shows_the_same_order():
-    table = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| folder of")[2].partition("\n\n")[0]
-    shown = [line.split("`")[1].rstrip("/").removesuffix(".py") for line in table.splitlines() if line.startswith("| `")]
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| folder of")[2].partition("\n\n")[0].splitlines()
+    shown = [line.split("`")[1].rstrip("/").removesuffix(".py") for line in table if line.startswith("| `")]
     assert shown == ROOMS

@@ -51,7 +51,7 @@ def _extended(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     extend: Annotated[list[Path] | None, Parameter(
         negative="", group="Every command",
-        help="a Python file to run first: it registers a policy, emitter, schedule... of yours; may be repeated",
+        help="a Python file to run first, which registers a policy, emitter, schedule...; may be repeated",
     )] = None,
 ) -> None:
     """Runs the files that a user named, then the command."""
