@@ -276,8 +276,9 @@ def test_memory_without_a_formula_is_counted(unchanged):
 
     schedules.register(Late())
     assert in_flight("late", 0, 4, 300) == 300
+    words = "pp=4 mbs=1 gbs=256"
     found, usual = (
-        pl.predict("resnet50", plan=f"pp=4 mbs=1 gbs=256 {name}", cluster="1xdgx-1-v100") for name in ("late", "gpipe"))
+        pl.predict("resnet50", plan=f"{words} {name}", cluster="1xdgx-1-v100") for name in ("late", "gpipe"))
     assert found.peak_bytes == usual.peak_bytes
 
 

@@ -75,10 +75,12 @@ def test_bounds_are_close_where_plans_are_good():
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 @pytest.mark.parametrize(("network", "pp", "gbs"), [("100Gb/s", 2, 256), ("400Gb/s", 4, 28)])
 def test_bounds_hold_where_reductions_take_as_long_as_passes(schedule, network, pp, gbs):
-    """With many micro-batches, breadth-first schedules complete their first gradients long before the last."""
-    model = Transformer(name="wide", layers=16, hidden=4096, heads=32, ffn=16384, vocab=1000, seq=2048, tied=False)
+    """With many micro-batches, breadth-first schedules complete the first gradients long before the last."""
+    model = Transformer(
+        name="wide", layers=16, hidden=4096, heads=32, ffn=16384, vocab=1000, seq=2048, tied=False)
     where = clusters.get(f"16x1xh100-sxm@{network}")
-    limits = Limits.of(fix=[schedule, f"pp={pp}", "ddp", "mbs=1", "tp=1", "cp=1", "recompute=none", "offload=none"])
+    words = [schedule, f"pp={pp}", "ddp", "mbs=1", "tp=1", "cp=1", "recompute=none", "offload=none"]
+    limits = Limits.of(fix=words)
     space, table = Space(model, (where,), gbs, 2048, limits), Table(model)
     assert len(space) or schedule == "dualpipev"  # which needs eight micro-batches, not seven
     for block in space.blocks:

@@ -16,7 +16,8 @@ def sizes(schedule):
 
 
 CASES = [
-    (name, pp, vpp, m) for name, schedule in SCHEDULES.items() for pp in (2, 3, 4, 8) for vpp in sizes(schedule)
+    (name, pp, vpp, m)
+    for name, schedule in SCHEDULES.items() for pp in (2, 3, 4, 8) for vpp in sizes(schedule)
     for m in (pp, 2 * pp, 3 * pp, 8 * pp) if m >= schedule.least_micro_batches(pp, vpp, in_torch=True)]
 
 

@@ -48,7 +48,8 @@ def part(prediction, name):
 
 
 relaxations = st.builds(
-    Relaxation, compress=st.sampled_from(["", *compressions()]), ratio=st.sampled_from([0.0, 0.001, 0.25]), rank=st.integers(0, 8),
+    Relaxation, compress=st.sampled_from(["", *compressions()]), ratio=st.sampled_from([0.0, 0.001, 0.25]),
+    rank=st.integers(0, 8),
     average=st.sampled_from(AVERAGES), mode=st.sampled_from(MODES), period=st.integers(0, 600), island=st.integers(0, 8),
     servers=st.integers(0, 64), staleness=st.integers(0, 9), backup=st.integers(0, 9),
 )
@@ -247,7 +248,8 @@ def test_hogwild_shares_one_node():
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [*(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
+@pytest.mark.parametrize("words", [
+    *(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
 def test_closed_form_and_simulation_agree(words):
     plan = Plan.parse(f"{words} tp=2 mbs=1 gbs=64")
     a, b = simulated.predict(GPT, DGX, plan), distributed.predict(GPT, DGX, plan)

@@ -50,7 +50,7 @@ def plan(
     engine: Annotated[str, Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster")] = "local",
     measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
     emit: Annotated[str | None, Parameter(
-        help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or your own (--extend)",
+        help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or your own",
     )] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
     html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,

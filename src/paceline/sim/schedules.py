@@ -56,8 +56,8 @@ def bubble_s(
 
 @lru_cache(maxsize=65536)
 def _bubble(
-    schedule: Schedule, pp: int, micro_batches: int, vpp: int, forward: float, weight: float, head_forward: float,
-    head_backward: float, hop: float, overlap: bool,
+    schedule: Schedule, pp: int, micro_batches: int, vpp: int, forward: float, weight: float,
+    head_forward: float, head_backward: float, hop: float, overlap: bool,
 ) -> float:
     """Waiting time of a pipeline by walking through its actions; more micro-batches than a few times its length do not change it."""
     spent = {"F": forward, "B": 1 - forward, "I": 1 - forward - weight, "W": weight}

@@ -118,7 +118,7 @@ class Pipeline:
         return replica, place, lane
 
     def _scheduled(self, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
-        """The schedule over the stages of this rank: torch's class for it, or torch's runtime on its actions."""
+        """The schedule over this rank's stages: torch's class for it, or torch's runtime on its actions."""
         plan, order = self.plan, self._order
         count = plan.gbs // (self.dp * plan.mbs)
         if not order.torch:

@@ -29,8 +29,8 @@ POLICIES: dict[str, tuple[Maker, str]] = {}
 def register(make: M, *, name: str = "", title: str = "") -> M:
     """Makes a policy known by its name: to simulations, studies and the live scheduler.
 
-    `make` takes the policy's options as keywords, as a class does. A class says its own name (`name = "mine"`)
-    and what it is, in the first line of its docstring, and may be decorated with this function.
+    `make` takes the policy's options as keywords, as a class does. A class says its own name (`name =
+    "mine"`), and in the first line of its docstring what it is; this function may decorate it.
     """
     name = name or str(getattr(make, "name", ""))
     extend.claim("policy", name, make, {known: maker for known, (maker, _) in POLICIES.items()})

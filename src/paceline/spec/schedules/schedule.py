@@ -83,7 +83,7 @@ class Schedule(ABC):
 
     @property
     def ends_with_embedding(self) -> bool:
-        """Whether the first rank's last pass is through the first chunk, and the embedding's gradient comes last.
+        """Whether the first rank ends with a pass through the first chunk, so with the embedding's gradient.
 
         True of every schedule that puts nothing off: a later chunk's backward pass has the first's behind it.
         """
