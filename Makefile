@@ -29,6 +29,7 @@ demo: setup
 
 lint: setup
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
 test: lint

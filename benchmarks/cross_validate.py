@@ -1,4 +1,5 @@
-"""How good is the H200 fit on models it has not seen? Fit without a fold of models, predict their steps, for every fold.
+"""How good is the H200 fit on models it has not seen? Fit without a fold of models, predict their steps, for
+every fold.
 
     python benchmarks/cross_validate.py [--folds 3]
 
@@ -32,7 +33,9 @@ def family(model: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folds", type=int, default=3)
     folds = parser.parse_args().folds
     device = devices.get("h200")
@@ -43,6 +46,7 @@ def main() -> None:
     seen: list[float] = []
     unseen: list[float] = []
     for fold in range(folds):
+
         def inside(model: str, fold: int = fold) -> bool:
             return zlib.crc32(family(model).encode()) % folds == fold
 
@@ -50,17 +54,24 @@ def main() -> None:
         if not rows:
             continue
         tables = hopper.fit([o for o in profiles if not inside(o.source)] + operators, [])
-        # a group that only the models left out use has no curve now: finding a stand-in for it is part of the test
+        # a group that only the models left out use has no curve now: finding a stand-in for it is part of the
+        # test
         fitted = from_tables("fold", {"fold": {"source": "", **tables}})
         for row in rows:
             workload = models.h200_step(row)
             for curves, errors in ((complete, seen), (replace(fitted, name="hopper"), unseen)):
-                errors.append(100 * (predict(workload, device, Conditions(curves=curves)).kernel_s / row["kernel_s"] - 1))
+                errors.append(
+                    100
+                    * (predict(workload, device, Conditions(curves=curves)).kernel_s / row["kernel_s"] - 1)
+                )
             name = f"{row['model']:24s} b{row['batch']:<5d} {row['precision']:9s}"
             print(f"fold {fold}  {name} seen {seen[-1]:+6.1f} %  unseen {unseen[-1]:+6.1f} %", flush=True)
     for name, errors in (("seen", seen), ("unseen", unseen)):
         absolute = [abs(e) for e in errors]
-        print(f"{name:7s} rows {len(errors)}  mean {statistics.mean(absolute):.1f} %  median {statistics.median(absolute):.1f} %")
+        print(
+            f"{name:7s} rows {len(errors)}  mean {statistics.mean(absolute):.1f} %  median"
+            f" {statistics.median(absolute):.1f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How much a reader must hold in mind: syntax nodes of the code, large functions, nested conditional expressions, long lines.
+"""How much a reader must hold in mind: syntax nodes of the code, large functions, nested conditional
+expressions, long lines.
 
-    python benchmarks/density.py                    # the folders that the redesign of November 2026 is measured by
-    python benchmarks/density.py cost sim           # others, below src/paceline
+    python benchmarks/density.py             # the folders that the redesign of November 2026 is measured by
+    python benchmarks/density.py cost sim    # others, below src/paceline
 
-Nodes are those of Python's `ast`. BEFORE holds the same counts of revision 3d91dac, from before the redesign; `sync`
-did not exist then, and what it holds was in the other three folders.
+Nodes are those of Python's `ast`. BEFORE holds the same counts of revision 3d91dac, from before the redesign;
+`sync` did not exist then, and what it holds was in the other three folders.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ def measure(path: Path) -> Density:
     lines = text.splitlines()
     found = list(functions(tree))
     return Density(
-        lines=len(lines), nodes=size(tree), functions=len(found), large=sum(size(f) > LARGE for f in found),
-        nested=sum(1 for _ in nested_conditionals(tree)), long_lines=sum(len(line) > WIDTH for line in lines),
+        lines=len(lines),
+        nodes=size(tree),
+        functions=len(found),
+        large=sum(size(f) > LARGE for f in found),
+        nested=sum(1 for _ in nested_conditionals(tree)),
+        long_lines=sum(len(line) > WIDTH for line in lines),
     )
 
 
@@ -65,7 +70,9 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def nested_conditionals(tree: ast.AST) -> Iterator[ast.IfExp]:
     """Conditional expressions that have another one as a branch or a condition."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in (node.test, node.body, node.orelse)):
+        if isinstance(node, ast.IfExp) and any(
+            isinstance(part, ast.IfExp) for part in (node.test, node.body, node.orelse)
+        ):
             yield node
 
 
@@ -84,7 +91,10 @@ def main() -> None:
         show(name, found)
     show("together", total)
     if not sys.argv[1:]:
-        print(f"before: {BEFORE.nodes:,} nodes, {BEFORE.large} large functions; now {total.nodes / BEFORE.nodes - 1:+.1%} nodes")
+        print(
+            f"before: {BEFORE.nodes:,} nodes, {BEFORE.large} large functions; now"
+            f" {total.nodes / BEFORE.nodes - 1:+.1%} nodes"
+        )
 
 
 def show(name: str, found: Density) -> None:

@@ -1,6 +1,6 @@
 """How many events the engine runs per CPU second, and how long whole predictions take.
 
-    python benchmarks/engine.py
+python benchmarks/engine.py
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def main() -> None:
         start = time.process_time()
         events = engine.run(program, 0.3).events
         spent = time.process_time() - start
-        print(f"{'with' if crowded else 'without'} contention: {len(program):,} tasks, {events:,} events, {events / spent:,.0f} events/s")
+        print(
+            f"{'with' if crowded else 'without'} contention: {len(program):,} tasks, {events:,} events,"
+            f" {events / spent:,.0f} events/s"
+        )
     for model, cluster, plan in PLANS:
         target, network = transformers.get(model), clusters.get(cluster)
         start = time.process_time()

@@ -1,7 +1,7 @@
 """Strategies on a GPU, a few steps each: that replicas stay the same, and how long a step takes.
 
-    python benchmarks/engine_gpu.py                    # two ranks on one GPU over gloo, then one rank on NCCL; with several GPUs, all on NCCL
-    python benchmarks/engine_gpu.py --output gpu.jsonl
+python benchmarks/engine_gpu.py                    # two ranks on one GPU over gloo, then one rank on NCCL;
+with several GPUs, all on NCCL python benchmarks/engine_gpu.py --output gpu.jsonl
 """
 
 from __future__ import annotations
@@ -18,12 +18,23 @@ from typing import Any
 #: for all strategies on one backend
 _LIMIT_S = 90.0
 STRATEGIES = (
-    "ddp", "allreduce", "overlap", "priority", "terngrad", "dgc", "qsgd", "powersgd", "fp16", "auto:loss=some",
+    "ddp",
+    "allreduce",
+    "overlap",
+    "priority",
+    "terngrad",
+    "dgc",
+    "qsgd",
+    "powersgd",
+    "fp16",
+    "auto:loss=some",
 )
 
 
 def train(strategy: str, steps: int, device: Any) -> dict[str, Any]:
-    """Steps of a small network from one seed, each rank on samples of its own; whether all ranks end with the same parameters."""
+    """Steps of a small network from one seed, each rank on samples of its own; whether all ranks end with the
+    same parameters.
+    """
     import torch
     import torch.distributed as dist
 
@@ -55,8 +66,15 @@ def train(strategy: str, steps: int, device: Any) -> dict[str, Any]:
     dist.all_gather_object(everyone, own)
     pt.close(net)
     threads = len(list(Path("/proc/self/task").iterdir()))
-    return {"strategy": strategy, "step_s": seconds, "threads_after": threads, "first_loss": float(losses[0]), "last_loss": float(losses[-1]),
-            "same": all(torch.equal(everyone[0], other) for other in everyone), "finite": bool(torch.isfinite(own).all())}
+    return {
+        "strategy": strategy,
+        "step_s": seconds,
+        "threads_after": threads,
+        "first_loss": float(losses[0]),
+        "last_loss": float(losses[-1]),
+        "same": all(torch.equal(everyone[0], other) for other in everyone),
+        "finite": bool(torch.isfinite(own).all()),
+    }
 
 
 def rank(backend: str, steps: int, output: str) -> None:
@@ -72,8 +90,16 @@ def rank(backend: str, steps: int, output: str) -> None:
         try:
             line = train(strategy, steps, device)
         except Exception as error:
-            line = {"strategy": strategy, "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
-        line = {"backend": backend, "ranks": dist.get_world_size(), "gpu": torch.cuda.get_device_name(device), **line}
+            line = {
+                "strategy": strategy,
+                "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            }
+        line = {
+            "backend": backend,
+            "ranks": dist.get_world_size(),
+            "gpu": torch.cuda.get_device_name(device),
+            **line,
+        }
         if place == 0:
             print(line, flush=True)
             with Path(output).open("a", encoding="utf-8") as file:
@@ -84,7 +110,9 @@ def rank(backend: str, steps: int, output: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", default=os.devnull, help="file for lines of JSON")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", choices=("gloo", "nccl"), help="one of the two")
@@ -101,9 +129,28 @@ def main() -> None:
     for backend, world in (("gloo", 2), ("nccl", count)):
         if options.only not in (None, backend):
             continue
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, __file__, "--rank", backend, "--steps", str(options.steps), "--output", options.output]
-        ranks = [subprocess.Popen(command, env={**os.environ, **meet, "RANK": str(r), "LOCAL_WORLD_SIZE": str(world)}) for r in range(world)]
+        meet = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(world),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        command = [
+            sys.executable,
+            __file__,
+            "--rank",
+            backend,
+            "--steps",
+            str(options.steps),
+            "--output",
+            options.output,
+        ]
+        ranks = [
+            subprocess.Popen(
+                command, env={**os.environ, **meet, "RANK": str(r), "LOCAL_WORLD_SIZE": str(world)}
+            )
+            for r in range(world)
+        ]
         try:
             for process in ranks:
                 process.wait(timeout=_LIMIT_S)

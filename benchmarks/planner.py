@@ -2,8 +2,9 @@
 
     python benchmarks/planner.py [--calculon FOLDER]
 
-FOLDER is a checkout of calculon-ai/calculon: its prediction call (one plan of Megatron-1T on its A100 system) is timed in the same run.
-Figures are CPU seconds of one core; the search uses as many cores as there are and is timed by the clock.
+FOLDER is a checkout of calculon-ai/calculon: its prediction call (one plan of Megatron-1T on its A100 system)
+is timed in the same run. Figures are CPU seconds of one core; the search uses as many cores as there are and
+is timed by the clock.
 """
 
 import argparse
@@ -23,7 +24,11 @@ from paceline.plan.table import Table
 
 SPACES = (("megatron-1t", "64xdgx-a100", 512), ("gpt3-175b", "128xdgx-a100", 1024))
 QUESTIONS = (
-    ("llama3-8b", "1xdgx-h100", 64), ("llama3-8b", "8xdgx-h100", 512), ("llama3-70b", "8xdgx-h100", 512), ("llama3-70b", "64xdgx-h100", 1024))
+    ("llama3-8b", "1xdgx-h100", 64),
+    ("llama3-8b", "8xdgx-h100", 512),
+    ("llama3-70b", "8xdgx-h100", 512),
+    ("llama3-70b", "64xdgx-h100", 1024),
+)
 
 
 def ours() -> float:
@@ -42,7 +47,10 @@ def ours() -> float:
         peaks(block, table)
         bounds(block, table)
     warm = time.process_time() - begun
-    print(f"closed form, one core: {len(space):,} plans of {name}: {len(space) / cold:,.0f} plans/s, {len(space) / warm:,.0f} once layers are timed")
+    print(
+        f"closed form, one core: {len(space):,} plans of {name}: {len(space) / cold:,.0f} plans/s,"
+        f" {len(space) / warm:,.0f} once layers are timed"
+    )
     return len(space) / cold
 
 
@@ -69,7 +77,9 @@ def calculons(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calculon", type=Path, help="a checkout of calculon-ai/calculon")
     chosen = parser.parse_args()
     mine = ours()
@@ -79,8 +89,11 @@ def main() -> None:
         model, cluster = transformers.get(name), clusters.get(where)
         space = Space(model, (cluster,), batch, min(model.seq, 8192), Limits.of())
         found = search(space, goal("time", (cluster,)))
-        print(f"{name} on {cluster.device_count}: {found.space:,} plans, {found.by_memory:,} out by memory, {found.by_bound:,} by bound, "
-              f"{len(found.tried)} simulated, gap {100 * found.gap:.2f} %, {found.elapsed_s:.1f} s: {found.tried[0].plan}")
+        print(
+            f"{name} on {cluster.device_count}: {found.space:,} plans, {found.by_memory:,} out by memory,"
+            f" {found.by_bound:,} by bound, {len(found.tried)} simulated, gap {100 * found.gap:.2f} %,"
+            f" {found.elapsed_s:.1f} s: {found.tried[0].plan}"
+        )
 
 
 if __name__ == "__main__":

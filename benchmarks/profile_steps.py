@@ -49,9 +49,16 @@ def hf(model_type: str, head: str = "AutoModelForCausalLM", **cfg: Any) -> dict[
 
 
 def llama(hidden: int, layers: int, heads: int, kv: int, ffn: int, vocab: int = 32000) -> dict[str, Any]:
-    return hf("llama", hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-              num_key_value_heads=kv, intermediate_size=ffn, vocab_size=vocab,
-              max_position_embeddings=16384)
+    return hf(
+        "llama",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        intermediate_size=ffn,
+        vocab_size=vocab,
+        max_position_embeddings=16384,
+    )
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -59,30 +66,70 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2-774M": hf("gpt2", n_embd=1280, n_layer=36, n_head=20),
     "gpt2-50304": hf("gpt2", n_embd=1024, n_layer=8, n_head=16, vocab_size=50304),
     "bert-base": hf("bert", "AutoModelForMaskedLM"),
-    "bert-large": hf("bert", "AutoModelForMaskedLM", hidden_size=1024, num_hidden_layers=24,
-                     num_attention_heads=16, intermediate_size=4096),
+    "bert-large": hf(
+        "bert",
+        "AutoModelForMaskedLM",
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+    ),
     "roberta-base": hf("roberta", "AutoModelForMaskedLM", max_position_embeddings=514),
     "distilbert": hf("distilbert", "AutoModelForMaskedLM"),
     "llama-300M": llama(1024, 16, 16, 16, 2816),
     "llama-1B": llama(2048, 16, 32, 8, 8192, 128256),
     "llama-7B-slice": llama(4096, 6, 32, 32, 11008),
     "llama-13B-slice": llama(5120, 4, 40, 40, 13824),
-    "qwen2-0.5B": hf("qwen2", hidden_size=896, num_hidden_layers=24, num_attention_heads=14,
-                     num_key_value_heads=2, intermediate_size=4864, vocab_size=151936,
-                     tie_word_embeddings=True),
-    "opt-350M": hf("opt", hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-                   ffn_dim=4096, word_embed_proj_dim=1024),
-    "gpt-neox-410M": hf("gpt_neox", hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-                        intermediate_size=4096),
-    "t5-base": hf("t5", "AutoModelForSeq2SeqLM", d_model=768, num_layers=12, num_heads=12,
-                  d_ff=3072, d_kv=64),
-    "phi": hf("phi", hidden_size=2048, num_hidden_layers=12, num_attention_heads=32,
-              intermediate_size=8192, vocab_size=51200),
-    "gemma-slice": hf("gemma", hidden_size=2048, num_hidden_layers=6, num_attention_heads=8,
-                      num_key_value_heads=1, head_dim=256, intermediate_size=16384,
-                      vocab_size=256000),
-    "vit-large-hf": hf("vit", "AutoModelForImageClassification", hidden_size=1024,
-                       num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
+    "qwen2-0.5B": hf(
+        "qwen2",
+        hidden_size=896,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        intermediate_size=4864,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    ),
+    "opt-350M": hf(
+        "opt",
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        ffn_dim=4096,
+        word_embed_proj_dim=1024,
+    ),
+    "gpt-neox-410M": hf(
+        "gpt_neox", hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    ),
+    "t5-base": hf(
+        "t5", "AutoModelForSeq2SeqLM", d_model=768, num_layers=12, num_heads=12, d_ff=3072, d_kv=64
+    ),
+    "phi": hf(
+        "phi",
+        hidden_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=32,
+        intermediate_size=8192,
+        vocab_size=51200,
+    ),
+    "gemma-slice": hf(
+        "gemma",
+        hidden_size=2048,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        head_dim=256,
+        intermediate_size=16384,
+        vocab_size=256000,
+    ),
+    "vit-large-hf": hf(
+        "vit",
+        "AutoModelForImageClassification",
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+    ),
     "lstm-1500": {"family": "lstm"},
 }
 
@@ -92,19 +139,61 @@ def cases() -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
 
     def add(model: str, batch: int, size: int, precision: str, **more: Any) -> None:
-        out.append({"model": model, "batch": batch, "size": size, "precision": precision,
-                    "checkpointing": False, "compile": False, **more})
+        out.append(
+            {
+                "model": model,
+                "batch": batch,
+                "size": size,
+                "precision": precision,
+                "checkpointing": False,
+                "compile": False,
+                **more,
+            }
+        )
 
-    cnn = ["resnet50", "mobilenet_v2", "densenet121", "convnext_tiny", "efficientnet_b0", "swin_t",
-           "regnet_y_1_6gf", "vgg16", "googlenet", "shufflenet_v2_x1_0", "resnext50_32x4d",
-           "vit_b_16", "resnet18", "squeezenet1_1", "mnasnet1_0", "wide_resnet50_2",
-           "mobilenet_v3_large", "alexnet", "efficientnet_v2_s", "regnet_x_3_2gf", "swin_v2_t",
-           "maxvit_t"]
-    lm = [("gpt2-124M", 4, 1024), ("bert-large", 16, 384), ("llama-1B", 2, 2048), ("opt-350M", 4, 1024),
-          ("t5-base", 8, 512), ("qwen2-0.5B", 2, 2048), ("llama-300M", 8, 1024), ("gpt-neox-410M", 4, 2048),
-          ("llama-7B-slice", 2, 2048), ("distilbert", 32, 256), ("phi", 2, 2048), ("gemma-slice", 2, 2048),
-          ("gpt2-774M", 2, 1024), ("roberta-base", 16, 512), ("bert-base", 64, 128), ("gpt2-50304", 8, 1024),
-          ("llama-13B-slice", 1, 4096)]
+    cnn = [
+        "resnet50",
+        "mobilenet_v2",
+        "densenet121",
+        "convnext_tiny",
+        "efficientnet_b0",
+        "swin_t",
+        "regnet_y_1_6gf",
+        "vgg16",
+        "googlenet",
+        "shufflenet_v2_x1_0",
+        "resnext50_32x4d",
+        "vit_b_16",
+        "resnet18",
+        "squeezenet1_1",
+        "mnasnet1_0",
+        "wide_resnet50_2",
+        "mobilenet_v3_large",
+        "alexnet",
+        "efficientnet_v2_s",
+        "regnet_x_3_2gf",
+        "swin_v2_t",
+        "maxvit_t",
+    ]
+    lm = [
+        ("gpt2-124M", 4, 1024),
+        ("bert-large", 16, 384),
+        ("llama-1B", 2, 2048),
+        ("opt-350M", 4, 1024),
+        ("t5-base", 8, 512),
+        ("qwen2-0.5B", 2, 2048),
+        ("llama-300M", 8, 1024),
+        ("gpt-neox-410M", 4, 2048),
+        ("llama-7B-slice", 2, 2048),
+        ("distilbert", 32, 256),
+        ("phi", 2, 2048),
+        ("gemma-slice", 2, 2048),
+        ("gpt2-774M", 2, 1024),
+        ("roberta-base", 16, 512),
+        ("bert-base", 64, 128),
+        ("gpt2-50304", 8, 1024),
+        ("llama-13B-slice", 1, 4096),
+    ]
     for i in range(max(len(cnn), len(lm))):
         if i < len(cnn):
             add(cnn[i], 64, 256 if "swin_v2" in cnn[i] else 224, "amp_bf16")
@@ -130,8 +219,18 @@ def cases() -> list[dict[str, Any]]:
     add("gpt2-124M", 2, 1024, "fp32")
     for model in ("resnet50", "mobilenet_v2", "vit_b_16"):
         add(model, 32, 224, "fp32")
-    for model in ("resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "regnet_y_1_6gf", "convnext_tiny", "vgg16", "swin_t",
-                  "resnext50_32x4d", "inception_v3"):
+    for model in (
+        "resnet50",
+        "mobilenet_v2",
+        "efficientnet_b0",
+        "densenet121",
+        "regnet_y_1_6gf",
+        "convnext_tiny",
+        "vgg16",
+        "swin_t",
+        "resnext50_32x4d",
+        "inception_v3",
+    ):
         add(model, 64, 224, "amp_fp16", layout="nchw")
     for model in ("resnet50", "mobilenet_v2", "efficientnet_b0", "regnet_y_1_6gf"):
         add(model, 64, 224, "amp_fp16")
@@ -145,7 +244,10 @@ def cases() -> list[dict[str, Any]]:
 
 
 def identity(case: dict[str, Any]) -> tuple[Any, ...]:
-    return (*(case[k] for k in ("model", "batch", "size", "precision", "checkpointing", "compile")), case.get("layout", "nhwc"))
+    return (
+        *(case[k] for k in ("model", "batch", "size", "precision", "checkpointing", "compile")),
+        case.get("layout", "nhwc"),
+    )
 
 
 def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
@@ -157,12 +259,18 @@ def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
     with torch.device("cuda"):
         if info["family"] == "cnn":
             import torchvision
-            more = {"aux_logits": False, "init_weights": False} if case["model"] in ("googlenet", "inception_v3") else {}
+
+            more = (
+                {"aux_logits": False, "init_weights": False}
+                if case["model"] in ("googlenet", "inception_v3")
+                else {}
+            )
             model = torchvision.models.get_model(case["model"], weights=None, **more)
         elif info["family"] == "lstm":
             model = LstmLm()
         else:
             import transformers
+
             config = transformers.AutoConfig.for_model(info["type"], **info["cfg"])
             config.use_cache = False
             if info["type"] == "t5":
@@ -196,8 +304,8 @@ def build(case: dict[str, Any]) -> tuple[torch.nn.Module, Any, Any]:
             if info["family"] == "lstm":
                 return F.cross_entropy(run(x).flatten(0, 1), y.flatten())
             return run(pixel_values=x, labels=y).loss if vision else run(input_ids=x, labels=y).loss
-    return model, loss, opt
 
+    return model, loss, opt
 
 
 def layout(dims: list[int], strides: list[int]) -> str:
@@ -215,6 +323,7 @@ def layout(dims: list[int], strides: list[int]) -> str:
                 return False
             expect *= d
         return True
+
     if dense(real):
         return "c"
     if len(dims) in (4, 5):
@@ -249,11 +358,29 @@ def digest(path: str) -> dict[str, Any]:
             key: tuple[Any, ...] = ("?", "?", "", "", "")
         else:
             a = op["args"]
-            dims, types, strides = a.get("Input Dims", []), a.get("Input type", []), a.get("Input Strides", [])
-            lay = "".join(layout(d, s) if d and not isinstance(d[0], list) else "-" for d, s in zip(dims, strides, strict=False))
+            dims, types, strides = (
+                a.get("Input Dims", []),
+                a.get("Input type", []),
+                a.get("Input Strides", []),
+            )
+            lay = "".join(
+                layout(d, s) if d and not isinstance(d[0], list) else "-"
+                for d, s in zip(dims, strides, strict=False)
+            )
             phase = next((p for p, (lo, hi) in spans.items() if lo <= op["ts"] <= hi), "?")
-            key = (phase, op["name"], json.dumps(dims, separators=(",", ":"))[:800], ",".join(t[:24] for t in types)[:300], lay)
-            if op["name"] in ("aten::convolution_backward", "aten::cudnn_convolution", "aten::_cudnn_rnn", "aten::_convolution"):
+            key = (
+                phase,
+                op["name"],
+                json.dumps(dims, separators=(",", ":"))[:800],
+                ",".join(t[:24] for t in types)[:300],
+                lay,
+            )
+            if op["name"] in (
+                "aten::convolution_backward",
+                "aten::cudnn_convolution",
+                "aten::_cudnn_rnn",
+                "aten::_convolution",
+            ):
                 key += (json.dumps(a.get("Concrete Inputs", []))[:400],)
         slot = rows[key][k["name"][:72]]
         slot[0] += 1
@@ -262,14 +389,18 @@ def digest(path: str) -> dict[str, Any]:
     for e in ops.values():
         host[e["name"]][0] += 1
         host[e["name"]][1] += e["dur"]
-    return {"kernels": len(kernels), "device_s": total / 1e6,
-            "spans_us": {k: hi - lo for k, (lo, hi) in spans.items()},
-            "ops": [[*k, {n: [c, round(t, 2)] for n, (c, t) in v.items()}] for k, v in rows.items()],
-            "host": {k: [c, round(t, 1)] for k, (c, t) in host.items()}}
+    return {
+        "kernels": len(kernels),
+        "device_s": total / 1e6,
+        "spans_us": {k: hi - lo for k, (lo, hi) in spans.items()},
+        "ops": [[*k, {n: [c, round(t, 2)] for n, (c, t) in v.items()}] for k, v in rows.items()],
+        "host": {k: [c, round(t, 1)] for k, (c, t) in host.items()},
+    }
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile, record_function
+
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case["precision"] != "fp32"
     torch.backends.cudnn.benchmark = True
     gc.collect()
@@ -309,14 +440,25 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         prof.export_chrome_trace(path)
         row = digest(path)
     params = sum(p.numel() for p in model.parameters())
-    return {**case, **{k: v for k, v in MODELS.get(case["model"], {"family": "cnn"}).items() if k != "head"},
-            "method": METHOD_VERSION, "params": params, "step_s": statistics.median(walls),
-            "step_spread": (max(walls) - min(walls)) / statistics.median(walls), "kernel_s": averages / 1e6,
-            "peak_alloc": peak_warm, "peak_alloc_steady": peak, "took_s": time.perf_counter() - started, **row}
+    return {
+        **case,
+        **{k: v for k, v in MODELS.get(case["model"], {"family": "cnn"}).items() if k != "head"},
+        "method": METHOD_VERSION,
+        "params": params,
+        "step_s": statistics.median(walls),
+        "step_spread": (max(walls) - min(walls)) / statistics.median(walls),
+        "kernel_s": averages / 1e6,
+        "peak_alloc": peak_warm,
+        "peak_alloc_steady": peak,
+        "took_s": time.perf_counter() - started,
+        **row,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", required=True)
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--resume", help="an earlier output: its cases are not taken again")
@@ -344,12 +486,17 @@ def main() -> None:
                     continue
                 out.close()  # a device-side assert poisons the process: go on in a new one
                 again = [a for a in sys.argv if not a.startswith(("--start", "--deadline"))]
-                os.execv(sys.executable, [sys.executable, *again, f"--start={i + 1}", f"--deadline={deadline}"])
+                os.execv(
+                    sys.executable, [sys.executable, *again, f"--start={i + 1}", f"--deadline={deadline}"]
+                )
             out.write(json.dumps(row) + "\n")
             out.flush()
-            print(f"{i} {case['model']} b{case['batch']} {case['precision']} step {row['step_s']*1e3:.2f} ms device "
-                  f"{row['device_s']*1e3:.2f} averages {row['kernel_s']*1e3:.2f} kernels {row['kernels']} "
-                  f"rows {len(row['ops'])} took {row['took_s']:.1f}s", flush=True)
+            print(
+                f"{i} {case['model']} b{case['batch']} {case['precision']} step {row['step_s'] * 1e3:.2f} ms"
+                f" device {row['device_s'] * 1e3:.2f} averages {row['kernel_s'] * 1e3:.2f} kernels"
+                f" {row['kernels']} rows {len(row['ops'])} took {row['took_s']:.1f}s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""How fast the scheduler simulates, and how its cost grows with jobs and nodes; the table of early ends in docs/scheduling.md.
+"""How fast the scheduler simulates, and how its cost grows with jobs and nodes; the table of early ends in
+docs/scheduling.md.
 
-    python benchmarks/scheduler.py                 # events and jobs per CPU second, growth
-    python benchmarks/scheduler.py --early-ends    # response time of successful jobs, with and without knowledge of early ends
+    python benchmarks/scheduler.py                  # events and jobs per CPU second, growth
+    python benchmarks/scheduler.py --early-ends    # response time of successful jobs, with and without
+                                                   # knowledge of early ends
     python benchmarks/scheduler.py --philly DIR    # the whole Philly trace from a data folder
 """
 
@@ -15,7 +17,12 @@ from paceline.sched.simulate import Settings, simulate
 from paceline.sched.study import Setup, paired
 
 POLICIES = ("fifo", "srtf", "las", "marginal")
-PAIRS = (("srtf", "srtf-ends"), ("srsf", "success"), ("marginal", "marginal-ends"), ("gittins", "gittins-ends"))
+PAIRS = (
+    ("srtf", "srtf-ends"),
+    ("srsf", "success"),
+    ("marginal", "marginal-ends"),
+    ("gittins", "gittins-ends"),
+)
 
 
 def timed(setup: Setup) -> None:
@@ -25,8 +32,12 @@ def timed(setup: Setup) -> None:
     outcome = simulate(trace.jobs, shape, setup.make_policy(), Settings(clock_s=trace.clock_s))
     spent = time.process_time() - start
     jobs = len(outcome.done)
-    print(f"{setup.policy:10} {jobs:7,} jobs on {outcome.devices:6,} devices: {spent:7.2f} CPU-s, {outcome.events / spent:9,.0f} events/s, "
-          f"{jobs / spent:8,.0f} jobs/s, {1e3 * spent / jobs:.3f} ms a job", flush=True)
+    print(
+        f"{setup.policy:10} {jobs:7,} jobs on {outcome.devices:6,} devices: {spent:7.2f} CPU-s,"
+        f" {outcome.events / spent:9,.0f} events/s, {jobs / spent:8,.0f} jobs/s, {1e3 * spent / jobs:.3f} ms"
+        " a job",
+        flush=True,
+    )
 
 
 def growth() -> None:
@@ -39,12 +50,28 @@ def growth() -> None:
 
 
 def early_ends(clusters: list[str]) -> None:
-    print("| jobs | shares of | load | without | knowing | s, without | s, knowing | change |\n|---|---|---|---|---|---|---|---|")
-    for trace, shares, load in product(("trials", "philly-like"), clusters or ["philly", "helios"], (0.9, 1.2)):
+    print(
+        "| jobs | shares of | load | without | knowing | s, without | s, knowing | change"
+        " |\n|---|---|---|---|---|---|---|---|"
+    )
+    for trace, shares, load in product(
+        ("trials", "philly-like"), clusters or ["philly", "helios"], (0.9, 1.2)
+    ):
         for without, knowing in PAIRS:
-            setup = Setup(trace=trace, policy=without, jobs=1500, cluster="16x4xv100", load=load, early_termination=shares)
+            setup = Setup(
+                trace=trace,
+                policy=without,
+                jobs=1500,
+                cluster="16x4xv100",
+                load=load,
+                early_termination=shares,
+            )
             a, b, change, width = paired(setup, without, knowing, seeds=8, processes=0)
-            print(f"| {trace} | {shares} | {load} | {without} | {knowing} | {a:,.0f} | {b:,.0f} | {change:+.1f} ± {width:.1f} % |", flush=True)
+            print(
+                f"| {trace} | {shares} | {load} | {without} | {knowing} | {a:,.0f} | {b:,.0f} | {change:+.1f}"
+                f" ± {width:.1f} % |",
+                flush=True,
+            )
 
 
 def main(arguments: list[str]) -> None:

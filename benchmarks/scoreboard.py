@@ -18,7 +18,10 @@ from paceline.bench.validate.score import Score
 
 ROOT = Path(__file__).parents[1]
 #: file -> the metrics it shows; None for all
-FILES = {ROOT / "README.md": ("step_s", "kernel_s", "peak_bytes", "step_multi_s", "busbw"), ROOT / "docs" / "accuracy.md": None}
+FILES = {
+    ROOT / "README.md": ("step_s", "kernel_s", "peak_bytes", "step_multi_s", "busbw"),
+    ROOT / "docs" / "accuracy.md": None,
+}
 HEAD = (
     "| set | metric | rows | skipped | mean error | median | inside the 90 % interval | naive mean |",
     "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -27,13 +30,16 @@ HEAD = (
 
 def line(score: Score, mark: str) -> str:
     return (
-        f"| {score.set}{mark} | `{score.metric}` | {score.rows} | {sum(score.skipped.values())} | {score.mean_abs_pct:.1f} % | "
-        f"{score.median_abs_pct:.1f} % | {score.coverage_pct:.0f} % | {score.naive_mean_abs_pct:.0f} % |"
+        f"| {score.set}{mark} | `{score.metric}` | {score.rows} | {sum(score.skipped.values())} |"
+        f" {score.mean_abs_pct:.1f} % | {score.median_abs_pct:.1f} % | {score.coverage_pct:.0f} % |"
+        f" {score.naive_mean_abs_pct:.0f} % |"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sets", nargs="*")
     parser.add_argument("--data", type=Path, default=os.environ.get("PACELINE_DATA"))
     args = parser.parse_args()
@@ -53,8 +59,14 @@ def main() -> None:
         found = re.search(r"<!-- accuracy -->\n(.*?)<!-- /accuracy -->", page, re.DOTALL)
         if found is None:
             continue
-        kept = {" | ".join(old.split(" | ")[:2]) + " |": old for old in found[1].splitlines()[2:] if old.startswith("|")}
-        chosen = [text for key, text in {**kept, **rows}.items() if metrics is None or key.split("`")[1] in metrics]
+        kept = {
+            " | ".join(old.split(" | ")[:2]) + " |": old
+            for old in found[1].splitlines()[2:]
+            if old.startswith("|")
+        }
+        chosen = [
+            text for key, text in {**kept, **rows}.items() if metrics is None or key.split("`")[1] in metrics
+        ]
         table = "\n".join([*HEAD, *chosen])
         path.write_text(page.replace(found[0], f"<!-- accuracy -->\n{table}\n<!-- /accuracy -->"))
 

@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py
 
-A capture is timed in a process of its own, after torch is imported; a prediction is the median of many from a workload in memory.
+A capture is timed in a process of its own, after torch is imported; a prediction is the median of many from a
+workload in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def measure(name: str) -> dict[str, float]:
         start = time.perf_counter()
         pl.predict(workload, device)
         times.append(time.perf_counter() - start)
-    return {"capture_s": capture_s, "first_ms": 1e3 * times[0], "predict_ms": 1e3 * statistics.median(times[1:])}
+    return {
+        "capture_s": capture_s,
+        "first_ms": 1e3 * times[0],
+        "predict_ms": 1e3 * statistics.median(times[1:]),
+    }
 
 
 def main() -> None:

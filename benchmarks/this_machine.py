@@ -34,12 +34,28 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def cases() -> Iterator[tuple[str, int, str, bool, tuple[Any, ...]]]:
     """Name, batch, optimizer, channels last, and (module, inputs, loss) of each model."""
     for width, batch in ((256, 32), (2048, 128 * TIMES)):
-        yield f"mlp of 4 x {width}", batch, "adamw", False, (_mlp(width), (torch.randn(batch, width),), lambda y: y.square().mean())
+        yield (
+            f"mlp of 4 x {width}",
+            batch,
+            "adamw",
+            False,
+            (_mlp(width), (torch.randn(batch, width),), lambda y: y.square().mean()),
+        )
     for name in ("resnet18", "mobilenet_v2", "lstm-650"):
         entry = pl.models.get(name)
-        yield name, 8 * TIMES, entry.optimizer, entry.family == "cnn", pl.models.build(entry, batch=8 * TIMES, device=TARGET)
-    yield "gpt2 of 4 layers, 256 tokens", 2 * TIMES, "adamw", False, gpt(
-        batch=2 * TIMES, seq=256, width=768, depth=4, heads=12, context=1024, p=0.1,
+        yield (
+            name,
+            8 * TIMES,
+            entry.optimizer,
+            entry.family == "cnn",
+            pl.models.build(entry, batch=8 * TIMES, device=TARGET),
+        )
+    yield (
+        "gpt2 of 4 layers, 256 tokens",
+        2 * TIMES,
+        "adamw",
+        False,
+        gpt(batch=2 * TIMES, seq=256, width=768, depth=4, heads=12, context=1024, p=0.1),
     )
 
 
@@ -75,7 +91,10 @@ def main(*names: str) -> None:
     """Print a line for each model and device."""
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = False, True
     devices = [pl.devices.get(name) for name in names]
-    print(f"{'model':<30} {'batch':>5} {'measured ms':>12} {'predicted ms':>13} {'error':>8}  90 % interval, device")
+    print(
+        f"{'model':<30} {'batch':>5} {'measured ms':>12} {'predicted ms':>13} {'error':>8}  90 % interval,"
+        " device"
+    )
     with torch.device(TARGET):
         for name, batch, optimizer, channels_last, built in cases():
             measured = measure(built, optimizer, channels_last)
@@ -84,7 +103,10 @@ def main(*names: str) -> None:
             for device in devices:
                 p = pl.predict(workload, device)
                 inside = "inside" if p.step_s_low <= measured <= p.step_s_high else "outside"
-                times = f"{1e3 * measured:>12.4g} {1e3 * p.step_s:>13.4g} {100 * (p.step_s / measured - 1):>+7.0f}%"
+                times = (
+                    f"{1e3 * measured:>12.4g} {1e3 * p.step_s:>13.4g}"
+                    f" {100 * (p.step_s / measured - 1):>+7.0f}%"
+                )
                 print(f"{name:<30} {batch:>5} {times}  {inside}, {device.name}", flush=True)
 
 

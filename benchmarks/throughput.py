@@ -1,4 +1,5 @@
-"""Tables of docs/asynchronous.md on throughput against workers: python benchmarks/throughput.py [--only curves,staleness] [--print]
+"""Tables of docs/asynchronous.md on throughput against workers: python benchmarks/throughput.py [--only
+curves,staleness] [--print]
 
 curves      both models and two guesses on the measured set, 3 to 8 workers from a profile of one and two
 uneven      the same where one worker is slow
@@ -17,8 +18,13 @@ from document import DOCS, fill
 
 from paceline.bench.throughput import score
 
-PARTS = {"curves": score.measured, "uneven": lambda: score.measured(kind="uneven"), "overlap": lambda: score.measured(kind="overlap"),
-         "staleness": score.staleness, "pollux": score.pollux}
+PARTS = {
+    "curves": score.measured,
+    "uneven": lambda: score.measured(kind="uneven"),
+    "overlap": lambda: score.measured(kind="overlap"),
+    "staleness": score.staleness,
+    "pollux": score.pollux,
+}
 
 
 def markdown(cells: Iterator[tuple[str, ...]]) -> str:
@@ -29,7 +35,9 @@ def markdown(cells: Iterator[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--print", action="store_true", help="print, and leave the document as it is")
     chosen = parser.parse_args()

@@ -1,11 +1,13 @@
 """Time to accuracy of synchronous and asynchronous training: a real task, several seeds, one slow worker.
 
-    python benchmarks/time_to_accuracy_async.py [--seeds 5] [--workers 4] [--slow 0.02] [--tune] [--json FILE] [--print]
+    python benchmarks/time_to_accuracy_async.py [--seeds 5] [--workers 4] [--slow 0.02] [--tune]
+        [--json FILE] [--print]
 
-Each run trains digits-cnn on real processes until worker 0 measures the target accuracy on held-out images, or gives up after
-`--limit` seconds. The last worker sleeps `--slow` seconds in every step. With `--tune` the learning rate of each strategy is chosen first, on
-a seed that is not among those reported; otherwise it is the one below. As many runs go side by side as there are cores for their processes.
-Writes the table of docs/asynchronous.md; `--from FILE` writes it from runs of an earlier `--json`.
+Each run trains digits-cnn on real processes until worker 0 measures the target accuracy on held-out images,
+or gives up after `--limit` seconds. The last worker sleeps `--slow` seconds in every step. With `--tune` the
+learning rate of each strategy is chosen first, on a seed that is not among those reported; otherwise it is
+the one below. As many runs go side by side as there are cores for their processes. Writes the table of
+docs/asynchronous.md; `--from FILE` writes it from runs of an earlier `--json`.
 """
 
 from __future__ import annotations
@@ -108,8 +110,13 @@ def train(task: Any, job: dict[str, Any], arguments: argparse.Namespace, store: 
         time.sleep(0.002)
     if number == 0:
         server.stop(store)
-    return {"seconds": taken, "steps": step, "accuracy": accuracy, "reached": accuracy >= task.target,
-            "staleness": statistics.mean(stale) if stale else 0.0}
+    return {
+        "seconds": taken,
+        "steps": step,
+        "accuracy": accuracy,
+        "reached": accuracy >= task.target,
+        "staleness": statistics.mean(stale) if stale else 0.0,
+    }
 
 
 def serve(arguments: argparse.Namespace) -> None:
@@ -127,7 +134,9 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def run(jobs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs, in lanes side by side; each lane is one set of processes, so that no run pays for starting Python."""
+    """All runs, in lanes side by side; each lane is one set of processes, so that no run pays for starting
+    Python.
+    """
     cores = sorted(os.sched_getaffinity(0))
     size = arguments.workers + 1
     lanes = max(1, len(cores) // size)
@@ -144,7 +153,12 @@ def run(jobs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[
             time.sleep(0.5)
             if any(process.poll() for process in processes):
                 raise SystemExit("a worker or server failed")
-            rows = [json.loads(line) for out in outs for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            rows = [
+                json.loads(line)
+                for out in outs
+                for line in out.read_text().splitlines(keepends=True)
+                if line.endswith("\n")
+            ]
             if arguments.json and len(rows) > len(found):
                 _append(arguments.json, [row for row in rows if row not in found])
             found = rows
@@ -157,15 +171,27 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _lane(jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: argparse.Namespace) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _lane(
+    jobs: list[dict[str, Any]], out: Path, cores: list[int], arguments: argparse.Namespace
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Workers and a server for some of the runs, one core each where there are enough."""
     from paceline.train.asynchronous.store import Rendezvous, secret, serve_store
 
     store, todo = serve_store(), out.with_suffix(".jobs")
     session = Rendezvous(host="127.0.0.1", port=store.port, run=secret())
     todo.write_text(json.dumps(jobs))
-    common = ["--jobs", str(todo), "--json", str(out), "--workers", str(arguments.workers),
-              "--slow", str(arguments.slow), "--limit", str(arguments.limit)]
+    common = [
+        "--jobs",
+        str(todo),
+        "--json",
+        str(out),
+        "--workers",
+        str(arguments.workers),
+        "--slow",
+        str(arguments.slow),
+        "--limit",
+        str(arguments.limit),
+    ]
     roles = [["--serve"], *(["--worker", "--number", str(number)] for number in range(arguments.workers))]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PACELINE_RENDEZVOUS": str(session)}
     processes = []
@@ -189,16 +215,24 @@ def tuned(arguments: argparse.Namespace) -> dict[str, float]:
     found = run(work([100], dict.fromkeys(SETTINGS, RATES)), arguments)
     best = {}
     for name in SETTINGS:
-        rows = {rate: [row for row in found if (row["strategy"], row["lr"]) == (name, rate)] for rate in RATES}
-        *_, best[name] = min((-sum(row["reached"] for row in tried), statistics.mean(row["seconds"] for row in tried), rate)
-                             for rate, tried in rows.items())
+        rows = {
+            rate: [row for row in found if (row["strategy"], row["lr"]) == (name, rate)] for rate in RATES
+        }
+        *_, best[name] = min(
+            (-sum(row["reached"] for row in tried), statistics.mean(row["seconds"] for row in tried), rate)
+            for rate, tried in rows.items()
+        )
     return best
 
 
 def work(seeds: Iterable[int], rates: Mapping[str, Iterable[float]]) -> list[dict[str, Any]]:
     """Runs of all strategies, seed by seed."""
-    return [{"strategy": name, "seed": seed, "lr": rate, "momentum": momentum}
-            for seed in seeds for name, (_, momentum, _) in SETTINGS.items() for rate in rates[name]]
+    return [
+        {"strategy": name, "seed": seed, "lr": rate, "momentum": momentum}
+        for seed in seeds
+        for name, (_, momentum, _) in SETTINGS.items()
+        for rate in rates[name]
+    ]
 
 
 def interval(values: list[float]) -> str:
@@ -210,19 +244,27 @@ def interval(values: list[float]) -> str:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = ["| strategy | learning rate, momentum | seconds to 97 % | steps of worker 0 | staleness | reached |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| strategy | learning rate, momentum | seconds to 97 % | steps of worker 0 | staleness | reached |",
+        "|---|---|---|---|---|---|",
+    ]
     for strategy, (lr, momentum, _) in SETTINGS.items():
         rows = [row for row in found if row["strategy"] == strategy]
         good = [row for row in rows if row["reached"]]
         if rows:
             stale = f"{statistics.mean(row['staleness'] for row in good):.1f}" if good else "-"
             seconds, steps = (interval([row[name] for row in good]) for name in ("seconds", "steps"))
-            lines.append(f"| {strategy} | {rows[0].get('lr', lr):g}, {momentum:g} | {seconds} | {steps} | {stale} | {len(good)} of {len(rows)} |")
+            lines.append(
+                f"| {strategy} | {rows[0].get('lr', lr):g}, {momentum:g} | {seconds} | {steps} | {stale} |"
+                f" {len(good)} of {len(rows)} |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--slow", type=float, default=0.02)

@@ -15,7 +15,11 @@ def matrix(chosen: argparse.Namespace) -> str:
     from matrix import CELLS, outcomes, table  # type: ignore[import-not-found]
 
     found = outcomes(CELLS)
-    failed = [f"{strategy} {script}: {why}" for (strategy, script), (outcome, why) in found.items() if outcome == "failed"]
+    failed = [
+        f"{strategy} {script}: {why}"
+        for (strategy, script), (outcome, why) in found.items()
+        if outcome == "failed"
+    ]
     if failed:
         raise SystemExit("\n".join(["cells that fail:", *failed]))
     return str(table(found))

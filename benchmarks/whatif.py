@@ -1,6 +1,6 @@
 """How long what-if questions take, and the answers that docs/whatif.md shows.
 
-    python benchmarks/whatif.py
+python benchmarks/whatif.py
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def timed(name: str, ask: Callable[[], Any]) -> Any:
 def speed() -> None:
     """CPU time of the questions with a target."""
     large = Subject.of("gpt3-175b", "128xdgx-a100", "tp=8 pp=8 mbs=1 gbs=1536")
-    timed("sweep of 200 points, 1,024 devices", lambda: sweep(large, "network.inter.bandwidth=50Gb/s..1600Gb/s:200"))
+    timed(
+        "sweep of 200 points, 1,024 devices",
+        lambda: sweep(large, "network.inter.bandwidth=50Gb/s..1600Gb/s:200"),
+    )
     timed("bottlenecks of the same plan", lambda: resources(large))
     timed("all of explain", lambda: explain(large))
     vgg = Subject.of("vgg16", "16xp100-node-10gbe", batch=32)
@@ -44,9 +47,16 @@ def break_even() -> None:
     """The network rate of a node below which each compression pays, for VGG-16 on nodes of one V100."""
     print("\nVGG-16, batch 32, one V100 per node: compression pays below (Gb/s)")
     for nodes in (2, 4, 8, 16):
-        found = compare(Subject.of("vgg16", f"{nodes}x1xv100-sxm-16gb@10Gb/s", batch=32), CODES, break_even=True)
+        found = compare(
+            Subject.of("vgg16", f"{nodes}x1xv100-sxm-16gb@10Gb/s", batch=32), CODES, break_even=True
+        )
         rates = {row.plan: row.break_even.bandwidth_Bps for row in found.rows if row.break_even is not None}
-        print(f"{nodes:3d} nodes  " + "  ".join(f"{plan} {8e-9 * rate:.0f}" if rate else f"{plan} never" for plan, rate in rates.items()))
+        print(
+            f"{nodes:3d} nodes  "
+            + "  ".join(
+                f"{plan} {8e-9 * rate:.0f}" if rate else f"{plan} never" for plan, rate in rates.items()
+            )
+        )
 
 
 def lee() -> None:
@@ -58,7 +68,12 @@ def lee() -> None:
             subject = Subject.of(model, f"{nodes}xcori-haswell", "overlap", optimizer="sgd")
             plain = apply(subject, ["average=allreduce", "framework=after-backward"])
             ratios.append(subject.predict().throughput / plain.predict().throughput)
-        print(f"{model:10s} " + "  ".join(f"{nodes} nodes {ratio:.2f} x" for nodes, ratio in zip((16, 64, 256), ratios, strict=True)))
+        print(
+            f"{model:10s} "
+            + "  ".join(
+                f"{nodes} nodes {ratio:.2f} x" for nodes, ratio in zip((16, 64, 256), ratios, strict=True)
+            )
+        )
 
 
 def terngrad() -> None:
@@ -68,9 +83,18 @@ def terngrad() -> None:
         for model, batch in (("alexnet", 128), ("googlenet", 64), ("vgg11", 32)):
             line = []
             for nodes in (2, 16, 128):
-                rates = {plan: Subject.of(model, text.format(nodes), plan, batch=batch, optimizer="sgd").predict().throughput
-                         for plan in ("ddp", "terngrad", "ps-sync", "ps-sync terngrad")}
-                line.append(f"{4 * nodes} GPUs {rates['ps-sync terngrad'] / rates['ps-sync']:.2f} / {rates['terngrad'] / rates['ddp']:.2f}")
+                rates = {
+                    plan: (
+                        Subject.of(model, text.format(nodes), plan, batch=batch, optimizer="sgd")
+                        .predict()
+                        .throughput
+                    )
+                    for plan in ("ddp", "terngrad", "ps-sync", "ps-sync terngrad")
+                }
+                line.append(
+                    f"{4 * nodes} GPUs {rates['ps-sync terngrad'] / rates['ps-sync']:.2f} /"
+                    f" {rates['terngrad'] / rates['ddp']:.2f}"
+                )
             print(f"{where:18s} {model:10s} " + "   ".join(line))
 
 

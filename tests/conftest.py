@@ -17,23 +17,40 @@ print(ray.init(address="local", num_cpus=2, include_dashboard=False).address_inf
 sys.stdin.read()
 """
 #: a busy machine takes long to start Ray's own processes
-PATIENT = {"RAY_raylet_start_wait_time_s": "200", "RAY_agent_register_timeout_ms": "200000", "RAY_AUTH_MODE": "disabled"}
+PATIENT = {
+    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_agent_register_timeout_ms": "200000",
+    "RAY_AUTH_MODE": "disabled",
+}
 
 
 @pytest.fixture(scope="session")
 def on_ray():
-    """Runs the command line with a Ray cluster of two CPUs at hand, which ends with the process that started it; gives what it printed."""
+    """Runs the command line with a Ray cluster of two CPUs at hand, which ends with the process that started
+    it; gives what it printed.
+    """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'paceline[ray]'")
-    with subprocess.Popen([sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                          env={**os.environ, **PATIENT}) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **PATIENT},
+    ) as process:
         address = process.stdout.readline().strip()
         if not address:
             pytest.skip("ray did not start on this machine in its time")
 
         def call(*words):
-            there = subprocess.run([sys.executable, "-m", "paceline.cli", *words], env={**os.environ, **PATIENT, "RAY_ADDRESS": address},
-                                   capture_output=True, text=True, check=False)
+            there = subprocess.run(
+                [sys.executable, "-m", "paceline.cli", *words],
+                env={**os.environ, **PATIENT, "RAY_ADDRESS": address},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert there.returncode == 0, there.stderr
             return there.stdout
 

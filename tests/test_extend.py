@@ -71,6 +71,7 @@ def load(unchanged):
 @pytest.fixture
 def call(unchanged, capsys):
     """Runs the command line in this process: (exit code, stdout, stderr)."""
+
     def run(*words):
         code = 0
         try:
@@ -99,13 +100,16 @@ def test_an_example_is_short(path):
 REGISTER = "from paceline.sched.policies import register\n"
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("json.py", "", "there is a module called 'json' already; give the file another name"),
-    ("mine.txt", "", "expected a Python file, FILE.py"),
-    ("wrong.py", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
-    ("taken.py", f"{REGISTER}register(dict, name='fifo')", "'fifo' is registered already, by .*order.py"),
-    ("nameless.py", f"{REGISTER}register(dict)", "a policy is registered by its name"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("json.py", "", "there is a module called 'json' already; give the file another name"),
+        ("mine.txt", "", "expected a Python file, FILE.py"),
+        ("wrong.py", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("taken.py", f"{REGISTER}register(dict, name='fifo')", "'fifo' is registered already, by .*order.py"),
+        ("nameless.py", f"{REGISTER}register(dict)", "a policy is registered by its name"),
+    ],
+)
 def test_a_file_that_cannot_be_loaded_is_one_line(call, tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     code, out, err = call("--extend", tmp_path / name, "devices")
@@ -137,7 +141,8 @@ def test_a_file_runs_once_and_may_import_its_neighbours(unchanged, tmp_path):
     file = tmp_path / "extension_of_a_test.py"
     file.write_text(
         f"import beside\n{REGISTER}from paceline.sched.policies.order import Fifo\n"
-        "register(lambda **options: Fifo(**options), name=beside.NAME, title='as fifo')\n")
+        "register(lambda **options: Fifo(**options), name=beside.NAME, title='as fifo')\n"
+    )
     try:
         assert extend.load(file) is extend.load(file)
         assert extend.loaded() == (str(file),) and extend.taken([*extend.words(), "left"]) == ["left"]
@@ -235,7 +240,8 @@ def test_schedule_is_predicted(load):
     load("schedule")
     words = "pp=4 mbs=1 gbs=32 framework=torch-compile"
     usual, eager = (
-        pl.predict("gpt3-1.3b", plan=f"{words} {name}", cluster=SLOW) for name in ("1f1b", "eager-1f1b"))
+        pl.predict("gpt3-1.3b", plan=f"{words} {name}", cluster=SLOW) for name in ("1f1b", "eager-1f1b")
+    )
     assert eager.step_s < 0.9 * usual.step_s and eager.peak_bytes > usual.peak_bytes
     module = pl.predict("resnet50", plan="pp=4 mbs=8 gbs=64 eager-1f1b", cluster="1xdgx-a100")
     assert module.step_s > 0
@@ -278,7 +284,8 @@ def test_memory_without_a_formula_is_counted(unchanged):
     assert in_flight("late", 0, 4, 300) == 300
     words = "pp=4 mbs=1 gbs=256"
     found, usual = (
-        pl.predict("resnet50", plan=f"{words} {name}", cluster="1xdgx-1-v100") for name in ("late", "gpipe"))
+        pl.predict("resnet50", plan=f"{words} {name}", cluster="1xdgx-1-v100") for name in ("late", "gpipe")
+    )
     assert found.peak_bytes == usual.peak_bytes
 
 
@@ -305,7 +312,8 @@ def test_compressor_is_predicted_and_compared(load):
     load("compressor")
     workload = pl.capture("resnet18", batch=4, image=64, optimizer="sgd")
     plain, small = (
-        pl.predict(workload, plan=f"{name} mbs=4", cluster=ETHERNET) for name in ("ddp", "linear8"))
+        pl.predict(workload, plan=f"{name} mbs=4", cluster=ETHERNET) for name in ("ddp", "linear8")
+    )
     assert small.step_s < plain.step_s and small.accuracy.source.startswith("Dettmers")
     table = compare(Subject.of(workload, ETHERNET, "mbs=4"), ["ddp", "linear8"])
     assert [row.prediction.step_s for row in table.rows] == [plain.step_s, small.step_s]

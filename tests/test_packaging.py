@@ -1,4 +1,6 @@
-"""What ships, and what must not: versions agree, data files are in the wheel, no path of a machine is in the text."""
+"""What ships, and what must not: versions agree, data files are in the wheel, no path of a machine is in the
+text.
+"""
 
 import importlib
 import itertools
@@ -22,7 +24,12 @@ TEXT = {".py", ".toml", ".md", ".txt", ".cfg", ".ini", ".yml", ".yaml", ""}
 def sources():
     """Files under version control; skips where the sources lie outside of it, as in an unpacked archive."""
     try:
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
     except FileNotFoundError:
         pytest.skip("no git here")
     if listed.returncode or not (ROOT / ".git").exists():
@@ -39,19 +46,32 @@ def test_changelog_names_the_version():
 
 
 def test_setup_pins_what_it_installs_by_name():
-    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {
+        line.partition("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
-    wanted += [entry for group in PROJECT["dependency-groups"].values() for entry in group if isinstance(entry, str)]
+    wanted += [
+        entry for group in PROJECT["dependency-groups"].values() for entry in group if isinstance(entry, str)
+    ]
     names = {entry.partition(">")[0].lower() for entry in wanted if not entry.startswith("paceline[")}
     assert names <= pinned
 
 
-@pytest.mark.parametrize(("package", "folder", "suffixes"), [
-    ("paceline.catalog.devices", "", {".toml"}), ("paceline.cost", "fitted", {".toml"}), ("paceline.bench", "data", {".gz", ".md"}),
-])
+@pytest.mark.parametrize(
+    ("package", "folder", "suffixes"),
+    [
+        ("paceline.catalog.devices", "", {".toml"}),
+        ("paceline.cost", "fitted", {".toml"}),
+        ("paceline.bench", "data", {".gz", ".md"}),
+    ],
+)
 def test_data_ships(package, folder, suffixes):
-    """The wheel takes all of src/paceline; what is read at run time lies inside it and is not ignored by git."""
+    """The wheel takes all of src/paceline; what is read at run time lies inside it and is not ignored
+    by git.
+    """
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/paceline"]}
     place = Path(str(files(package) / folder))
     assert place.is_relative_to(ROOT / "src" / "paceline")
@@ -62,8 +82,11 @@ def test_data_ships(package, folder, suffixes):
 
 def test_no_path_of_a_machine():
     found = [
-        f"{path.relative_to(ROOT)}:{number}" for path in sources() if path.suffix in TEXT and path != ROOT / ".ci" / "run"
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if any(word in line for word in MACHINE_PATHS)
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources()
+        if path.suffix in TEXT and path != ROOT / ".ci" / "run"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if any(word in line for word in MACHINE_PATHS)
     ]
     assert not found
 
@@ -79,8 +102,14 @@ IMPORTS = {
 
 @pytest.mark.parametrize("order", list(itertools.permutations(IMPORTS)), ids="-".join)
 def test_functions_are_callable_in_any_order_of_imports(order):
-    code = "; ".join([*(IMPORTS[name] for name in order), "import paceline as pl", "assert callable(pl.predict) and callable(pl.capture)",
-                      "assert pl.devices.names() and pl.models.names()"])
+    code = "; ".join(
+        [
+            *(IMPORTS[name] for name in order),
+            "import paceline as pl",
+            "assert callable(pl.predict) and callable(pl.capture)",
+            "assert pl.devices.names() and pl.models.names()",
+        ]
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -96,7 +125,11 @@ def test_predict_takes_what_a_user_has(tmp_path):
     workload = paceline.capture("resnet18", batch=4)
     workload.save(tmp_path / "net.json")
     saved = paceline.predict(str(tmp_path / "net.json"), paceline.devices.get("h200"))
-    assert paceline.predict("resnet18", "h200", batch=4).step_s == paceline.predict(workload, "h200").step_s == saved.step_s
+    assert (
+        paceline.predict("resnet18", "h200", batch=4).step_s
+        == paceline.predict(workload, "h200").step_s
+        == saved.step_s
+    )
     with pytest.raises(ValueError, match="whose batch is fixed"):
         paceline.predict(workload, "h200", batch=8)
 
@@ -105,4 +138,6 @@ def test_every_module_imports():
     """No module is broken, and none runs anything on import."""
     for path in (ROOT / "src" / "paceline").rglob("*.py"):
         if path.stem not in ("__main__",):
-            importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"))
+            importlib.import_module(
+                ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+            )

@@ -13,9 +13,7 @@ from paceline.plan.emit import Emitter, Facts, register
 from paceline.plan.emit.launch import command
 
 #: devices of Paceline's catalog -> accelerators as SkyPilot calls them
-ACCELERATORS = {
-    "a100-sxm-40gb": "A100", "a100-sxm-80gb": "A100-80GB", "h100-sxm": "H100", "h200": "H200",
-}
+ACCELERATORS = {"a100-sxm-40gb": "A100", "a100-sxm-80gb": "A100-80GB", "h100-sxm": "H100", "h200": "H200"}
 
 
 def files(facts: Facts) -> dict[str, str]:
@@ -23,7 +21,8 @@ def files(facts: Facts) -> dict[str, str]:
     facts.refuse("skypilot", pp=(1,))  # that script has no stages
     cluster = facts.cluster
     accelerator = ACCELERATORS.get(cluster.device.name, cluster.device.name)
-    return {"task.yaml": f"""\
+    return {
+        "task.yaml": f"""\
 {facts.head()}name: {facts.model.replace("/", "-")}
 num_nodes: {cluster.nodes}
 workdir: .
@@ -32,7 +31,8 @@ resources:
 run: |
   export HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
   {command(facts, "train.py")}
-"""}
+"""
+    }
 
 
 register(Emitter(name="skypilot", title="a task of SkyPilot", files=files))

@@ -32,17 +32,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cluster", "Device", "DistributedPrediction", "Plan", "Prediction", "Workload", "capture", "clusters", "devices", "frameworks",
-    "models", "plan", "predict",
+    "Cluster",
+    "Device",
+    "DistributedPrediction",
+    "Plan",
+    "Prediction",
+    "Workload",
+    "capture",
+    "clusters",
+    "devices",
+    "frameworks",
+    "models",
+    "plan",
+    "predict",
 ]
 
 #: name -> where it is: a module, or a module and an attribute of it
 _EXPORTS = {
-    "Cluster": "paceline.spec.cluster:Cluster", "Device": "paceline.spec.device:Device",
-    "DistributedPrediction": "paceline.spec.prediction:DistributedPrediction", "Plan": "paceline.spec.plan:Plan",
-    "Prediction": "paceline.spec.prediction:Prediction", "Workload": "paceline.spec.workload:Workload",
-    "capture": "paceline.capture", "clusters": "paceline.catalog.clusters", "devices": "paceline.catalog.devices",
-    "frameworks": "paceline.catalog.frameworks", "models": "paceline.catalog.models", "plan": "paceline.plan",
+    "Cluster": "paceline.spec.cluster:Cluster",
+    "Device": "paceline.spec.device:Device",
+    "DistributedPrediction": "paceline.spec.prediction:DistributedPrediction",
+    "Plan": "paceline.spec.plan:Plan",
+    "Prediction": "paceline.spec.prediction:Prediction",
+    "Workload": "paceline.spec.workload:Workload",
+    "capture": "paceline.capture",
+    "clusters": "paceline.catalog.clusters",
+    "devices": "paceline.catalog.devices",
+    "frameworks": "paceline.catalog.frameworks",
+    "models": "paceline.catalog.models",
+    "plan": "paceline.plan",
     "predict": "paceline.predict",
 }
 
@@ -71,7 +89,9 @@ class _Function(ModuleType):
 
 
 class _Package(ModuleType):
-    """Makes `capture`, `plan` and `predict` callable as the import system attaches them, whoever imports them first."""
+    """Makes `capture`, `plan` and `predict` callable as the import system attaches them, whoever imports them
+    first.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("capture", "plan", "predict"):

@@ -32,26 +32,51 @@ __all__ = ["capture", "plan", "predict", "study"]
 
 @overload
 def predict(
-    model: Any, device: Device | str, *, framework: Framework | str | None = ..., curves: Curves | None = ..., trace: bool = ...,
+    model: Any,
+    device: Device | str,
+    *,
+    framework: Framework | str | None = ...,
+    curves: Curves | None = ...,
+    trace: bool = ...,
     **options: Any,
 ) -> Prediction: ...
 @overload
 def predict(
-    model: Any, device: Plan | str, cluster: Cluster | str, *, framework: Framework | str | None = ..., curves: Curves | None = ...,
-    trace: bool = ..., **options: Any,
+    model: Any,
+    device: Plan | str,
+    cluster: Cluster | str,
+    *,
+    framework: Framework | str | None = ...,
+    curves: Curves | None = ...,
+    trace: bool = ...,
+    **options: Any,
 ) -> DistributedPrediction: ...
 @overload
 def predict(
-    model: Any, *, cluster: Cluster | str, plan: Plan | str = ..., framework: Framework | str | None = ..., curves: Curves | None = ...,
-    trace: bool = ..., **options: Any,
+    model: Any,
+    *,
+    cluster: Cluster | str,
+    plan: Plan | str = ...,
+    framework: Framework | str | None = ...,
+    curves: Curves | None = ...,
+    trace: bool = ...,
+    **options: Any,
 ) -> DistributedPrediction: ...
 
 
 def predict(
-    model: Any, device: Device | Plan | str | None = None, cluster: Cluster | str | None = None, *, plan: Plan | str | None = None,
-    framework: Framework | str | None = None, curves: Curves | None = None, trace: bool = False, **options: Any,
+    model: Any,
+    device: Device | Plan | str | None = None,
+    cluster: Cluster | str | None = None,
+    *,
+    plan: Plan | str | None = None,
+    framework: Framework | str | None = None,
+    curves: Curves | None = None,
+    trace: bool = False,
+    **options: Any,
 ) -> Prediction | DistributedPrediction:
-    """Predict one training step of `model` on a device, or on a cluster under a plan (the second argument, or by name).
+    """Predict one training step of `model` on a device, or on a cluster under a plan (the second argument, or
+    by name).
 
         predict(model, "h200")
         predict(model, plan="dp=fsdp tp=8 gbs=1024", cluster="32xdgx-h100")
@@ -63,27 +88,41 @@ def predict(
     anything else is captured with the plan's micro-batch and takes data parallel, sharded and pipelined
     plans. With `trace`, the answer carries its timeline.
 
-    `framework` is who runs the step: a name of `paceline.catalog.frameworks`, a `.toml` file, or a `Framework`; the word
-    `framework=` of a plan says the same. `curves` are operator constants other than the device's own.
+    `framework` is who runs the step: a name of `paceline.catalog.frameworks`, a `.toml` file, or a
+    `Framework`; the word `framework=` of a plan says the same. `curves` are operator constants other than the
+    device's own.
     """
     if cluster is None:
         if device is None or isinstance(device, Plan) or plan is not None:
             raise SpecError("give a device for one device, or a cluster (and a plan) for many")
         target = devices.get(device) if isinstance(device, str) else device
         style = _framework(framework or frameworks.USUAL, "modules")
-        return predict_workload(_workload(model, options), target, Conditions(framework=style, curves=curves), trace=trace)
+        return predict_workload(
+            _workload(model, options), target, Conditions(framework=style, curves=curves), trace=trace
+        )
     if device is not None and (plan is not None or isinstance(device, Device)):
         raise SpecError("give a device for one device, or a cluster (and a plan) for many, not both")
     given = plan if plan is not None else device if device is not None else ""
     chosen = given if isinstance(given, Plan) else Plan.parse(str(given))
     where = clusters.get(cluster) if isinstance(cluster, str) else cluster
     if framework is not None and chosen.framework:
-        raise SpecError(f"the plan names framework {chosen.framework}; give it there or as an argument, not both")
+        raise SpecError(
+            f"the plan names framework {chosen.framework}; give it there or as an argument, not both"
+        )
     sized = sizes(model)
     if sized is None:
-        captured = _workload(model, options if isinstance(model, Workload) or _saved(model) else settings(chosen, str(given), options))
+        captured = _workload(
+            model,
+            (
+                options
+                if isinstance(model, Workload) or _saved(model)
+                else settings(chosen, str(given), options)
+            ),
+        )
         style = _framework(framework or chosen.framework or frameworks.USUAL, "modules")
-        return parallel.predict(captured, where, chosen, conditions=Conditions(framework=style, curves=curves), trace=trace)
+        return parallel.predict(
+            captured, where, chosen, conditions=Conditions(framework=style, curves=curves), trace=trace
+        )
     named = framework or chosen.framework
     runs = _framework(named, "transformers") if named else None
     asked = worded(chosen, str(given), options)
@@ -95,18 +134,34 @@ def _framework(framework: Framework | str, runs: str) -> Framework:
 
 
 def plan(
-    model: Any, cluster: Cluster | str | None = None, *, gpus: str | None = None, device: str | None = None, gbs: int | None = None,
-    seq: int | None = None, objective: str = "time", fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (),
-    tokens: float | None = None, deadline_s: float | None = None, top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
-    price_per_s: float | str | None = None, processes: int | None = None, progress: Any = None,
+    model: Any,
+    cluster: Cluster | str | None = None,
+    *,
+    gpus: str | None = None,
+    device: str | None = None,
+    gbs: int | None = None,
+    seq: int | None = None,
+    objective: str = "time",
+    fix: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    tokens: float | None = None,
+    deadline_s: float | None = None,
+    top: int = 10,
+    pareto: Sequence[str] = (),
+    most: int | None = None,
+    price_per_s: float | str | None = None,
+    processes: int | None = None,
+    progress: Any = None,
     **options: Any,
 ) -> Planned:
-    """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`), with a certificate.
+    """The best plan of `model` on a cluster, or on so many devices (`gpus="64..4096", device="h100-sxm"`),
+    with a certificate.
 
-    `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole space of plans, of which at
-    most `most` (256) are simulated; anything else is captured with `options` and shares its work by data, and all its plans are simulated
-    unless `most` says less. `price_per_s` is USD per second of a device, or a text such as "2.5USD/h"; by
-    default the catalog's.
+    `fix`, `forbid` and `allow` are words as a plan has them. A transformer known by its sizes gets the whole
+    space of plans, of which at most `most` (256) are simulated; anything else is captured with `options` and
+    shares its work by data, and all its plans are simulated unless `most` says less. `price_per_s` is USD per
+    second of a device, or a text such as "2.5USD/h"; by default the catalog's.
     """
     from paceline.plan.general import plan_module
     from paceline.plan.run import check_axes, plan_transformer
@@ -114,7 +169,8 @@ def plan(
 
     gbs, seq, most, processes = (
         None if size is None else checks.whole(name, size)
-        for name, size in (("gbs", gbs), ("seq", seq), ("most", most), ("processes", processes)))
+        for name, size in (("gbs", gbs), ("seq", seq), ("most", most), ("processes", processes))
+    )
     top = checks.whole("top", top)
     tokens = None if tokens is None else units.parse(tokens, "count")
     deadline_s = None if deadline_s is None else units.parse(deadline_s, "time")
@@ -129,14 +185,39 @@ def plan(
         if options:
             raise SpecError(_not_captured(next(iter(options)), sized.name))
         return plan_transformer(
-            sized, where, gbs=gbs, seq=seq, objective=objective, fix=fix, forbid=forbid, allow=allow, tokens=tokens, deadline_s=deadline_s, top=top,
-            pareto=pareto, most=MOST if most is None else most, processes=processes, progress=progress)
+            sized,
+            where,
+            gbs=gbs,
+            seq=seq,
+            objective=objective,
+            fix=fix,
+            forbid=forbid,
+            allow=allow,
+            tokens=tokens,
+            deadline_s=deadline_s,
+            top=top,
+            pareto=pareto,
+            most=MOST if most is None else most,
+            processes=processes,
+            progress=progress,
+        )
     if tokens or deadline_s:
         raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
     saved = Workload.load(Path(model)) if _saved(model) else model
     return plan_module(
-        saved, where, gbs=gbs, objective=objective, fix=fix, forbid=forbid, allow=allow, top=top, pareto=pareto, most=most,
-        options=options if seq is None else {**options, "seq": seq}, progress=progress)
+        saved,
+        where,
+        gbs=gbs,
+        objective=objective,
+        fix=fix,
+        forbid=forbid,
+        allow=allow,
+        top=top,
+        pareto=pareto,
+        most=most,
+        options=options if seq is None else {**options, "seq": seq},
+        progress=progress,
+    )
 
 
 def _split(words: Sequence[str] | str) -> list[str]:
@@ -152,7 +233,8 @@ def _not_captured(option: str, model: str) -> str:
 
 
 def study(asked: Sequence[Question], *, engine: str = "local", progress: Any = None) -> Study:
-    """Many questions planned in one go (`paceline.plan.study.questions`); a question without a plan is answered with the reason.
+    """Many questions planned in one go (`paceline.plan.study.questions`); a question without a plan is
+    answered with the reason.
 
     `engine="ray"` fans them out over an existing Ray cluster, with the same answers.
     """
@@ -166,7 +248,16 @@ def _answer(question: Question, processes: int | None = None) -> Answer:
 
     q = question
     try:
-        found = plan(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, processes=processes, **q.options)
+        found = plan(
+            q.model,
+            q.cluster,
+            gpus=q.gpus,
+            device=q.device,
+            gbs=q.gbs,
+            seq=q.seq,
+            processes=processes,
+            **q.options,
+        )
     except PacelineError as error:
         return Answer(question=question, error=str(error), fits=not isinstance(error, DoesNotFit))
     return Answer(question=question, planned=found)
@@ -182,7 +273,9 @@ def _clusters(cluster: Cluster | str | None, gpus: str | None, device: str | Non
     from paceline.plan.run import sizes as of_sizes
 
     if (cluster is None) == (gpus is None) or (gpus is None) != (device is None):
-        raise SpecError("give a cluster, or a number of GPUs and their device (--gpus 64..4096 --device h100-sxm)")
+        raise SpecError(
+            "give a cluster, or a number of GPUs and their device (--gpus 64..4096 --device h100-sxm)"
+        )
     if cluster is not None:
         return (clusters.get(cluster) if isinstance(cluster, str) else cluster,)
     low, _, high = str(gpus).partition("..")
@@ -208,10 +301,14 @@ def sizes(model: Any) -> Transformer | None:
 
 
 def settings(plan: Plan, text: str, options: dict[str, Any]) -> dict[str, Any]:
-    """How to capture a model for a plan: as the options say, else as the plan does (`mbs`, `seq`, a precision, `recompute=full`)."""
+    """How to capture a model for a plan: as the options say, else as the plan does (`mbs`, `seq`, a
+    precision, `recompute=full`).
+    """
     said = plan.precision != Plan.precision or Plan.precision in text
     found = {
-        "batch": plan.mbs or None, "seq": plan.seq or None, "precision": plan.precision if said else None,
+        "batch": plan.mbs or None,
+        "seq": plan.seq or None,
+        "precision": plan.precision if said else None,
         "checkpointing": True if plan.recompute == "full" else None,
     }
     return {**{name: value for name, value in found.items() if value is not None}, **options}
@@ -229,7 +326,8 @@ def worded(plan: Plan, text: str, options: dict[str, Any]) -> Plan:
             raise SpecError(f"{name} does not go with a cluster; {words}")
         if name == "precision" and value not in PRECISIONS:
             raise SpecError(
-                f"precision {value!r} is for captured models; a plan takes {', '.join(PRECISIONS)}")
+                f"precision {value!r} is for captured models; a plan takes {', '.join(PRECISIONS)}"
+            )
         planned = getattr(plan, name)
         said = planned != getattr(Plan, name) or (name == "precision" and planned in text)
         if said and planned != value:
@@ -251,5 +349,8 @@ def _workload(model: Any, options: dict[str, Any]) -> Workload:
         return fuse(_workload(model, options))
     if options:
         name = model.name if isinstance(model, Workload) else model
-        raise SpecError(f"{name} is a captured workload, whose {next(iter(options)).replace('_', '-')} is fixed; capture it again to change it")
+        raise SpecError(
+            f"{name} is a captured workload, whose {next(iter(options)).replace('_', '-')} is fixed; capture"
+            " it again to change it"
+        )
     return model if isinstance(model, Workload) else Workload.load(Path(model))

@@ -6,10 +6,12 @@
     │   └── UnknownSizes        a model that a transformer's sizes do not describe; it can be captured
     ├── UnknownName             a device, model or set that does not exist; suggests the nearest
     ├── CaptureError            a module that could not be traced; carries the user's traceback
-    ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests the nearest
+    ├── PlanError               a parallel plan that contradicts itself, the model or the cluster; suggests
+    │   │                       the nearest
     │   └── DoesNotFit          a search whose plans all need more memory than there is; names the leanest
     ├── MissingExtra            a package that an extra would install
-    ├── RunError                a run that cannot start or go on: rights, a dead or stalled peer, a broken checkpoint
+    ├── RunError                a run that cannot start or go on: rights, a dead or stalled peer, a broken
+    │                           checkpoint
     └── DataError               measurements that are missing or malformed
 
 One plan that does not fit is not an error but a value (`spec.prediction.Fit`).
@@ -62,7 +64,9 @@ class DoesNotFit(PlanError):
 
 
 class RunError(PacelineError):
-    """A run that cannot start or go on: what the machine does not allow, a peer that died or stalled, a broken checkpoint."""
+    """A run that cannot start or go on: what the machine does not allow, a peer that died or stalled, a
+    broken checkpoint.
+    """
 
     #: the signal that killed a process of the run, if one did
     signal: int = 0
@@ -76,19 +80,29 @@ class MissingExtra(PacelineError, ImportError):
     """A package that is not installed, and the extra that brings it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'paceline[{extra}]'")
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed; run: pip install 'paceline[{extra}]'"
+        )
 
 
 #: package, by the name it is imported by -> what it is called, and the extra that brings it
 EXTRAS = {
-    "torch": ("torch", "torch"), "sklearn": ("scikit-learn", "train"), "pyroute2": ("pyroute2", "emulate"),
-    "matplotlib": ("matplotlib", "plots"), "ray": ("ray", "ray"), "transformers": ("transformers", "hf"),
-    "torchvision": ("torchvision", "vision"), "timm": ("timm", "vision"), "tensorboard": ("tensorboard", "board"),
+    "torch": ("torch", "torch"),
+    "sklearn": ("scikit-learn", "train"),
+    "pyroute2": ("pyroute2", "emulate"),
+    "matplotlib": ("matplotlib", "plots"),
+    "ray": ("ray", "ray"),
+    "transformers": ("transformers", "hf"),
+    "torchvision": ("torchvision", "vision"),
+    "timm": ("timm", "vision"),
+    "tensorboard": ("tensorboard", "board"),
 }
 
 
 def missing_extra(error: ImportError, purpose: str) -> MissingExtra | None:
-    """What to install, where an import failed for lack of an optional package; None where it failed otherwise."""
+    """What to install, where an import failed for lack of an optional package; None where it failed
+    otherwise.
+    """
     known = EXTRAS.get((error.name or "").partition(".")[0])
     return MissingExtra(*known, purpose) if known is not None else None
 
@@ -114,5 +128,7 @@ def nearest(got: str, allowed: Iterable[str], count: int = 3) -> list[str]:
     names = list(allowed)
     folded = {name.lower(): name for name in names}
     close = difflib.get_close_matches(got.lower(), folded, n=count, cutoff=0.6)
-    inside = sorted((n for n in folded if got.lower() in n or n in got.lower()), key=len) if len(got) > 1 else []
+    inside = (
+        sorted((n for n in folded if got.lower() in n or n in got.lower()), key=len) if len(got) > 1 else []
+    )
     return [folded[n] for n in dict.fromkeys([*close, *inside])][:count]

@@ -1,4 +1,6 @@
-"""Run a function over many tasks on an existing Ray cluster, with the results that this machine would give."""
+"""Run a function over many tasks on an existing Ray cluster, with the results that this machine would
+give.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def check(engine: str) -> None:
 
 
 def connect(ray: Any, **options: Any) -> None:
-    """`ray.init` that leaves this process its own answer to TERM: Ray's would end, by an exception, every child forked from here as well."""
+    """`ray.init` that leaves this process its own answer to TERM: Ray's would end, by an exception, every
+    child forked from here as well.
+    """
     answer = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -37,7 +41,9 @@ def connect(ray: Any, **options: Any) -> None:
 
 
 def over(run: Callable[[A], B], tasks: Sequence[A], done: Callable[[int], None] = lambda _: None) -> list[B]:
-    """`run` of each task, in their order, one CPU of the cluster each; `done` hears how many are. `run` is a function of a module."""
+    """`run` of each task, in their order, one CPU of the cluster each; `done` hears how many are. `run` is a
+    function of a module.
+    """
     with _connected() as ray:
         remote = ray.remote(num_cpus=1)(_there)
         waiting = [remote.remote(run, task, str(Path.cwd()), extend.loaded()) for task in tasks]
@@ -63,7 +69,9 @@ def _there(run: Callable[[A], B], task: A, folder: str, extensions: Sequence[str
 
 @contextmanager
 def _connected() -> Iterator[Any]:
-    """The ray package, in touch with a cluster: one that this process already uses, that RAY_ADDRESS names, or that runs on this machine."""
+    """The ray package, in touch with a cluster: one that this process already uses, that RAY_ADDRESS names,
+    or that runs on this machine.
+    """
     try:
         ray = import_module("ray")
     except ImportError:
@@ -74,7 +82,10 @@ def _connected() -> Iterator[Any]:
     try:
         connect(ray, address="auto")
     except ConnectionError:
-        raise RunError("--engine ray: no Ray cluster is found; start one (`ray start --head`), set RAY_ADDRESS, or leave --engine out") from None
+        raise RunError(
+            "--engine ray: no Ray cluster is found; start one (`ray start --head`), set RAY_ADDRESS, or leave"
+            " --engine out"
+        ) from None
     try:
         yield ray
     finally:

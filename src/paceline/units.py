@@ -50,7 +50,9 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\
 
 
 def parse(text: str | float | int, dimension: str) -> float:
-    """The SI value of `text` in `dimension` (a key of `UNITS`); a bare number is SI already, of a price it is USD per hour."""
+    """The SI value of `text` in `dimension` (a key of `UNITS`); a bare number is SI already, of a price it is
+    USD per hour.
+    """
     units = UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"expected a {dimension} such as {example(dimension)!r}, got {text!r}")
@@ -62,7 +64,10 @@ def parse(text: str | float | int, dimension: str) -> float:
     else:
         match = _NUMBER.match(text)
         if not match:
-            raise UnitError(f"cannot read {text!r} as a {dimension}; write a number and a unit such as {example(dimension)!r}")
+            raise UnitError(
+                f"cannot read {text!r} as a {dimension}; write a number and a unit such as"
+                f" {example(dimension)!r}"
+            )
         value, unit = float(match[1].replace("_", "")), match[2]
         if unit and unit not in units:
             close = nearest(unit, (u for u in units if u), 2)
@@ -76,9 +81,17 @@ def parse(text: str | float | int, dimension: str) -> float:
 def example(dimension: str) -> str:
     """A well-formed string of that dimension, for messages."""
     return {
-        "bytes": "80 GB", "bandwidth": "400 Gb/s", "flops": "312 TFLOP/s", "time": "5 us",
-        "frequency": "1.4 GHz", "power": "700 W", "energy": "1.2 pJ", "price": "30000 USD",
-        "price_rate": "2.5 USD/h", "count": "132", "fraction": "0.9",
+        "bytes": "80 GB",
+        "bandwidth": "400 Gb/s",
+        "flops": "312 TFLOP/s",
+        "time": "5 us",
+        "frequency": "1.4 GHz",
+        "power": "700 W",
+        "energy": "1.2 pJ",
+        "price": "30000 USD",
+        "price_rate": "2.5 USD/h",
+        "count": "132",
+        "fraction": "0.9",
     }[dimension]
 
 
@@ -90,7 +103,14 @@ def show(value: float, dimension: str, digits: int = 3) -> str:
     if dimension == "time":
         if value == 0:
             return "0 s"
-        for unit, factor in (("d", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        for unit, factor in (
+            ("d", 86400.0),
+            ("h", 3600.0),
+            ("s", 1.0),
+            ("ms", 1e-3),
+            ("us", 1e-6),
+            ("ns", 1e-9),
+        ):
             if abs(value) >= factor * (2 if factor > 1 else 1) or unit == "ns":
                 return f"{_significant(value / factor, digits)} {unit}"
     if dimension == "price_rate":
@@ -120,7 +140,9 @@ def counts(text: str) -> list[int]:
         low, dots, high = text.partition("..")
         out = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
     except ValueError:
-        raise UnitError(f"cannot read {text!r}; write a range such as 1..32 or a list such as 1,2,4") from None
+        raise UnitError(
+            f"cannot read {text!r}; write a range such as 1..32 or a list such as 1,2,4"
+        ) from None
     if not out or min(out) < 1 or max(out) > 1000:
         raise UnitError(f"counts go from 1 to 1000, got {text!r}")
     return out

@@ -1,4 +1,6 @@
-"""Calibration of the machine that runs the tests: short, so that only what does not depend on its speed is asserted."""
+"""Calibration of the machine that runs the tests: short, so that only what does not depend on its speed is
+asserted.
+"""
 
 import itertools
 import time
@@ -35,7 +37,9 @@ def device_file(tmp_path_factory):
 def test_predict_accepts_the_file(device_file):
     device = pl.devices.get(str(device_file))
     assert device.kind == "cpu" and device.peak("fp32") > 1e8 and device.memory_bandwidth_Bps > 1e7
-    assert all(fact.kind == "measured" and "paceline calibrate" in fact.source for fact in device.facts.values())
+    assert all(
+        fact.kind == "measured" and "paceline calibrate" in fact.source for fact in device.facts.values()
+    )
     prediction = pl.predict("resnet18", device, batch=8)
     assert 1e-3 < prediction.step_s < 1e3
     assert any(evidence.kind == "measured" for evidence in prediction.provenance)
@@ -53,9 +57,14 @@ def test_nothing_else_is_left_behind(device_file):
     assert [path.name for path in device_file.parent.iterdir()] == [device_file.name]
 
 
-@pytest.mark.parametrize(("output", "message"), [
-    ("machine.json", "must end in .toml"), ("no/such/folder/machine.toml", "cannot write .*No such file"), ("folder.toml", "it is a folder"),
-])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("machine.json", "must end in .toml"),
+        ("no/such/folder/machine.toml", "cannot write .*No such file"),
+        ("folder.toml", "it is a folder"),
+    ],
+)
 def test_a_bad_path_is_named_before_anything_is_measured(tmp_path, monkeypatch, output, message):
     (tmp_path / "folder.toml").mkdir()
     monkeypatch.setattr(module, "_describe", lambda *_: pytest.fail("measured first"))
@@ -111,5 +120,9 @@ def test_the_better_round_counts(monkeypatch):
 
 
 def test_names_survive_quoting():
-    sheet = module._Sheet({"name": 'a "b" \\ c', "title": "t"}, {"peak.fp32": 1e12, "memory.size": 1e9, "memory.bandwidth": 1e9}, {"host": 1.0})
+    sheet = module._Sheet(
+        {"name": 'a "b" \\ c', "title": "t"},
+        {"peak.fp32": 1e12, "memory.size": 1e9, "memory.bandwidth": 1e9},
+        {"host": 1.0},
+    )
     assert sheet.device().name == 'a "b" \\ c'

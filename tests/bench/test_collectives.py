@@ -22,27 +22,44 @@ def test_scores():
 
 def test_rows_that_are_no_target_say_why(rows):
     why = {row.skip for row in rows if row.skip}
-    assert why <= {"network known to be misconfigured or degraded", "device not stated", "network not stated", "time not given"}
+    assert why <= {
+        "network known to be misconfigured or degraded",
+        "device not stated",
+        "network not stated",
+        "time not given",
+    }
     assert all(row.skip for row in rows if "misconfigured" in row.system or "degraded" in row.system)
 
 
 def test_clusters_from_columns(rows):
     by_system = {row.system: row for row in rows if row.cluster}
     rack = by_system["coreweave_gb200_144"]
-    assert rack.group.members == (72, 144) and "nvls" in rack.cluster.tiers[0].features and "sharp" in rack.cluster.tiers[1].features
+    assert (
+        rack.group.members == (72, 144)
+        and "nvls" in rack.cluster.tiers[0].features
+        and "sharp" in rack.cluster.tiers[1].features
+    )
     assert by_system["oci_gb200_128"].group.members == (64, 128)
     assert by_system["mi355x_8"].library == "rccl" and by_system["mi355x_8_alltoall"].op == "all_to_all"
 
 
 def test_absent_folder(tmp_path):
-    assert collectives.published(tmp_path) is None and collectives.fp16(tmp_path) is None and collectives.gloo(tmp_path) is None
+    assert (
+        collectives.published(tmp_path) is None
+        and collectives.fp16(tmp_path) is None
+        and collectives.gloo(tmp_path) is None
+    )
 
 
 def test_other_readers(tmp_path):
     folder = tmp_path / "kernels_fp16" / "gh200"
     folder.mkdir(parents=True)
-    (folder / "nccl_allreduce_fp16_2_1.csv").write_text("shape,nodes,GPUsPerNode,dur(us)\n20971520,2,1,1020\n")
-    (folder / "nccl_allgather_large_fp16_8_1.csv").write_text("shape,nodes,GPUsPerNode,dur(us)\n134217728,8,1,117\n")
+    (folder / "nccl_allreduce_fp16_2_1.csv").write_text(
+        "shape,nodes,GPUsPerNode,dur(us)\n20971520,2,1,1020\n"
+    )
+    (folder / "nccl_allgather_large_fp16_8_1.csv").write_text(
+        "shape,nodes,GPUsPerNode,dur(us)\n134217728,8,1,117\n"
+    )
     (tmp_path / "h200").mkdir()
     row = '{"kind": "collective", "op": "all_reduce", "world": 4, "bytes": 1048576, "s": 1e-3}'
     (tmp_path / "h200" / "gloo_loopback_16core.jsonl").write_text(row + "\n")

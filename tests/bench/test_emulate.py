@@ -14,7 +14,9 @@ from paceline.bench.emulate import cluster as module
 from paceline.errors import RunError, SpecError
 
 pytest.importorskip("pyroute2")
-allowed = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to make network namespaces")
+allowed = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to make network namespaces"
+)
 
 #: rank 0 sends `size` bytes to rank 1 over a plain socket and says how long it took
 SEND = """
@@ -64,10 +66,15 @@ def test_links_have_the_rate_and_count_the_bytes():
 
 
 @allowed
-@pytest.mark.skipif(not Path("/sys/class/net/lo/queues/rx-0/rps_cpus").exists() or len(os.sched_getaffinity(0)) < 2,
-                    reason="needs two cores, and a kernel that steers packets to them")
+@pytest.mark.skipif(
+    not Path("/sys/class/net/lo/queues/rx-0/rps_cpus").exists() or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores, and a kernel that steers packets to them",
+)
 def test_what_a_host_receives_is_handled_on_its_own_cores():
-    """Left to chance, packets of one connection are handled on two cores, and overtake each other: TCP takes that for loss."""
+    """Left to chance, packets of one connection are handled on two cores, and overtake each other: TCP takes
+    that for loss.
+    """
+
     def steered():
         """Of each core, how often another one has handed packets to it."""
         rows = [line.split() for line in Path("/proc/net/softnet_stat").read_text().splitlines()]
@@ -90,10 +97,17 @@ def test_cores_as_the_kernel_writes_them(tmp_path):
 
 @allowed
 def test_a_handler_of_term_does_not_keep_its_helpers_alive():
-    """Ray leaves such a handler behind; the package that speaks to the kernel forks, and ends its forks by TERM."""
-    code = ("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
-            "from paceline.bench.emulate import EmulatedCluster\nfor _ in range(4):\n    with EmulatedCluster(hosts=2): pass\nprint('made')")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    """Ray leaves such a handler behind; the package that speaks to the kernel forks, and ends its forks by
+    TERM.
+    """
+    code = (
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nfrom"
+        " paceline.bench.emulate import EmulatedCluster\nfor _ in range(4):\n    with"
+        " EmulatedCluster(hosts=2): pass\nprint('made')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert found.stdout == "made\n", found.stderr
 
 
@@ -101,7 +115,14 @@ def test_a_handler_of_term_does_not_keep_its_helpers_alive():
 def test_cpu_limit_slows_a_host_down():
     if system.cpu_root() is None:
         pytest.skip("no writable cgroup with the cpu controller")
-    burn = [sys.executable, "-c", "import time; e = time.perf_counter() + 1.0\nwhile time.perf_counter() < e: pass\nprint(time.process_time())"]
+    burn = [
+        sys.executable,
+        "-c",
+        (
+            "import time; e = time.perf_counter() + 1.0\nwhile time.perf_counter() < e:"
+            " pass\nprint(time.process_time())"
+        ),
+    ]
     with EmulatedCluster(hosts=1, cpus=0.2) as cluster:
         assert float(cluster.launch(burn)[0]) < 0.35
 
@@ -123,9 +144,9 @@ def test_nothing_is_left_after_leaving_or_failing():
 @allowed
 def test_nothing_is_left_after_the_owner_is_killed():
     code = (
-        "import sys, time\nfrom paceline.bench.emulate import EmulatedCluster\n"
-        "with EmulatedCluster(hosts=2, cpus=0.5) as cluster:\n"
-        "    child = cluster.start(1, ['sleep', '100'])\n    print(cluster.name, child.pid, flush=True)\n    time.sleep(100)\n"
+        "import sys, time\nfrom paceline.bench.emulate import EmulatedCluster\nwith EmulatedCluster(hosts=2,"
+        " cpus=0.5) as cluster:\n    child = cluster.start(1, ['sleep', '100'])\n    print(cluster.name,"
+        " child.pid, flush=True)\n    time.sleep(100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         name, child = owner.stdout.readline().split()
@@ -166,5 +187,8 @@ def test_refused_in_one_line(monkeypatch):
     with pytest.raises(SpecError, match="at least 10 kB/s"):
         EmulatedCluster(hosts=2, link_Bps=5.0)
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
-    with pytest.raises(RunError, match="needs the right to make network namespaces"), EmulatedCluster(hosts=2):
+    with (
+        pytest.raises(RunError, match="needs the right to make network namespaces"),
+        EmulatedCluster(hosts=2),
+    ):
         pass

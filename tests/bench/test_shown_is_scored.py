@@ -1,4 +1,6 @@
-"""What `validate` scores is what users see: each row equals the public call, bit for bit, interval and memory included."""
+"""What `validate` scores is what users see: each row equals the public call, bit for bit, interval and memory
+included.
+"""
 
 import csv
 import os
@@ -21,13 +23,20 @@ def rows_of(name, folder, tmp_path):
     path = tmp_path / "rows.csv"
     score.run([name], folder, rows_file=path)
     with path.open(newline="") as file:
-        return {(r["row"], r["metric"]): tuple(float(r[c]) for c in ("predicted", "low", "high")) for r in csv.DictReader(file)}
+        return {
+            (r["row"], r["metric"]): tuple(float(r[c]) for c in ("predicted", "low", "high"))
+            for r in csv.DictReader(file)
+        }
 
 
 def test_a_step_on_one_device(tmp_path):
     scored = rows_of("h200_steps", SHIPPED, tmp_path)
     row = next(row for row in json_rows(find(SHIPPED / "h200", "steps.jsonl")) if row.get("peak_alloc"))
-    name = next(name for name, metric in scored if metric == "peak_bytes" and f" {row['model']} b{row['batch']} {row['precision']}" in name)
+    name = next(
+        name
+        for name, metric in scored
+        if metric == "peak_bytes" and f" {row['model']} b{row['batch']} {row['precision']}" in name
+    )
     p = pl.predict(models.h200_step(row), "h200")
     assert scored[name, "step_s"] == (p.step_s, p.step_s_low, p.step_s_high)
     assert scored[name, "kernel_s"] == (p.kernel_s, p.kernel_s_low, p.kernel_s_high)

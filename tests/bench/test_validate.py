@@ -19,7 +19,9 @@ from paceline.bench.validate.sets import SETS
 from paceline.errors import DataError, UnknownName
 
 DATA = os.environ.get("PACELINE_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="PACELINE_DATA names no folder with the measurement sets that do not ship")
+needs_data = pytest.mark.skipif(
+    not DATA, reason="PACELINE_DATA names no folder with the measurement sets that do not ship"
+)
 
 
 def by_metric(scores: list[Score]) -> dict[str, Score]:
@@ -40,8 +42,12 @@ def h200_ops() -> dict[str, Score]:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("metric", "median", "mean"), [("kernel_s", 6, 10), ("step_s", 8, 14), ("peak_bytes", 4, 4)])
-def test_steps_on_an_h200(h200_steps: tuple[dict[str, Score], Path], metric: str, median: float, mean: float) -> None:
+@pytest.mark.parametrize(
+    ("metric", "median", "mean"), [("kernel_s", 6, 10), ("step_s", 8, 14), ("peak_bytes", 4, 4)]
+)
+def test_steps_on_an_h200(
+    h200_steps: tuple[dict[str, Score], Path], metric: str, median: float, mean: float
+) -> None:
     score = h200_steps[0][metric]
     assert score.median_abs_pct <= median
     assert score.mean_abs_pct <= mean
@@ -54,7 +60,9 @@ def test_operators_on_an_h200(h200_ops: dict[str, Score], metric: str) -> None:
     assert h200_ops[metric].mean_abs_pct <= 10
 
 
-def test_better_than_a_constant_efficiency(h200_steps: tuple[dict[str, Score], Path], h200_ops: dict[str, Score]) -> None:
+def test_better_than_a_constant_efficiency(
+    h200_steps: tuple[dict[str, Score], Path], h200_ops: dict[str, Score]
+) -> None:
     for score in (*h200_steps[0].values(), *h200_ops.values()):
         assert score.mean_abs_pct < 0.6 * score.naive_mean_abs_pct
 
@@ -69,7 +77,7 @@ def test_networks_of_2017() -> None:
 
 @needs_data
 def test_transformers_on_devices_left_out_of_the_fit() -> None:
-    score, = run(["neusight_fp32_training"], Path(DATA or ""), leave_out_device=True)
+    (score,) = run(["neusight_fp32_training"], Path(DATA or ""), leave_out_device=True)
     assert score.mean_abs_pct <= 12
     assert score.rows == 26
 
@@ -108,13 +116,26 @@ def test_rows_are_written_with_their_predictions(h200_steps: tuple[dict[str, Sco
 
 def test_the_board_is_plain_data(h200_ops: dict[str, Score]) -> None:
     entry = json.loads(json.dumps(board(list(h200_ops.values()))))["sets"][0]
-    assert {"set", "metric", "rows", "skipped", "mean_abs_pct", "median_abs_pct", "p90_abs_pct", "bias_pct", "coverage_pct", "naive"} <= entry.keys()
+    assert {
+        "set",
+        "metric",
+        "rows",
+        "skipped",
+        "mean_abs_pct",
+        "median_abs_pct",
+        "p90_abs_pct",
+        "bias_pct",
+        "coverage_pct",
+        "naive",
+    } <= entry.keys()
     assert entry["naive"].keys() == {"mean_abs_pct", "median_abs_pct"}
 
 
 def test_any_part_of_a_folder_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "h200").mkdir()
-    (tmp_path / "h200" / "ops.jsonl").write_text('{"op": "gemm", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096, "s": 2e-4}\n')
+    (tmp_path / "h200" / "ops.jsonl").write_text(
+        '{"op": "gemm", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096, "s": 2e-4}\n'
+    )
     assert {score.set for score in run([], tmp_path)} == {"h200_ops"}
     with pytest.raises(DataError, match="'kernels' is not in"):
         run(["kernels"], tmp_path)
@@ -128,7 +149,7 @@ def test_a_row_that_cannot_be_predicted_is_counted(tmp_path: Path) -> None:
         "Tesla_T4,unheard_of_model,train,512,2,,24,100,30,70\n"
         "Tesla_T4,bert_large,train,512,2,dp4,24,100,30,70\n"
     )
-    score, = run(["neusight_fp32_training"], tmp_path)
+    (score,) = run(["neusight_fp32_training"], tmp_path)
     assert score.rows == 0
     assert sum(score.skipped.values()) == 3
     assert board([score])["sets"][0]["mean_abs_pct"] is None
@@ -139,10 +160,13 @@ def test_an_unknown_set_suggests_the_nearest() -> None:
         run(["neusight_fp32_trainin"])
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("ops.jsonl", b'{"op": "gemm"\n', "line 1: not valid JSON"),
-    ("ops.jsonl.gz", b"not compressed", "cannot read"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("ops.jsonl", b'{"op": "gemm"\n', "line 1: not valid JSON"),
+        ("ops.jsonl.gz", b"not compressed", "cannot read"),
+    ],
+)
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / "h200").mkdir()
     (tmp_path / "h200" / name).write_bytes(content)

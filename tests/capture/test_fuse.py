@@ -16,9 +16,18 @@ from paceline.predict.step import predict  # noqa: E402
 from paceline.spec.workload import Workload  # noqa: E402
 
 MODELS = {
-    "resnet18": {"batch": 16}, "mobilenet_v2": {"batch": 16}, "googlenet": {"batch": 8}, "vit_b_16": {"batch": 8}, "lstm-650": {"batch": 8},
-    "bert-base": {"batch": 4, "seq": 128}, "gpt2-124m": {"batch": 2, "seq": 512}, "llama3.2-1b": {"batch": 1, "seq": 512},
-    "mixtral-8x7b": {"batch": 1, "seq": 128}, "dlrm-small": {"batch": 512}, "dlrm": {"batch": 64}, "transformer-base": {"batch": 4, "seq": 64},
+    "resnet18": {"batch": 16},
+    "mobilenet_v2": {"batch": 16},
+    "googlenet": {"batch": 8},
+    "vit_b_16": {"batch": 8},
+    "lstm-650": {"batch": 8},
+    "bert-base": {"batch": 4, "seq": 128},
+    "gpt2-124m": {"batch": 2, "seq": 512},
+    "llama3.2-1b": {"batch": 1, "seq": 512},
+    "mixtral-8x7b": {"batch": 1, "seq": 128},
+    "dlrm-small": {"batch": 512},
+    "dlrm": {"batch": 64},
+    "transformer-base": {"batch": 4, "seq": 64},
 }
 
 
@@ -41,10 +50,16 @@ def matrix_work(workload):
 
 
 def fused(module, *inputs, phase="forward", **options):
-    """The kernels of one pass of a small module, as (form, names of what was fused) or the library operator's kind."""
+    """The kernels of one pass of a small module, as (form, names of what was fused) or the library operator's
+    kind.
+    """
     workload = pl.capture((module, inputs, lambda out: out.float().mean()), compile=True, **options)
     loss = {"fused.mean", "fused.ones_like"}
-    return [(op.tags[0] if op.kind == "fused" else op.kind, op) for op in ops(workload, phase) if op.name not in loss]
+    return [
+        (op.tags[0] if op.kind == "fused" else op.kind, op)
+        for op in ops(workload, phase)
+        if op.name not in loss
+    ]
 
 
 def forms(*args, **options):
@@ -110,7 +125,9 @@ def test_pointwise_between_products_is_one_kernel():
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
     assert forms(module, torch.empty(64, 256)) == ["gemm", "pointwise", "gemm"]
     # gradient of the last product's operand, GELU's gradient, the two weights' and two biases' gradients
-    assert Counter(forms(module, torch.empty(64, 256), phase="backward")) == Counter(gemm=3, pointwise=2, column=2)
+    assert Counter(forms(module, torch.empty(64, 256), phase="backward")) == Counter(
+        gemm=3, pointwise=2, column=2
+    )
 
 
 def test_activation_is_recomputed_from_the_product_that_is_saved_anyway():
@@ -123,16 +140,24 @@ def test_activation_is_recomputed_from_the_product_that_is_saved_anyway():
             y = self.first(x)
             return self.last(0.5 * y * (1 + torch.tanh(0.8 * (y + 0.04 * y**3))))
 
-    (_, forward), = [k for k in fused(Tanh(), torch.empty(64, 256)) if k[0] == "pointwise"]
+    ((_, forward),) = [k for k in fused(Tanh(), torch.empty(64, 256)) if k[0] == "pointwise"]
     assert (forward.bytes_read, forward.bytes_written) == (64 * 512 * 4, 64 * 512 * 4)
-    backward = [op for form, op in fused(Tanh(), torch.empty(64, 256), phase="backward") if form == "pointwise" and op.dims[0] == 64 * 512]
+    backward = [
+        op
+        for form, op in fused(Tanh(), torch.empty(64, 256), phase="backward")
+        if form == "pointwise" and op.dims[0] == 64 * 512
+    ]
     assert [(op.bytes_read, op.bytes_written) for op in backward] == [(2 * 64 * 512 * 4, 64 * 512 * 4)]
 
 
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.norm, self.last = nn.Linear(256, 256, bias=False), nn.LayerNorm(256), nn.Linear(256, 256, bias=False)
+        self.inner, self.norm, self.last = (
+            nn.Linear(256, 256, bias=False),
+            nn.LayerNorm(256),
+            nn.Linear(256, 256, bias=False),
+        )
 
     def forward(self, x):
         return self.last(self.norm(x + self.inner(x)))
@@ -146,8 +171,11 @@ def test_residual_and_layer_norm_are_one_kernel():
 
 
 def test_batch_norm_needs_its_sums_first():
-    module = nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False))
-    found = [k for k in fused(module, torch.empty(16, 8, 34, 34)) if k[1].dims[0] > 1]  # less the counter of batches seen
+    module = nn.Sequential(
+        nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)
+    )
+    # less the counter of batches seen
+    found = [k for k in fused(module, torch.empty(16, 8, 34, 34)) if k[1].dims[0] > 1]
     assert [form for form, _ in found] == ["conv", "column", "pointwise", "conv"]
     sums, normalise = found[1][1], found[2][1]
     image = 16 * 16 * 32 * 32 * 4
@@ -192,6 +220,8 @@ def test_model_code_sees_that_it_is_compiled():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_checkpointing_and_fusing_go_together(checkpointing):
-    workload = pl.capture("gpt2-124m", batch=1, seq=256, precision="bf16", checkpointing=checkpointing, compile=True)
+    workload = pl.capture(
+        "gpt2-124m", batch=1, seq=256, precision="bf16", checkpointing=checkpointing, compile=True
+    )
     assert any(op.phase == "recompute" for op in ops(workload)) == checkpointing
     assert predict(workload, devices.get("h200")).step_s > 0

@@ -23,7 +23,9 @@ print(json.dumps([time.process_time() - start, peak() - before, workload.paramet
 def test_time_and_memory(name, seconds):
     spent, grown, parameters = [], 0, 0
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", MEASURE, name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, name], capture_output=True, text=True, check=True
+        )
         used, grown, parameters = json.loads(done.stdout)
         spent.append(used)
         if used < seconds:

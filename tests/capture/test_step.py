@@ -74,15 +74,31 @@ def stack(depth, width=32):
 
 # -- precision -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("precision", "product", "rest", "parameters"), [
-    ("fp32", "fp32", "fp32", "fp32"), ("tf32", "tf32", "fp32", "fp32"), ("bf16", "bf16", "bf16", "bf16"), ("fp16", "fp16", "fp16", "fp16"),
-    ("amp_bf16", "bf16", "fp32", "fp32"), ("amp_fp16", "fp16", "fp32", "fp32"),
-])
+
+@pytest.mark.parametrize(
+    ("precision", "product", "rest", "parameters"),
+    [
+        ("fp32", "fp32", "fp32", "fp32"),
+        ("tf32", "tf32", "fp32", "fp32"),
+        ("bf16", "bf16", "bf16", "bf16"),
+        ("fp16", "fp16", "fp16", "fp16"),
+        ("amp_bf16", "bf16", "fp32", "fp32"),
+        ("amp_fp16", "fp16", "fp32", "fp32"),
+    ],
+)
 def test_dtype_each_operator_runs_in(precision, product, rest, parameters):
     workload = pl.capture((Mixed(), torch.randn(32, 64)), precision=precision)
-    found = {(op.kind, op.dtype) for op in ops(workload) if op.kind in ("gemm", "softmax", "norm") or op.name == "aten.exp"}
+    found = {
+        (op.kind, op.dtype)
+        for op in ops(workload)
+        if op.kind in ("gemm", "softmax", "norm") or op.name == "aten.exp"
+    }
     assert found == {("gemm", product), ("softmax", rest), ("norm", rest), ("elementwise", rest)}
-    assert {p.dtype for p in workload.parameters} == {parameters} == {op.dtype for op in ops(workload, "optimizer")}
+    assert (
+        {p.dtype for p in workload.parameters}
+        == {parameters}
+        == {op.dtype for op in ops(workload, "optimizer")}
+    )
     assert (kinds(workload)["cast"] > 0) == precision.startswith("amp")
 
 
@@ -103,8 +119,13 @@ def test_autocast_casts_a_shared_weight_once():
 def test_autocast_equals_torchs_own_on_the_cpu():
     """The dtypes that leave each function are those of torch's autocast, where both have a rule for it."""
     calls = {
-        "linear": lambda x: nn.functional.linear(x, x), "matmul": lambda x: x @ x, "conv": lambda x: nn.functional.conv1d(x[None], x[:, :, None]),
-        "add": lambda x: x + x.half(), "relu": torch.relu, "gelu": nn.functional.gelu, "mse": lambda x: nn.functional.mse_loss(x.bfloat16(), x),
+        "linear": lambda x: nn.functional.linear(x, x),
+        "matmul": lambda x: x @ x,
+        "conv": lambda x: nn.functional.conv1d(x[None], x[:, :, None]),
+        "add": lambda x: x + x.half(),
+        "relu": torch.relu,
+        "gelu": nn.functional.gelu,
+        "mse": lambda x: nn.functional.mse_loss(x.bfloat16(), x),
     }
     for name, call in calls.items():
         seen = []
@@ -121,16 +142,24 @@ def test_autocast_equals_torchs_own_on_the_cpu():
 
 # -- FLOPs -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("module", "shape", "flops"), [
-    # forward and the weight's gradient; the first layer's input needs none
-    (nn.Linear(48, 80), (16, 48), 2 * 2 * 16 * 48 * 80),
-    (nn.Sequential(nn.Linear(48, 80), nn.Linear(80, 24)), (16, 48), 2 * 2 * 16 * 48 * 80 + 3 * 2 * 16 * 80 * 24),
-    (nn.Conv2d(8, 16, 3, padding=1), (2, 8, 10, 10), 2 * 2 * 2 * 100 * 16 * 8 * 9),
-    (nn.Conv2d(8, 16, 3, stride=2, groups=4), (2, 8, 9, 9), 2 * 2 * 2 * 16 * 16 * 2 * 9),
-    (nn.ConvTranspose2d(8, 16, 2, stride=2), (2, 8, 5, 5), 2 * 2 * 2 * 25 * 8 * 16 * 4),
-    (nn.LSTM(24, 32, 2), (7, 4, 24), 3 * 2 * 7 * 4 * 4 * 32 * (24 + 32 + 32 + 32)),
-    (nn.GRU(24, 32, batch_first=True), (4, 7, 24), 3 * 2 * 7 * 4 * 3 * 32 * (24 + 32)),
-])
+
+@pytest.mark.parametrize(
+    ("module", "shape", "flops"),
+    [
+        # forward and the weight's gradient; the first layer's input needs none
+        (nn.Linear(48, 80), (16, 48), 2 * 2 * 16 * 48 * 80),
+        (
+            nn.Sequential(nn.Linear(48, 80), nn.Linear(80, 24)),
+            (16, 48),
+            2 * 2 * 16 * 48 * 80 + 3 * 2 * 16 * 80 * 24,
+        ),
+        (nn.Conv2d(8, 16, 3, padding=1), (2, 8, 10, 10), 2 * 2 * 2 * 100 * 16 * 8 * 9),
+        (nn.Conv2d(8, 16, 3, stride=2, groups=4), (2, 8, 9, 9), 2 * 2 * 2 * 16 * 16 * 2 * 9),
+        (nn.ConvTranspose2d(8, 16, 2, stride=2), (2, 8, 5, 5), 2 * 2 * 2 * 25 * 8 * 16 * 4),
+        (nn.LSTM(24, 32, 2), (7, 4, 24), 3 * 2 * 7 * 4 * 4 * 32 * (24 + 32 + 32 + 32)),
+        (nn.GRU(24, 32, batch_first=True), (4, 7, 24), 3 * 2 * 7 * 4 * 3 * 32 * (24 + 32)),
+    ],
+)
 def test_flops_by_hand(module, shape, flops):
     def mean(out):
         return (out if isinstance(out, torch.Tensor) else out[0]).mean()
@@ -152,7 +181,9 @@ def test_flops_of_attention(causal, precision):
     assert workload.flops == 7 * 2 * b * h * s * s * d * (0.5 if causal else 1)
 
 
-@pytest.mark.parametrize(("name", "options"), [("resnet18", {"image": 64}), ("vgg11", {"image": 64}), ("dlrm-small", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnet18", {"image": 64}), ("vgg11", {"image": 64}), ("dlrm-small", {})]
+)
 def test_flops_equal_torchs_counter(name, options):
     module, inputs, loss = pl.models.build(pl.models.get(name), batch=2, **options)
     with FlopCounterMode(display=False) as counter:
@@ -171,11 +202,19 @@ def test_flops_of_a_language_model():
 
 # -- memory ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("resnet50", {"batch": 2, "precision": "amp_bf16"}), ("resnet101", {"batch": 1, "image": 64}), ("vit_b_16", {"batch": 2}),
-    ("gpt2-124m", {"batch": 1, "seq": 64, "precision": "bf16", "checkpointing": True}), ("bert-base", {"batch": 1, "seq": 64}),
-    ("lstm-650", {"batch": 2}), ("dlrm-small", {"batch": 4}),
-])
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet50", {"batch": 2, "precision": "amp_bf16"}),
+        ("resnet101", {"batch": 1, "image": 64}),
+        ("vit_b_16", {"batch": 2}),
+        ("gpt2-124m", {"batch": 1, "seq": 64, "precision": "bf16", "checkpointing": True}),
+        ("bert-base", {"batch": 1, "seq": 64}),
+        ("lstm-650", {"batch": 2}),
+        ("dlrm-small", {"batch": 4}),
+    ],
+)
 def test_after_the_step_only_gradients_and_the_loss_are_left(name, options):
     workload = captured(name, **options)
     gradients = sum(rounded(p.bytes) for p in workload.parameters if p.ready >= 0)
@@ -186,16 +225,23 @@ def test_resident_bytes_are_parameters_buffers_states_and_inputs():
     module = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
     workload = pl.capture((module, torch.randn(10, 100)), optimizer="adamw")
     trained = rounded(40000) + 3 * GRANULE  # each of the small ones takes one granule
-    assert workload.resident == {"parameters": trained + 3 * GRANULE, "optimizer": 2 * trained, "activations": rounded(4000)}
+    assert workload.resident == {
+        "parameters": trained + 3 * GRANULE,
+        "optimizer": 2 * trained,
+        "activations": rounded(4000),
+    }
 
 
 def test_peak_of_a_chain_of_products():
     """Without saved intermediates beyond the inputs of each layer, the peak follows by hand."""
     n, rows, depth = 256, 64, 4
     module = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(depth)))
-    found = pl.predict(pl.capture((module, torch.randn(rows, n), torch.sum), optimizer="sgd-plain"), "h200").memory
+    found = pl.predict(
+        pl.capture((module, torch.randn(rows, n), torch.sum), optimizer="sgd-plain"), "h200"
+    ).memory
     weights, activation = depth * n * n * 4, rows * n * 4
-    # last gradient about to be made: all other gradients live, the input and two gradients of activations at most
+    # last gradient about to be made: all other gradients live, the input and two gradients of activations at
+    # most
     assert found.by_kind["parameters"] == weights and found.by_kind["gradients"] == weights
     assert activation <= found.by_kind["activations"] + found.by_kind["temporary"] <= 4 * activation
 
@@ -232,18 +278,29 @@ def test_capture_leaves_the_module_usable():
     pl.capture((module, torch.randn(2, 32)), checkpointing=True)
     with pytest.raises(CaptureError):
         pl.capture((module, torch.randn(2, 32), broken))
-    assert all("forward" not in vars(m) and not m._forward_hooks and not m._forward_pre_hooks for m in module.modules())
+    assert all(
+        "forward" not in vars(m) and not m._forward_hooks and not m._forward_pre_hooks
+        for m in module.modules()
+    )
     assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
     assert module(torch.empty(2, 32)).shape == (2, 32)
 
 
 # -- folding and checkpointing ---------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("resnet101", {"batch": 1, "image": 64}), ("gpt2-124m", {"batch": 2, "seq": 64, "precision": "amp_bf16"}),
-    ("gpt2-124m", {"batch": 1, "seq": 64, "precision": "bf16", "checkpointing": True}), ("vit_b_16", {"batch": 2}),
-    ("llama3.2-1b", {"seq": 64, "precision": "amp_bf16"}), ("transformer-base", {"batch": 2}), ("dlrm-small", {"batch": 4}),
-])
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet101", {"batch": 1, "image": 64}),
+        ("gpt2-124m", {"batch": 2, "seq": 64, "precision": "amp_bf16"}),
+        ("gpt2-124m", {"batch": 1, "seq": 64, "precision": "bf16", "checkpointing": True}),
+        ("vit_b_16", {"batch": 2}),
+        ("llama3.2-1b", {"seq": 64, "precision": "amp_bf16"}),
+        ("transformer-base", {"batch": 2}),
+        ("dlrm-small", {"batch": 4}),
+    ],
+)
 def test_folded_equals_unfolded(name, options):
     folded, whole = captured(name, **options), pl.capture(name, fold=False, **options)
     device = devices.get("h200")
@@ -259,7 +316,9 @@ def test_folded_equals_unfolded(name, options):
 def test_cost_of_depth():
     """Segments and their operators do not grow with depth."""
     shallow, deep = (pl.capture((stack(depth), torch.randn(4, 32))) for depth in (6, 60))
-    assert [[op.name for op in s.ops] for s in shallow.segments] == [[op.name for op in s.ops] for s in deep.segments]
+    assert [[op.name for op in s.ops] for s in shallow.segments] == [
+        [op.name for op in s.ops] for s in deep.segments
+    ]
     assert (kinds(shallow)["gemm"], kinds(deep)["gemm"]) == (3 * 6 - 1, 3 * 60 - 1)
 
 
@@ -280,7 +339,9 @@ def test_blocks_that_differ_are_not_folded():
 
 
 def test_checkpointing_recomputes_and_lowers_the_peak():
-    plain, checkpointed = (captured("vit_b_16", batch=32, precision="amp_bf16", checkpointing=how) for how in (False, True))
+    plain, checkpointed = (
+        captured("vit_b_16", batch=32, precision="amp_bf16", checkpointing=how) for how in (False, True)
+    )
     forward = sum(op.flops for op in ops(plain, "forward") if op.module.startswith("blocks"))
     again = sum(op.flops for op in ops(checkpointed, "recompute"))
     assert not ops(plain, "recompute") and checkpointed.flops == plain.flops + again
@@ -292,16 +353,23 @@ def test_checkpointing_recomputes_and_lowers_the_peak():
 
 # -- losses ----------------------------------------------------------------------------------
 
+
 class Output(dict):
     """What transformers' models return: fields by name."""
 
     __getattr__ = dict.__getitem__
 
 
-@pytest.mark.parametrize(("shape", "wrap", "loss"), [
-    ((8, 10), lambda y: y, "nll_loss_forward"), ((8, 10), lambda y: (y, None), "nll_loss_forward"), ((8, 1), lambda y: y, "mean"),
-    ((8, 3, 10), lambda y: y, "mean"), ((8, 10), lambda y: Output(loss=y.var(), logits=y), "var"),
-])
+@pytest.mark.parametrize(
+    ("shape", "wrap", "loss"),
+    [
+        ((8, 10), lambda y: y, "nll_loss_forward"),
+        ((8, 10), lambda y: (y, None), "nll_loss_forward"),
+        ((8, 1), lambda y: y, "mean"),
+        ((8, 3, 10), lambda y: y, "mean"),
+        ((8, 10), lambda y: Output(loss=y.var(), logits=y), "var"),
+    ],
+)
 def test_default_loss(shape, wrap, loss):
     class Net(nn.Module):
         def __init__(self):
@@ -312,14 +380,25 @@ def test_default_loss(shape, wrap, loss):
             return wrap(self.head(x))
 
     workload = pl.capture((Net(), torch.randn(*shape[:-1], 6)))
-    assert [op.name for op in ops(workload, "forward") if op.name in ("aten.nll_loss_forward", "aten.mean", "aten.var")] == [f"aten.{loss}"]
+    assert [
+        op.name
+        for op in ops(workload, "forward")
+        if op.name in ("aten.nll_loss_forward", "aten.mean", "aten.var")
+    ] == [f"aten.{loss}"]
 
 
-@pytest.mark.parametrize(("loss", "message"), [
-    (lambda y: y, r"the loss must be one number, got a tensor of shape \(8, 4\)"), (lambda y: 3.0, "the loss must be one number, got float"),
-    (lambda y: y.detach().sum(), "does not depend on any trainable parameter"),
-    (lambda y: y.sum() if y.mean() > 0 else y.mean(), "forward pass: the model asks for the value of a tensor"),
-])
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda y: y, r"the loss must be one number, got a tensor of shape \(8, 4\)"),
+        (lambda y: 3.0, "the loss must be one number, got float"),
+        (lambda y: y.detach().sum(), "does not depend on any trainable parameter"),
+        (
+            lambda y: y.sum() if y.mean() > 0 else y.mean(),
+            "forward pass: the model asks for the value of a tensor",
+        ),
+    ],
+)
 def test_bad_loss(loss, message):
     with pytest.raises(CaptureError, match=message):
         pl.capture((nn.Linear(4, 4), torch.randn(8, 4), loss))
@@ -332,7 +411,10 @@ def test_what_is_no_model(value):
 
 
 def test_names_and_sizes():
-    tokens, images = captured("gpt2-124m", batch=2, seq=256, precision="amp_bf16"), captured("resnet18", batch=2, image=64)
+    tokens, images = (
+        captured("gpt2-124m", batch=2, seq=256, precision="amp_bf16"),
+        captured("resnet18", batch=2, image=64),
+    )
     assert (tokens.unit, tokens.units_per_step, tokens.seq, tokens.optimizer) == ("tokens", 512, 256, "adamw")
     assert (images.unit, images.units_per_step, images.seq, images.optimizer) == ("images", 2, None, "sgd")
     assert tokens.captured_with["torch"] == torch.__version__

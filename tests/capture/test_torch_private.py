@@ -1,4 +1,6 @@
-"""One test for each private or fragile torch API that capture stands on; a torch upgrade that moves one fails here by name."""
+"""One test for each private or fragile torch API that capture stands on; a torch upgrade that moves one fails
+here by name.
+"""
 
 import importlib.util
 import subprocess
@@ -38,7 +40,7 @@ def test_next_sequence_is_one_past_the_newest_node():
 
 
 def test_sequence_of_gradient_accumulation_is_beyond_all_others():
-    (accumulate, _), = trainable(2).exp().grad_fn.next_functions
+    ((accumulate, _),) = trainable(2).exp().grad_fn.next_functions
     assert _torch.node_sequence(accumulate) >= 1 << 62
 
 
@@ -66,19 +68,37 @@ def test_function_modes_are_counted_and_the_engine_runs_hooks_with_none():
 
 def test_storage_key_is_shared_by_views_only():
     x = torch.empty(4, 4, device="meta")
-    assert _torch.storage_key(x) == _torch.storage_key(x.t()) == _torch.storage_key(x[1:]) == _torch.storage_key(x.detach())
+    assert (
+        _torch.storage_key(x)
+        == _torch.storage_key(x.t())
+        == _torch.storage_key(x[1:])
+        == _torch.storage_key(x.detach())
+    )
     assert _torch.storage_key(x) != _torch.storage_key(x.clone())
 
 
 def test_opened_shows_the_calls_inside():
     x, weight = torch.randn(3, 2, 8), torch.randn(24, 8)
-    options = {"embed_dim_to_check": 8, "num_heads": 2, "in_proj_weight": weight, "in_proj_bias": None, "bias_k": None, "bias_v": None,
-               "add_zero_attn": False, "dropout_p": 0.0, "out_proj_weight": weight[:8], "out_proj_bias": None, "need_weights": False}
+    options = {
+        "embed_dim_to_check": 8,
+        "num_heads": 2,
+        "in_proj_weight": weight,
+        "in_proj_bias": None,
+        "bias_k": None,
+        "bias_v": None,
+        "add_zero_attn": False,
+        "dropout_p": 0.0,
+        "out_proj_weight": weight[:8],
+        "out_proj_bias": None,
+        "need_weights": False,
+    }
     with Calls() as closed:
         expected = F.multi_head_attention_forward(x, x, x, **options)[0]
     with Calls() as shown:
         got = _torch.opened(F.multi_head_attention_forward)(x, x, x, **options)[0]
-    assert "scaled_dot_product_attention" not in closed.names and "scaled_dot_product_attention" in shown.names
+    assert (
+        "scaled_dot_product_attention" not in closed.names and "scaled_dot_product_attention" in shown.names
+    )
     torch.testing.assert_close(got, expected)
 
 
@@ -87,7 +107,9 @@ def test_opened_leaves_other_functions(function):
     assert _torch.opened(function) is None
 
 
-@pytest.mark.parametrize("name", ["max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "fractional_max_pool2d"])
+@pytest.mark.parametrize(
+    "name", ["max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "fractional_max_pool2d"]
+)
 def test_boolean_dispatch_targets(name):
     if_true, if_false, flag, default = _torch.boolean_dispatch_targets()[getattr(F, name)]
     assert (flag, default) == ("return_indices", False)
@@ -118,7 +140,9 @@ def test_checkpoint_recomputes_when_saved_tensors_are_asked_for():
         runs.append(_torch.running_node() is not None)
         return x.exp()
 
-    y = torch.utils.checkpoint.checkpoint(body, trainable(2), use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+    y = torch.utils.checkpoint.checkpoint(
+        body, trainable(2), use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+    )
     torch.autograd.backward([y.sum()])
     assert runs == [False, True]
 
@@ -131,17 +155,28 @@ with _torch.without_compiler():
     torch.ops.aten.add.Tensor(x, x), x.normal_(), torch.nn.init.normal_(x)
     early = [name for name in sys.modules if name.startswith("torch._dynamo")]
     {inside}
-print(early, "torch._dynamo" in sys.modules, torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+print(
+    early,
+    "torch._dynamo" in sys.modules,
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item(),
+)
 """
 
 
-@pytest.mark.parametrize(("inside", "loaded"), [
-    ("", False), ("import torch._dynamo.config as c; c.verbose", True), ("from torch._dynamo import is_compiling", True),
-    ("import torch._dynamo.testing; torch._dynamo.testing, torch._dynamo.reset()", True),
-])
+@pytest.mark.parametrize(
+    ("inside", "loaded"),
+    [
+        ("", False),
+        ("import torch._dynamo.config as c; c.verbose", True),
+        ("from torch._dynamo import is_compiling", True),
+        ("import torch._dynamo.testing; torch._dynamo.testing, torch._dynamo.reset()", True),
+    ],
+)
 def test_without_compiler(inside, loaded):
     """Meta kernels do not import the compiler; who wants it gets the real one, within and after."""
-    done = subprocess.run([sys.executable, "-c", COMPILER.format(inside=inside)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER.format(inside=inside)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"['torch._dynamo'] {loaded} 2.0\n"
 
 
@@ -172,6 +207,10 @@ def test_compiling_is_what_model_code_sees():
 
 
 def test_each_wrapper_has_a_test():
-    wrappers = [name for name, value in vars(_torch).items() if getattr(value, "__module__", "") == _torch.__name__ and not name.startswith("_")]
+    wrappers = [
+        name
+        for name, value in vars(_torch).items()
+        if getattr(value, "__module__", "") == _torch.__name__ and not name.startswith("_")
+    ]
     tested = Path(__file__).read_text(encoding="utf-8")
     assert wrappers and [name for name in wrappers if f"_torch.{name}(" not in tested] == []

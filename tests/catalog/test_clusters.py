@@ -10,8 +10,9 @@ from paceline.spec.facts import KINDS
 
 NAMES = clusters.names()
 REQUIRED = """
-dgx-1-p100 dgx-1-v100 dgx-2 dgx-a100 dgx-h100 dgx-b200 gb200-nvl72 selene perlmutter-a100 vista-gh200 cori-haswell p100-node-10gbe
-k80-node-10gbe p4d p4de p5 torchtitan-h100 tpu-v4-pod tpu-v5p-pod tpu-v7x-pod mi250x-node mi300x-node
+dgx-1-p100 dgx-1-v100 dgx-2 dgx-a100 dgx-h100 dgx-b200 gb200-nvl72 selene perlmutter-a100 vista-gh200
+cori-haswell p100-node-10gbe k80-node-10gbe p4d p4de p5 torchtitan-h100 tpu-v4-pod tpu-v5p-pod tpu-v7x-pod
+mi250x-node mi300x-node
 """
 
 

@@ -16,18 +16,41 @@ from paceline.errors import SpecError, UnknownName
 torch = pytest.importorskip("torch", reason="building models needs torch")
 
 NAMES = models.names()
-REQUIRED = """alexnet vgg16 googlenet inception_v3 resnet18 resnet34 resnet50 resnet101 resnet152 mobilenet_v2 vit_b_16
-vit_l_16 lstm-1500 lstm-650 transformer-base transformer-big bert-base bert-large gpt2-124m gpt2-355m gpt2-774m
-gpt2-1.5b gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b llama2-7b llama2-13b
-llama2-70b llama3-8b llama3-70b llama3-405b llama3.2-1b llama3.2-3b mixtral-8x7b dlrm dlrm-small""".split()
+REQUIRED = """
+alexnet vgg16 googlenet inception_v3 resnet18 resnet34 resnet50 resnet101 resnet152 mobilenet_v2 vit_b_16
+vit_l_16 lstm-1500 lstm-650 transformer-base transformer-big bert-base bert-large gpt2-124m gpt2-355m
+gpt2-774m gpt2-1.5b gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b
+llama2-7b llama2-13b llama2-70b llama3-8b llama3-70b llama3-405b llama3.2-1b llama3.2-3b mixtral-8x7b dlrm
+dlrm-small""".split()
 VISION = [name for name in NAMES if models.get(name).image is not None]
 
 # What papers say, where a paper gives a count.
-PUBLISHED = {"alexnet": 60e6, "vgg16": 138e6, "resnet50": 25.6e6, "mobilenet_v2": 3.4e6, "vit_b_16": 86e6,
-             "vit_l_16": 307e6, "transformer-base": 65e6, "transformer-big": 213e6, "bert-base": 110e6,
-             "bert-large": 340e6, "gpt3-125m": 125e6, "gpt3-350m": 350e6, "gpt3-760m": 760e6, "gpt3-1.3b": 1.3e9,
-             "gpt3-2.7b": 2.7e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13e9, "gpt3-175b": 175e9, "llama2-7b": 6.7e9,
-             "llama2-13b": 13e9, "llama2-70b": 69e9, "llama3-405b": 405e9, "mixtral-8x7b": 47e9, "dlrm": 24e9}
+PUBLISHED = {
+    "alexnet": 60e6,
+    "vgg16": 138e6,
+    "resnet50": 25.6e6,
+    "mobilenet_v2": 3.4e6,
+    "vit_b_16": 86e6,
+    "vit_l_16": 307e6,
+    "transformer-base": 65e6,
+    "transformer-big": 213e6,
+    "bert-base": 110e6,
+    "bert-large": 340e6,
+    "gpt3-125m": 125e6,
+    "gpt3-350m": 350e6,
+    "gpt3-760m": 760e6,
+    "gpt3-1.3b": 1.3e9,
+    "gpt3-2.7b": 2.7e9,
+    "gpt3-6.7b": 6.7e9,
+    "gpt3-13b": 13e9,
+    "gpt3-175b": 175e9,
+    "llama2-7b": 6.7e9,
+    "llama2-13b": 13e9,
+    "llama2-70b": 69e9,
+    "llama3-405b": 405e9,
+    "mixtral-8x7b": 47e9,
+    "dlrm": 24e9,
+}
 
 
 def count(module: Any) -> int:
@@ -67,7 +90,9 @@ def torchvision() -> Any:
         for loaded in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
             del sys.modules[loaded]
         for op in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            torch.library.define(
+                f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
     try:
         return importlib.import_module("torchvision")
     except (RuntimeError, ImportError) as error:
@@ -90,7 +115,16 @@ def test_every_promised_model_is_there() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_entry_is_complete(name: str) -> None:
     entry = models.get(name)
-    assert entry.family in {"cnn", "vit", "rnn", "encoder", "decoder", "encoder-decoder", "moe", "recommender"}
+    assert entry.family in {
+        "cnn",
+        "vit",
+        "rnn",
+        "encoder",
+        "decoder",
+        "encoder-decoder",
+        "moe",
+        "recommender",
+    }
     assert entry.unit == ("images" if entry.image else "tokens" if entry.seq else "samples")
     assert entry.optimizer in {"sgd", "adamw"}
     assert entry.title and "count of" in entry.source
@@ -111,7 +145,9 @@ def test_count_is_near_the_published_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_step_on_meta(name: str) -> None:
-    """No entry is left out, nn.LSTM included; of more than 12 like blocks (see below), 12 run, to save time."""
+    """No entry is left out, nn.LSTM included; of more than 12 like blocks (see below), 12 run, to save
+    time.
+    """
     module, inputs, loss_fn = built(name)
     if isinstance(getattr(module, "blocks", None), torch.nn.ModuleList):
         module.blocks = module.blocks[:12]
@@ -133,19 +169,23 @@ def test_repeated_blocks_are_alike(name: str) -> None:
             assert not [b for block in blocks for b in block.buffers()]
 
 
-@pytest.mark.parametrize(("build", "options"), [
-    ("rnn:lstm_lm", {"width": 8, "vocab": 11}),
-    ("seq2seq:transformer", {"width": 16, "depth": 2, "heads": 2, "inner": 32, "vocab": 11}),
-    ("bert:bert", {"width": 16, "depth": 2, "heads": 2, "vocab": 11}),
-    ("gpt:gpt", {"width": 16, "depth": 2, "heads": 2, "vocab": 11, "p": 0.1}),
-    ("llama:llama", {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "inner": 24, "vocab": 11}),
-    ("moe:mixtral", {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "inner": 24, "vocab": 11}),
-])
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        ("rnn:lstm_lm", {"width": 8, "vocab": 11}),
+        ("seq2seq:transformer", {"width": 16, "depth": 2, "heads": 2, "inner": 32, "vocab": 11}),
+        ("bert:bert", {"width": 16, "depth": 2, "heads": 2, "vocab": 11}),
+        ("gpt:gpt", {"width": 16, "depth": 2, "heads": 2, "vocab": 11, "p": 0.1}),
+        ("llama:llama", {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "inner": 24, "vocab": 11}),
+        ("moe:mixtral", {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "inner": 24, "vocab": 11}),
+    ],
+)
 def test_small_language_models_run_for_real(build: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     module, function = build.split(":")
     net, inputs, loss_fn = getattr(importlib.import_module(f"{models.__name__}.{module}"), function)(
-        batch=2, seq=7, **options)
+        batch=2, seq=7, **options
+    )
     loss = loss_fn(net(*inputs))
     loss.backward()
     assert bool(loss.isfinite()) and loss.item() > 0
@@ -160,7 +200,9 @@ def test_auxiliary_classifiers(name: str, weight: float, extra: int) -> None:
     _, _, loss_fn = built(name, device="cpu")
     scores = torch.randn(2, 1000)
     assert loss_fn is not None
-    assert loss_fn((scores,) * (1 + extra)).item() == pytest.approx((1 + extra * weight) * loss_fn(scores).item())
+    assert loss_fn((scores,) * (1 + extra)).item() == pytest.approx(
+        (1 + extra * weight) * loss_fn(scores).item()
+    )
 
 
 def test_causal_models_do_not_look_ahead() -> None:
@@ -186,25 +228,40 @@ def test_sizes_follow_the_request() -> None:
     assert module(dense, ids).shape == (5,)
 
 
-@pytest.mark.parametrize(("name", "sizes", "message"), [
-    ("resnet50", {"seq": 128}, "takes no seq"),
-    ("gpt2", {"image": 224}, "takes no image"),
-    ("gpt2", {"seq": 2048}, "1024 learned positions"),
-    ("bert-base", {"seq": 513}, "512 learned positions"),
-    ("vit_b_16", {"image": 225}, "multiple of 16"),
-    ("inception_v3", {"image": 224}, "299 or more"),
-    ("resnet50", {"image": 0}, "whole number of 1 or more"),
-])
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("resnet50", {"seq": 128}, "takes no seq"),
+        ("gpt2", {"image": 224}, "takes no image"),
+        ("gpt2", {"seq": 2048}, "1024 learned positions"),
+        ("bert-base", {"seq": 513}, "512 learned positions"),
+        ("vit_b_16", {"image": 225}, "multiple of 16"),
+        ("inception_v3", {"image": 224}, "299 or more"),
+        ("resnet50", {"image": 0}, "whole number of 1 or more"),
+    ],
+)
 def test_impossible_sizes_are_refused(name: str, sizes: dict[str, int], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         models.build(models.get(name), batch=2, **sizes)
 
 
-@pytest.mark.parametrize(("given", "name"), [
-    ("ResNet-50", "resnet50"), ("inception-v3", "inception_v3"), ("VIT_B-16", "vit_b_16"), ("vit-b/16", "vit_b_16"),
-    ("GPT2", "gpt2-124m"), ("gpt2_xl", "gpt2-1.5b"), ("gpt3", "gpt3-175b"), ("Llama-2-7B", "llama2-7b"),
-    ("llama 3.1 405b", "llama3-405b"), ("BERT_large", "bert-large"), ("Mixtral", "mixtral-8x7b"), ("DLRM", "dlrm"),
-])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("ResNet-50", "resnet50"),
+        ("inception-v3", "inception_v3"),
+        ("VIT_B-16", "vit_b_16"),
+        ("vit-b/16", "vit_b_16"),
+        ("GPT2", "gpt2-124m"),
+        ("gpt2_xl", "gpt2-1.5b"),
+        ("gpt3", "gpt3-175b"),
+        ("Llama-2-7B", "llama2-7b"),
+        ("llama 3.1 405b", "llama3-405b"),
+        ("BERT_large", "bert-large"),
+        ("Mixtral", "mixtral-8x7b"),
+        ("DLRM", "dlrm"),
+    ],
+)
 def test_names_fold(given: str, name: str) -> None:
     assert models.get(given) is models.get(name)
     assert models.get(name).name == name
@@ -215,8 +272,15 @@ def test_no_two_names_fold_alike() -> None:
     assert len(models._by_name()) == len(every)
 
 
-@pytest.mark.parametrize(("wrong", "nearest"), [("resnet51", "resnet50"), ("lama2-7b", "llama2-7b"),
-                                                ("bert-bas", "bert-base"), ("mobilenet", "mobilenet_v2")])
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("resnet51", "resnet50"),
+        ("lama2-7b", "llama2-7b"),
+        ("bert-bas", "bert-base"),
+        ("mobilenet", "mobilenet_v2"),
+    ],
+)
 def test_unknown_name_suggests_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(UnknownName, match="unknown model") as caught:
         models.get(wrong)
@@ -224,8 +288,10 @@ def test_unknown_name_suggests_the_nearest(wrong: str, nearest: str) -> None:
 
 
 def test_names_need_no_torch() -> None:
-    code = ("import sys; from paceline.catalog import models; [models.get(n) for n in models.names()]; "
-            "sys.exit('torch' in sys.modules)")
+    code = (
+        "import sys; from paceline.catalog import models; [models.get(n) for n in models.names()]; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -264,26 +330,48 @@ def test_transformers_computes_the_same_llama(transformers: Any) -> None:
     from paceline.catalog.models.llama import llama
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=50,
-                                      num_key_value_heads=2, intermediate_size=96, rms_norm_eps=1e-5)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=50,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        rms_norm_eps=1e-5,
+    )
     ours, _, _ = llama(batch=2, seq=12, width=64, depth=2, heads=4, kv_heads=2, inner=96, vocab=50)
     same_values(transformers.LlamaForCausalLM(config), ours, torch.randint(0, 50, (2, 12)))
 
 
 HUGGING_FACE = {
     "bert-base": ("Bert", "BertForMaskedLM", {}),
-    "bert-large": ("Bert", "BertForMaskedLM", {"hidden_size": 1024, "num_hidden_layers": 24,
-                                               "num_attention_heads": 16, "intermediate_size": 4096}),
+    "bert-large": (
+        "Bert",
+        "BertForMaskedLM",
+        {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    ),
     "gpt2-124m": ("GPT2", "GPT2LMHeadModel", {}),
     "gpt2-355m": ("GPT2", "GPT2LMHeadModel", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
     "gpt2-774m": ("GPT2", "GPT2LMHeadModel", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
     "gpt2-1.5b": ("GPT2", "GPT2LMHeadModel", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
     "mixtral-8x7b": ("Mixtral", "MixtralForCausalLM", {}),
-    **{name: ("Llama", "LlamaForCausalLM", {
-        "hidden_size": o["width"], "num_hidden_layers": o["depth"], "num_attention_heads": o["heads"],
-        "num_key_value_heads": o["kv_heads"], "intermediate_size": o["inner"], "vocab_size": o.get("vocab", 32_000),
-        "tie_word_embeddings": o.get("tied", False)})
-       for name in NAMES if name.startswith("llama") and (o := models.get(name).options)},
+    **{
+        name: (
+            "Llama",
+            "LlamaForCausalLM",
+            {
+                "hidden_size": o["width"],
+                "num_hidden_layers": o["depth"],
+                "num_attention_heads": o["heads"],
+                "num_key_value_heads": o["kv_heads"],
+                "intermediate_size": o["inner"],
+                "vocab_size": o.get("vocab", 32_000),
+                "tie_word_embeddings": o.get("tied", False),
+            },
+        )
+        for name in NAMES
+        if name.startswith("llama") and (o := models.get(name).options)
+    },
 }
 
 

@@ -9,17 +9,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cost import collectives
-from paceline.cost.collectives import OPS, PAYLOAD, choice, collective_s, constants, lines, max_min, share_links, sigma
+from paceline.cost.collectives import (
+    OPS,
+    PAYLOAD,
+    choice,
+    collective_s,
+    constants,
+    lines,
+    max_min,
+    share_links,
+    sigma,
+)
 from paceline.errors import SpecError, UnknownName
 from paceline.spec.cluster import Cluster
 
 FLAT = Cluster.parse("16xvista-gh200")  # one device a node, one network
 DGX = Cluster.parse("16xdgx-h100")
-CLUSTERS = [FLAT, DGX, *map(Cluster.parse, ("4xdgx-1-v100", "8xp100-node-10gbe", "2xgb200-nvl72", "4xmi300x-node", "4xp4d", "16xtpu-v4-pod"))]
+CLUSTERS = [
+    FLAT,
+    DGX,
+    *map(
+        Cluster.parse,
+        ("4xdgx-1-v100", "8xp100-node-10gbe", "2xgb200-nvl72", "4xmi300x-node", "4xp4d", "16xtpu-v4-pod"),
+    ),
+]
 
 
 def only(op, group, cluster, library="nccl", **wanted):
-    found = [line for line in lines(op, group, cluster, library) if all(getattr(line, k) == v for k, v in wanted.items())]
+    found = [
+        line
+        for line in lines(op, group, cluster, library)
+        if all(getattr(line, k) == v for k, v in wanted.items())
+    ]
     assert len(found) == 1
     return found[0]
 
@@ -41,14 +62,19 @@ def test_ring_is_as_fast_as_its_narrowest_tier():
     inside = only("all_gather", DGX.group(8), DGX, algorithm="ring", protocol="simple")
     assert inside.beta == pytest.approx(7 / 8 / (450e9 * share))
     across = only("all_gather", DGX.group(128), DGX, algorithm="ring", protocol="simple")
-    assert across.beta == pytest.approx(127 / 128 / min(450e9 * share, 8 * 50e9 * constants("nccl").links["infiniband"].share))
+    assert across.beta == pytest.approx(
+        127 / 128 / min(450e9 * share, 8 * 50e9 * constants("nccl").links["infiniband"].share)
+    )
     rails = only("all_gather", DGX.group(16, 8), DGX, algorithm="ring", protocol="simple")
     assert rails.beta == pytest.approx(15 / 16 / (50e9 * constants("nccl").links["infiniband"].share))
 
 
 def test_library_chooses_by_size():
     group = DGX.group(128)
-    assert choice("all_reduce", 1e3, group, DGX).protocol == "ll" and choice("all_reduce", 1e3, group, DGX).algorithm == "tree"
+    assert (
+        choice("all_reduce", 1e3, group, DGX).protocol == "ll"
+        and choice("all_reduce", 1e3, group, DGX).algorithm == "tree"
+    )
     assert choice("all_reduce", 4e9, group, DGX).protocol == "simple"
     assert choice("all_reduce", 4e9, DGX.group(8), DGX).algorithm == "nvls"
     assert choice("all_reduce", 4e9, group, DGX, "rccl").algorithm != "nvls-tree"
@@ -60,12 +86,19 @@ def test_library_chooses_by_size():
 def test_gloo_reduce_scatter_moves_what_all_reduce_moves():
     group = FLAT.group(8)
     scatter, reduce = (only(op, group, FLAT, "gloo") for op in ("reduce_scatter", "all_reduce"))
-    assert scatter.alpha_s == reduce.alpha_s and scatter.beta - constants("gloo").copy == pytest.approx(reduce.beta)
-    assert collective_s("reduce_scatter", 1e8, group, FLAT, "nccl") < 0.6 * collective_s("all_reduce", 1e8, group, FLAT, "nccl")
+    assert scatter.alpha_s == reduce.alpha_s and scatter.beta - constants("gloo").copy == pytest.approx(
+        reduce.beta
+    )
+    assert collective_s("reduce_scatter", 1e8, group, FLAT, "nccl") < 0.6 * collective_s(
+        "all_reduce", 1e8, group, FLAT, "nccl"
+    )
 
 
 @given(
-    st.sampled_from(OPS), st.sampled_from(range(len(CLUSTERS))), st.integers(2, 16), st.sampled_from((1, 2, 4)),
+    st.sampled_from(OPS),
+    st.sampled_from(range(len(CLUSTERS))),
+    st.integers(2, 16),
+    st.sampled_from((1, 2, 4)),
     st.sampled_from(collectives.LIBRARIES),
 )
 def test_order(op, which, size, stride, library):
@@ -78,10 +111,20 @@ def test_order(op, which, size, stride, library):
     sizes = np.logspace(0, 10, 40)
     seconds = collective_s(op, sizes, group, cluster, library)
     assert (np.diff(seconds) > 0).all() and (seconds > 0).all() and np.isfinite(seconds).all()
-    wide = replace(cluster, tiers=tuple(
-        replace(t, bandwidth_Bps=2 * t.bandwidth_Bps, node_bandwidth_Bps=t.node_bandwidth_Bps and 2 * t.node_bandwidth_Bps) for t in cluster.tiers
-    ))
-    far = replace(cluster, tiers=tuple(replace(t, latency_s=(t.latency_s or 0) + 1e-4) for t in cluster.tiers))
+    wide = replace(
+        cluster,
+        tiers=tuple(
+            replace(
+                t,
+                bandwidth_Bps=2 * t.bandwidth_Bps,
+                node_bandwidth_Bps=t.node_bandwidth_Bps and 2 * t.node_bandwidth_Bps,
+            )
+            for t in cluster.tiers
+        ),
+    )
+    far = replace(
+        cluster, tiers=tuple(replace(t, latency_s=(t.latency_s or 0) + 1e-4) for t in cluster.tiers)
+    )
     assert (collective_s(op, sizes, group, wide, library) <= seconds * (1 + 1e-12)).all()
     assert (collective_s(op, sizes, group, far, library) >= seconds).all()
 
@@ -120,9 +163,15 @@ def test_thousands_of_sizes_take_milliseconds():
 
 def test_fair_shares_by_hand():
     # two flows on a link of 10, one of them also on a link of 3: 3 and 7
-    assert max_min(np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([10.0, 3.0]), np.array([np.inf, np.inf])).tolist() == [3, 7]
+    assert max_min(
+        np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([10.0, 3.0]), np.array([np.inf, np.inf])
+    ).tolist() == [3, 7]
     # three on one link, one that wants only 1: it gets 1, the others share the rest
-    assert max_min(np.ones((1, 3)), np.array([10.0]), np.array([1.0, np.inf, np.inf])).tolist() == [1, 4.5, 4.5]
+    assert max_min(np.ones((1, 3)), np.array([10.0]), np.array([1.0, np.inf, np.inf])).tolist() == [
+        1,
+        4.5,
+        4.5,
+    ]
     assert max_min(np.zeros((0, 1)), np.zeros(0), np.array([5.0])).tolist() == [5]
 
 
@@ -140,13 +189,24 @@ def test_flows_on_a_cluster():
 
 @given(st.integers(1, 5), st.integers(1, 5), st.data())
 def test_max_min_properties(links, flows, data):
-    load = np.array(data.draw(st.lists(st.lists(st.sampled_from((0.0, 0.5, 1.0)), min_size=flows, max_size=flows), min_size=links, max_size=links)))
+    load = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.sampled_from((0.0, 0.5, 1.0)), min_size=flows, max_size=flows),
+                min_size=links,
+                max_size=links,
+            )
+        )
+    )
     capacity = np.array(data.draw(st.lists(st.floats(0.5, 10), min_size=links, max_size=links)))
     most = np.array(data.draw(st.lists(st.floats(0.5, 10), min_size=flows, max_size=flows)))
     rates = max_min(load, capacity, most)
     used = load @ rates
     assert (used <= capacity * (1 + 1e-6)).all() and (rates <= most * (1 + 1e-9)).all()
-    for f in range(flows):  # each flow is held back by its own limit or by a full link on which nobody who could yield is faster
+    # each flow is held back by its own limit or by a full link on which nobody who could yield is faster
+    for f in range(flows):
         full = (load[:, f] > 0) & (used >= capacity * (1 - 1e-6))
-        bottleneck = any(rates[f] >= rates[load[link] > 0].max() * (1 - 1e-6) for link in np.flatnonzero(full))
+        bottleneck = any(
+            rates[f] >= rates[load[link] > 0].max() * (1 - 1e-6) for link in np.flatnonzero(full)
+        )
         assert rates[f] >= most[f] * (1 - 1e-6) or bottleneck

@@ -16,7 +16,20 @@ from paceline.cost.pack import conv_shape, pack_ops
 from paceline.spec.device import parse
 from paceline.spec.workload import ITEMSIZE, Access, Op
 
-NAMES = ["h200", "h100-pcie", "b200", "a100-sxm-80gb", "rtx3090", "v100-sxm-16gb", "t4", "p100-pcie", "k80", "mi300x", "tpu-v4", "haswell-cori"]
+NAMES = [
+    "h200",
+    "h100-pcie",
+    "b200",
+    "a100-sxm-80gb",
+    "rtx3090",
+    "v100-sxm-16gb",
+    "t4",
+    "p100-pcie",
+    "k80",
+    "mi300x",
+    "tpu-v4",
+    "haswell-cori",
+]
 DTYPES = ["fp32", "tf32", "fp16", "bf16"]
 
 sizes = st.integers(1, 16384)
@@ -30,37 +43,95 @@ def accesses(*counts, itemsize=4, reuse=-1):
 
 def gemm(m, n, k, dtype="bf16", batch=1):
     size = ITEMSIZE[dtype]
-    return Op("aten.mm", "gemm", "forward", "", dtype, 2.0 * batch * m * n * k, accesses(batch * m * k, batch * k * n, itemsize=size),
-              accesses(batch * m * n, itemsize=size), (batch, m, n, k), ("tt", "align8"))
+    return Op(
+        "aten.mm",
+        "gemm",
+        "forward",
+        "",
+        dtype,
+        2.0 * batch * m * n * k,
+        accesses(batch * m * k, batch * k * n, itemsize=size),
+        accesses(batch * m * n, itemsize=size),
+        (batch, m, n, k),
+        ("tt", "align8"),
+    )
 
 
 def conv(n, c, k, side, taps, which, layout, dtype):
     size, points = ITEMSIZE[dtype], side * side
-    reads, writes = accesses(n * c * points, k * c * taps, itemsize=size), accesses(n * k * points, itemsize=size)
+    reads, writes = (
+        accesses(n * c * points, k * c * taps, itemsize=size),
+        accesses(n * k * points, itemsize=size),
+    )
     dims = (n, c, k, 1, points, points, taps, 1)
-    return Op("aten.convolution", "conv", "forward", "", dtype, 2.0 * n * points * k * c * taps, reads, writes, dims, (which, layout))
+    return Op(
+        "aten.convolution",
+        "conv",
+        "forward",
+        "",
+        dtype,
+        2.0 * n * points * k * c * taps,
+        reads,
+        writes,
+        dims,
+        (which, layout),
+    )
 
 
 def attention(b, h, s, d, dtype, causal):
     size, elements = ITEMSIZE[dtype], b * h * s * d
-    return Op("aten.scaled_dot_product_attention", "attention", "forward", "", dtype, 4.0 * b * h * s * s * d * (0.5 if causal else 1),
-              accesses(*[elements] * 3, itemsize=size), accesses(elements, itemsize=size), (b, h, h, s, s, d, d), ("forward", *["causal"] * causal))
+    return Op(
+        "aten.scaled_dot_product_attention",
+        "attention",
+        "forward",
+        "",
+        dtype,
+        4.0 * b * h * s * s * d * (0.5 if causal else 1),
+        accesses(*[elements] * 3, itemsize=size),
+        accesses(elements, itemsize=size),
+        (b, h, h, s, s, d, d),
+        ("forward", *["causal"] * causal),
+    )
 
 
 def pointwise(elements, dtype="fp32", reuse=-1, kind="elementwise"):
     size = ITEMSIZE[dtype]
-    reads, writes = accesses(elements, elements, itemsize=size, reuse=reuse), accesses(elements, itemsize=size)
+    reads, writes = (
+        accesses(elements, elements, itemsize=size, reuse=reuse),
+        accesses(elements, itemsize=size),
+    )
     return Op("aten.add", kind, "forward", "", dtype, 0.0, reads, writes, (elements,))
 
 
 dtypes = st.sampled_from(DTYPES)
 gemms = st.builds(gemm, sizes, sizes, sizes, dtypes, st.integers(1, 16))
-convs = st.builds(conv, st.integers(1, 64), st.integers(1, 512), st.integers(1, 512), st.integers(1, 64), st.sampled_from([1, 9, 25, 49]),
-                  st.sampled_from(["fprop", "dgrad", "wgrad"]), st.sampled_from(["nchw", "nhwc"]), dtypes)
-attentions = st.builds(attention, st.integers(1, 16), st.integers(1, 32), st.integers(1, 4096), st.sampled_from([32, 64, 128]),
-                       st.sampled_from(["fp32", "bf16"]), st.booleans())
-streams = st.builds(pointwise, st.integers(1, 10**8), dtypes, st.sampled_from([-1, 0, 10**6, 10**9]),
-                    st.sampled_from(["elementwise", "copy", "cast", "gather", "cat", "fill", "sort", "scan"]))
+convs = st.builds(
+    conv,
+    st.integers(1, 64),
+    st.integers(1, 512),
+    st.integers(1, 512),
+    st.integers(1, 64),
+    st.sampled_from([1, 9, 25, 49]),
+    st.sampled_from(["fprop", "dgrad", "wgrad"]),
+    st.sampled_from(["nchw", "nhwc"]),
+    dtypes,
+)
+attentions = st.builds(
+    attention,
+    st.integers(1, 16),
+    st.integers(1, 32),
+    st.integers(1, 4096),
+    st.sampled_from([32, 64, 128]),
+    st.sampled_from(["fp32", "bf16"]),
+    st.booleans(),
+)
+streams = st.builds(
+    pointwise,
+    st.integers(1, 10**8),
+    dtypes,
+    st.sampled_from([-1, 0, 10**6, 10**9]),
+    st.sampled_from(["elementwise", "copy", "cast", "gather", "cat", "fill", "sort", "scan"]),
+)
 operators = gemms | convs | attentions | streams
 
 
@@ -72,12 +143,16 @@ def seconds(op, device):
 
 @given(operators, named, factors)
 def test_more_bandwidth_is_never_slower(op, device, factor):
-    assert seconds(op, replace(device, memory_bandwidth_Bps=device.memory_bandwidth_Bps * factor)) <= seconds(op, device) * (1 + 1e-9)
+    assert seconds(op, replace(device, memory_bandwidth_Bps=device.memory_bandwidth_Bps * factor)) <= seconds(
+        op, device
+    ) * (1 + 1e-9)
 
 
 @given(operators, named, factors, st.none() | dtypes)
 def test_more_flops_are_never_slower(op, device, factor, dtype):
-    faster = {name: peak * (factor if dtype in (None, name) else 1) for name, peak in device.peak_flops.items()}
+    faster = {
+        name: peak * (factor if dtype in (None, name) else 1) for name, peak in device.peak_flops.items()
+    }
     assert seconds(op, replace(device, peak_flops=faster)) <= seconds(op, device) * (1 + 1e-9)
 
 
@@ -93,7 +168,9 @@ def test_fewer_bytes_are_never_slower(op, device, share, reuse):
     less = [tuple(replace(a, bytes=int(a.bytes * share)) for a in part) for part in (op.reads, op.writes)]
     assume(op.kind != "cast")  # which kernel casts follows from the bytes
     assert seconds(replace(op, reads=less[0], writes=less[1]), device) <= seconds(op, device) * (1 + 1e-9)
-    recent = tuple(replace(a, reuse=min(reuse, a.reuse) if min(reuse, a.reuse) >= 0 else a.reuse) for a in op.reads)
+    recent = tuple(
+        replace(a, reuse=min(reuse, a.reuse) if min(reuse, a.reuse) >= 0 else a.reuse) for a in op.reads
+    )
     assert seconds(replace(op, reads=recent), device) <= seconds(op, device) * (1 + 1e-9)
 
 
@@ -103,7 +180,14 @@ def test_larger_products_are_never_faster(shape, grown, factor, dtype, device):
     assert seconds(gemm(*larger, dtype), device) >= seconds(gemm(*shape, dtype), device) * (1 - 1e-9)
 
 
-@given(st.integers(1, 8), st.integers(1, 32), st.integers(1, 2048), dtypes.filter(lambda d: d in ("fp32", "bf16")), st.booleans(), named)
+@given(
+    st.integers(1, 8),
+    st.integers(1, 32),
+    st.integers(1, 2048),
+    dtypes.filter(lambda d: d in ("fp32", "bf16")),
+    st.booleans(),
+    named,
+)
 def test_twice_the_attention_is_never_faster(b, h, s, dtype, causal, device):
     one = seconds(attention(b, h, s, 64, dtype, causal), device)
     assert seconds(attention(2 * b, h, s, 64, dtype, causal), device) >= one * (1 - 1e-9)
@@ -114,7 +198,9 @@ def test_twice_the_attention_is_never_faster(b, h, s, dtype, causal, device):
 @given(gemms | streams.filter(lambda op: all(a.reuse < 0 for a in op.reads)), named)
 def test_no_faster_than_the_roofline(op, device):
     assume(device.name in ("h200", "a100-sxm-80gb", "v100-sxm-16gb", "t4", "p100-pcie"))
-    assert seconds(op, device) >= 0.9 * max(op.flops / device.peak(op.dtype), (op.bytes_read + op.bytes_written) / 2 / device.memory_bandwidth_Bps)
+    assert seconds(op, device) >= 0.9 * max(
+        op.flops / device.peak(op.dtype), (op.bytes_read + op.bytes_written) / 2 / device.memory_bandwidth_Bps
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +213,9 @@ def test_large_products_come_near_the_peak(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_large_copies_come_near_the_bandwidth(name):
     device, op = devices.get(name), pointwise(2**28)
-    assert 0.3 < (op.bytes_read + op.bytes_written) / seconds(op, device) / device.memory_bandwidth_Bps <= 1.25
+    assert (
+        0.3 < (op.bytes_read + op.bytes_written) / seconds(op, device) / device.memory_bandwidth_Bps <= 1.25
+    )
 
 
 def test_waves():
@@ -143,9 +231,14 @@ def test_cache_hits_are_cheaper():
     assert seconds(pointwise(2**28, reuse=0), device) == seconds(pointwise(2**28), device)
 
 
-@pytest.mark.parametrize(("which", "shape"), [
-    ("fprop", (1, 2 * 100, 32, 16 * 9)), ("dgrad", (1, 2 * 100, 16, 32 * 9)), ("wgrad", (1, 32, 16 * 9, 2 * 100)),
-])
+@pytest.mark.parametrize(
+    ("which", "shape"),
+    [
+        ("fprop", (1, 2 * 100, 32, 16 * 9)),
+        ("dgrad", (1, 2 * 100, 16, 32 * 9)),
+        ("wgrad", (1, 32, 16 * 9, 2 * 100)),
+    ],
+)
 def test_convolution_as_a_product(which, shape):
     dims = (2, 16, 32, 1, 100, 100, 9, 1)
     assert conv_shape(which, dims, 2) == shape
@@ -160,7 +253,11 @@ def test_few_channels_are_padded_to_sixteen_bytes():
 
 def test_a_chip_with_nothing_but_a_datasheet_line():
     """What no source gives is assumed, and named."""
-    device = parse('name = "new"\n[peak]\nbf16 = "2 PFLOP/s"\n[memory]\nsize = "192 GB"\nbandwidth = "8 TB/s"\n', "new.toml", devices.get)
+    device = parse(
+        'name = "new"\n[peak]\nbf16 = "2 PFLOP/s"\n[memory]\nsize = "192 GB"\nbandwidth = "8 TB/s"\n',
+        "new.toml",
+        devices.get,
+    )
     assert chip(device).assumed == ("chip.clock", "chip.sms", "cache.l2")
     assert chip(devices.get("h200")).assumed == ()
     assert seconds(gemm(8192, 8192, 8192), device) < seconds(gemm(8192, 8192, 8192), devices.get("h200"))
@@ -171,6 +268,9 @@ def test_every_device_has_curves_for_every_kind(name):
     device = devices.get(name)
     for dtype in DTYPES:
         shapes = [gemm(64, 64, 64, dtype), pointwise(1000, dtype)]
-        shapes += [conv(2, 16, 16, 8, *how, dtype) for how in product((1, 9), ("fprop", "dgrad", "wgrad"), ("nchw", "nhwc"))]
+        shapes += [
+            conv(2, 16, 16, 8, *how, dtype)
+            for how in product((1, 9), ("fprop", "dgrad", "wgrad"), ("nchw", "nhwc"))
+        ]
         shapes += [attention(1, 2, 64, 64, dtype, causal) for causal in (False, True)]
         assert all(seconds(op, device) > 0 for op in shapes)

@@ -17,14 +17,30 @@ def test_parameters_are_the_catalogs(name):
     assert transformers.get(name).parameters == models.get(name).parameters
 
 
-@pytest.mark.parametrize(("name", "published"), [
-    ("qwen3-30b-a3b", 30.5e9), ("qwen3-235b-a22b", 235e9), ("gpt-oss-120b", 117e9), ("grok-1", 314e9), ("deepseek-v3", 671e9),
-    ("deepseek-v2", 236e9), ("llama4-maverick", 400.7e9), ("llama4-scout", 107.8e9), ("gpt-oss-20b", 20.9e9),
-    ("mixtral-8x22b", 140.6e9), ("dbrx", 131.6e9), ("qwen2-57b-a14b", 57.4e9), ("olmoe-1b-7b", 6.92e9), ("kimi-k2", 1.027e12),
-])
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("qwen3-30b-a3b", 30.5e9),
+        ("qwen3-235b-a22b", 235e9),
+        ("gpt-oss-120b", 117e9),
+        ("grok-1", 314e9),
+        ("deepseek-v3", 671e9),
+        ("deepseek-v2", 236e9),
+        ("llama4-maverick", 400.7e9),
+        ("llama4-scout", 107.8e9),
+        ("gpt-oss-20b", 20.9e9),
+        ("mixtral-8x22b", 140.6e9),
+        ("dbrx", 131.6e9),
+        ("qwen2-57b-a14b", 57.4e9),
+        ("olmoe-1b-7b", 6.92e9),
+        ("kimi-k2", 1.027e12),
+    ],
+)
 def test_models_known_by_sizes_have_the_published_count(name, published):
     """DeepSeek's first layers, which are dense, count as experts here."""
-    assert transformers.get(name).parameters == pytest.approx(published, rel=0.06 if name.startswith(("deepseek", "kimi")) else 0.01)
+    assert transformers.get(name).parameters == pytest.approx(
+        published, rel=0.06 if name.startswith(("deepseek", "kimi")) else 0.01
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2-124m", "llama3.2-1b", "bert-base"])
@@ -43,7 +59,13 @@ def test_flops_are_those_of_the_captured_module(name):
 
 
 def shape(**sizes):
-    given = {"model": transformers.get("gpt3-13b"), "framework": frameworks.get("megatron-2021"), "mbs": 2, "seq": 2048, **sizes}
+    given = {
+        "model": transformers.get("gpt3-13b"),
+        "framework": frameworks.get("megatron-2021"),
+        "mbs": 2,
+        "seq": 2048,
+        **sizes,
+    }
     return Shape(**given)
 
 
@@ -58,7 +80,9 @@ def test_tensor_parallelism_divides_the_work():
 
 
 def test_collectives_of_a_layer():
-    forward, backward = (blocks(shape(tp=8)).pieces[f"layer.{way}"].collectives for way in ("forward", "backward"))
+    forward, backward = (
+        blocks(shape(tp=8)).pieces[f"layer.{way}"].collectives for way in ("forward", "backward")
+    )
     assert [c.op for c in forward] == ["all_reduce"] * 2 and [c.op for c in backward] == ["all_reduce"] * 2
     assert forward[0].size == 2 * 2048 * 5120 * 2
     forward = blocks(shape(tp=8, sp=True)).pieces["layer.forward"].collectives
@@ -75,7 +99,15 @@ def test_experts_are_exchanged_and_divided():
 
 
 def mixed(model="qwen3-30b-a3b", name="megatron-bridge", **sizes):
-    return shape(model=transformers.get(model), framework=frameworks.get(name), mbs=1, seq=4096, ep=8, matrix="fp8", **sizes)
+    return shape(
+        model=transformers.get(model),
+        framework=frameworks.get(name),
+        mbs=1,
+        seq=4096,
+        ep=8,
+        matrix="fp8",
+        **sizes,
+    )
 
 
 def kinds(s, way="forward"):
@@ -93,14 +125,22 @@ def test_fused_experts_leave_out_passes_not_products():
 
 def test_every_expert_is_launched():
     found = blocks(mixed()).pieces
-    assert set(found["layer.forward"].launches.values()) == {16} == set(found["layer.backward"].launches.values())
-    assert [found["layer.forward"].ops[i].kind for i in found["layer.forward"].launches] == ["cast", "gemm"] * 2
+    assert (
+        set(found["layer.forward"].launches.values())
+        == {16}
+        == set(found["layer.backward"].launches.values())
+    )
+    assert [found["layer.forward"].ops[i].kind for i in found["layer.forward"].launches] == [
+        "cast",
+        "gemm",
+    ] * 2
     assert not blocks(mixed(name="megatron-bridge-2026")).pieces["layer.forward"].launches
 
 
 def test_an_all_to_all_is_sorted_twice():
     assert kinds(mixed(name="megatron-core")).count("gather") == kinds(mixed()).count("gather") + 2
-    assert kinds(mixed(name="megatron-core", model="mixtral-8x7b")).count("gather") == 2  # one expert per rank: nothing to sort
+    # one expert per rank: nothing to sort
+    assert kinds(mixed(name="megatron-core", model="mixtral-8x7b")).count("gather") == 2
 
 
 def test_exchanges_beside_another_micro_batch():
@@ -144,8 +184,16 @@ def test_activations_as_published():
 
 
 def test_from_hugging_face():
-    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-              "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    }
     assert from_hf(config).parameters == models.get("llama3-8b").parameters
     with pytest.raises(SpecError, match="latent attention"):
         from_hf({**config, "kv_lora_rank": 512})
@@ -154,8 +202,16 @@ def test_from_hugging_face():
 
 
 def test_from_columns():
-    row = {"model": "x", "n_layers": "48", "hidden": "7168", "heads": "56", "ffn_hidden": "28672", "vocab": "50368", "seq_len": "2048",
-           "params": "29975214080"}
+    row = {
+        "model": "x",
+        "n_layers": "48",
+        "hidden": "7168",
+        "heads": "56",
+        "ffn_hidden": "28672",
+        "vocab": "50368",
+        "seq_len": "2048",
+        "params": "29975214080",
+    }
     assert from_columns(row).parameters == pytest.approx(29975214080, rel=2e-3)
     with pytest.raises(SpecError, match="gives no heads"):
         from_columns({**row, "heads": ""})

@@ -13,8 +13,23 @@ def tiny():
 @pytest.fixture(scope="session")
 def mixed():
     """One with experts."""
-    return Transformer(name="mixed", layers=4, hidden=1024, heads=8, kv_heads=4, ffn=2048, vocab=32_000, seq=2048, experts=8, top_k=2, gated=True,
-                       norm="rms", positions="rotary", bias=False, tied=False)
+    return Transformer(
+        name="mixed",
+        layers=4,
+        hidden=1024,
+        heads=8,
+        kv_heads=4,
+        ffn=2048,
+        vocab=32_000,
+        seq=2048,
+        experts=8,
+        top_k=2,
+        gated=True,
+        norm="rms",
+        positions="rotary",
+        bias=False,
+        tied=False,
+    )
 
 
 @pytest.fixture(scope="session")

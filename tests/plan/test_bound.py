@@ -1,4 +1,6 @@
-"""Bounds hold for the simulation, and memory is that of the prediction, on random plans of random models and clusters."""
+"""Bounds hold for the simulation, and memory is that of the prediction, on random plans of random models and
+clusters.
+"""
 
 import numpy as np
 import pytest
@@ -24,18 +26,43 @@ def models(draw):
     heads = draw(st.sampled_from([4, 8, 16]))
     experts = draw(st.sampled_from([0, 0, 4, 8]))
     return Transformer(
-        name="random", layers=draw(st.sampled_from([2, 4, 6, 8, 12])), hidden=128 * heads, heads=heads,
+        name="random",
+        layers=draw(st.sampled_from([2, 4, 6, 8, 12])),
+        hidden=128 * heads,
+        heads=heads,
         kv_heads=draw(st.sampled_from([0, heads // 2])),
-        ffn=draw(st.sampled_from([256, 512])) * heads, vocab=draw(st.sampled_from([1000, 32_000, 128_000])), seq=2048, experts=experts,
-        top_k=2 if experts else 0, tied=draw(st.booleans()), gated=draw(st.booleans()))
+        ffn=draw(st.sampled_from([256, 512])) * heads,
+        vocab=draw(st.sampled_from([1000, 32_000, 128_000])),
+        seq=2048,
+        experts=experts,
+        top_k=2 if experts else 0,
+        tied=draw(st.booleans()),
+        gated=draw(st.booleans()),
+    )
 
 
 #: copies to the host take longer than the host needs to issue a layer, and that longer than the layer
-COPIED = Transformer(name="copied", layers=6, hidden=512, heads=4, ffn=1024, vocab=1000, seq=2048, tied=False, experts=4, top_k=2)
+COPIED = Transformer(
+    name="copied",
+    layers=6,
+    hidden=512,
+    heads=4,
+    ffn=1024,
+    vocab=1000,
+    seq=2048,
+    tied=False,
+    experts=4,
+    top_k=2,
+)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(model=models(), name=st.sampled_from(CLUSTERS), batch=st.sampled_from([16, 32]), seed=st.integers(0, 10**6))
+@given(
+    model=models(),
+    name=st.sampled_from(CLUSTERS),
+    batch=st.sampled_from([16, 32]),
+    seed=st.integers(0, 10**6),
+)
 @example(model=COPIED, name="2xdgx-h100", batch=16, seed=29637)
 def test_no_simulation_beats_its_bound(model, name, batch, seed):
     cluster, rng = clusters.get(name), np.random.default_rng(seed)
@@ -44,9 +71,13 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
         block = space.blocks[rng.integers(len(space.blocks))]
         index = int(rng.integers(len(block)))
         step = Step.of(model, cluster, block.plan(index), None, table.curves(cluster))
-        assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), str(step.plan)
+        assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), (
+            str(step.plan)
+        )
         memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.held())]
-        assert peaks(block, table).ravel()[index] == pytest.approx(max(m.reserved_bytes for m in memory), abs=8)
+        assert peaks(block, table).ravel()[index] == pytest.approx(
+            max(m.reserved_bytes for m in memory), abs=8
+        )
         assert room(block, table) == pytest.approx(memory[0].available_bytes, abs=2)
 
 
@@ -64,7 +95,10 @@ def test_pieces_take_what_the_engine_says(name):
 
 def test_bounds_are_close_where_plans_are_good():
     model, cluster = transformers.get("gpt3-13b"), clusters.get("2xdgx-a100")
-    space, table = Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload", "zb-v", "dualpipev"])), Table(model)
+    space, table = (
+        Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload", "zb-v", "dualpipev"])),
+        Table(model),
+    )
     low = [bounds(block, table).ravel() for block in space.blocks]
     best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
     for bound, i, index in best:
@@ -77,7 +111,8 @@ def test_bounds_are_close_where_plans_are_good():
 def test_bounds_hold_where_reductions_take_as_long_as_passes(schedule, network, pp, gbs):
     """With many micro-batches, breadth-first schedules complete the first gradients long before the last."""
     model = Transformer(
-        name="wide", layers=16, hidden=4096, heads=32, ffn=16384, vocab=1000, seq=2048, tied=False)
+        name="wide", layers=16, hidden=4096, heads=32, ffn=16384, vocab=1000, seq=2048, tied=False
+    )
     where = clusters.get(f"16x1xh100-sxm@{network}")
     words = [schedule, f"pp={pp}", "ddp", "mbs=1", "tp=1", "cp=1", "recompute=none", "offload=none"]
     limits = Limits.of(fix=words)

@@ -33,11 +33,20 @@ def exhaust(space):
 
 @settings(max_examples=3, deadline=None)
 @given(
-    layers=st.sampled_from([2, 4]), heads=st.sampled_from([4, 8]), vocab=st.sampled_from([1000, 50_000]), batch=st.sampled_from([4, 8]),
-    name=st.sampled_from(["1x4xa100-sxm-80gb", "2x2xv100-sxm-16gb@25Gb/s/node"]), most=st.sampled_from([8, 40]))
+    layers=st.sampled_from([2, 4]),
+    heads=st.sampled_from([4, 8]),
+    vocab=st.sampled_from([1000, 50_000]),
+    batch=st.sampled_from([4, 8]),
+    name=st.sampled_from(["1x4xa100-sxm-80gb", "2x2xv100-sxm-16gb@25Gb/s/node"]),
+    most=st.sampled_from([8, 40]),
+)
 def test_nothing_beats_the_certificate(layers, heads, vocab, batch, name, most):
-    model = Transformer(name="random", layers=layers, hidden=128 * heads, heads=heads, ffn=512 * heads, vocab=vocab, seq=1024)
-    limits = Limits.of(forbid=["offload", "recompute=selective", "bucket=100MB"], fix=["reshard", "prefetch=1"])
+    model = Transformer(
+        name="random", layers=layers, hidden=128 * heads, heads=heads, ffn=512 * heads, vocab=vocab, seq=1024
+    )
+    limits = Limits.of(
+        forbid=["offload", "recompute=selective", "bucket=100MB"], fix=["reshard", "prefetch=1"]
+    )
     space = Space(model, (clusters.get(name),), batch, 1024, limits)
     found = search(space, goal("time", space.clusters), most=most, processes=1)
     best = exhaust(space)
@@ -50,7 +59,12 @@ def test_processes_change_nothing(tiny, nodes):
     space = Space(tiny, (nodes,), 32, 1024, Limits.of())
     one, two = (search(space, goal("time", (nodes,)), most=24, processes=n) for n in (1, 2))
     assert [t.plan for t in one.tried] == [t.plan for t in two.tried]
-    assert (one.gap, one.by_memory, one.by_bound, one.undecided) == (two.gap, two.by_memory, two.by_bound, two.undecided)
+    assert (one.gap, one.by_memory, one.by_bound, one.undecided) == (
+        two.gap,
+        two.by_memory,
+        two.by_bound,
+        two.undecided,
+    )
 
 
 def test_the_answer_is_predicted_again_from_its_words(tiny, node):
@@ -76,12 +90,23 @@ LESS = ("offload", "cp", "hsdp", "zero2", "recompute=selective")
 
 def test_objectives_and_deadline(tiny):
     where = [clusters.get(f"{n}xdgx-h100") for n in (1, 2)]
-    fast, cheap = (plan_transformer(tiny, where, gbs=64, objective=name, forbid=LESS, most=16) for name in ("time", "cost"))
+    fast, cheap = (
+        plan_transformer(tiny, where, gbs=64, objective=name, forbid=LESS, most=16)
+        for name in ("time", "cost")
+    )
     assert fast.best.prediction.devices == 16 and cheap.best.prediction.devices == 8
     assert cheap.best.cost < fast.best.cost
     steps = 1000
-    hurried = plan_transformer(tiny, where, gbs=64, objective="cost", tokens=steps * 64 * 1024, forbid=LESS, most=16,
-                               deadline_s=0.9 * steps * cheap.best.prediction.step_s)
+    hurried = plan_transformer(
+        tiny,
+        where,
+        gbs=64,
+        objective="cost",
+        tokens=steps * 64 * 1024,
+        forbid=LESS,
+        most=16,
+        deadline_s=0.9 * steps * cheap.best.prediction.step_s,
+    )
     assert hurried.best.prediction.devices == 16
     with pytest.raises(PlanError, match="meets the deadline"):
         plan_transformer(tiny, where, gbs=64, tokens=1e12, deadline_s=1.0, forbid=LESS, most=8)
@@ -94,7 +119,9 @@ def test_objectives_and_deadline(tiny):
 def test_no_plan_fits_says_what_would(node):
     model = Transformer(name="huge", layers=96, hidden=12_288, heads=96, ffn=49_152, vocab=50_257, seq=2048)
     small = dataclasses.replace(node, device=dataclasses.replace(node.device, memory_bytes=20e9))
-    with pytest.raises(PlanError, match=r"the leanest \(.*\) needs .* of the .* of a device; it fits on \d+ devices"):
+    with pytest.raises(
+        PlanError, match=r"the leanest \(.*\) needs .* of the .* of a device; it fits on \d+ devices"
+    ):
         plan_transformer(model, (small,), gbs=64)
 
 
@@ -113,25 +140,79 @@ def run(*words):
 
 def test_command_line(tmp_path, capsys):
     page = tmp_path / "plan.html"
-    run("plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1", "pp=1", "--forbid", "offload", "--json", "--html", str(page),
-        "--pareto", "time,memory")
+    run(
+        "plan",
+        "gpt3-1.3b",
+        "--cluster",
+        "1xdgx-a100",
+        "--gbs",
+        "32",
+        "--fix",
+        "tp=1",
+        "pp=1",
+        "--forbid",
+        "offload",
+        "--json",
+        "--html",
+        str(page),
+        "--pareto",
+        "time,memory",
+    )
     answer = json.loads(capsys.readouterr().out)
     assert answer["space"] > 0 and answer["gap_pct"] >= 0 and answer["elapsed_s"] > 0
-    assert answer["excluded"].keys() == {"memory", "bound", "evaluation", "undecided"} and sum(answer["excluded"].values()) == answer["space"]
-    assert {"step_s", "peak_bytes", "plan"} <= answer["best"].keys() and answer["top"][0]["plan"] == answer["best"]["plan"]
+    assert (
+        answer["excluded"].keys() == {"memory", "bound", "evaluation", "undecided"}
+        and sum(answer["excluded"].values()) == answer["space"]
+    )
+    assert {"step_s", "peak_bytes", "plan"} <= answer["best"].keys() and answer["top"][0]["plan"] == answer[
+        "best"
+    ]["plan"]
     assert "certificate" in page.read_text()
-    run("plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "tp=1 pp=1", "--forbid", "offload,cp")
+    run(
+        "plan",
+        "gpt3-1.3b",
+        "--cluster",
+        "1xdgx-a100",
+        "--gbs",
+        "32",
+        "--fix",
+        "tp=1 pp=1",
+        "--forbid",
+        "offload,cp",
+    )
     shown = capsys.readouterr().out
     assert "best plan" in shown and "no plan of the" in shown and "lost by" in shown
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["gpt3-1.3b"], "give a cluster, or a number of GPUs"), (["gpt3-1.3b", "--gpus", "8"], "give a cluster, or a number of GPUs"),
-    (["gpt3-1.3b", "--gpus", "many", "--device", "h100-sxm"], "takes a number or a range such as 64..4096"),
-    (["gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "7", "--fix", "dp=8"], "gbs 7"),
-    (["gpt3-1.3b", "--cluster", "1xdgx-a100", "--pareto", "tim"], "did you mean 'time'"),
-    (["gpt3-1.3b", "--cluster", "1xdgx-a100", "--emit", "megatrn", "--gbs", "32", "--fix", "tp=1", "pp=1", "fsdp"], "did you mean 'megatron'"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt3-1.3b"], "give a cluster, or a number of GPUs"),
+        (["gpt3-1.3b", "--gpus", "8"], "give a cluster, or a number of GPUs"),
+        (
+            ["gpt3-1.3b", "--gpus", "many", "--device", "h100-sxm"],
+            "takes a number or a range such as 64..4096",
+        ),
+        (["gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "7", "--fix", "dp=8"], "gbs 7"),
+        (["gpt3-1.3b", "--cluster", "1xdgx-a100", "--pareto", "tim"], "did you mean 'time'"),
+        (
+            [
+                "gpt3-1.3b",
+                "--cluster",
+                "1xdgx-a100",
+                "--emit",
+                "megatrn",
+                "--gbs",
+                "32",
+                "--fix",
+                "tp=1",
+                "pp=1",
+                "fsdp",
+            ],
+            "did you mean 'megatron'",
+        ),
+    ],
+)
 def test_bad_requests(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["plan", *words])

@@ -33,7 +33,10 @@ def test_limits_narrow_the_space(tiny, node):
     assert {p.pp for p in plans(forbid=["pp"])} == {1}
     assert {p.offload for p in plans(forbid=["offload"])} == {"none"}
     assert "full" not in {p.recompute for p in plans(forbid=["recompute=full"])}
-    assert {p.precision for p in plans()} == {"bf16"} and {p.precision for p in plans(allow=["fp8"])} == {"bf16", "fp8"}
+    assert {p.precision for p in plans()} == {"bf16"} and {p.precision for p in plans(allow=["fp8"])} == {
+        "bf16",
+        "fp8",
+    }
     assert {p.framework for p in plans(fix=["framework=torch"])} == {"torch"}
 
 
@@ -41,16 +44,23 @@ def test_schedules_are_those_that_a_framework_has(tiny, node):
     space = Space(tiny, (node,), 16, 1024, Limits.of())
     by_family = {}
     for block in space.blocks:
-        by_family.setdefault(block.common["framework"], set()).update(order["schedule"] for order in block.orders)
+        by_family.setdefault(block.common["framework"], set()).update(
+            order["schedule"] for order in block.orders
+        )
     assert by_family["megatron-core"] == {"", "1f1b", "interleaved"}  # none without a pipeline
     assert "zb-v" in by_family["torch-compile"]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ({"fix": ["tp=3x"]}, "tp must be a whole number"), ({"forbid": ["nonsense"]}, "unknown 'nonsense'"),
-    ({"allow": ["fp9"]}, "did you mean 'fp8'"), ({"fix": ["tp=2"], "forbid": ["tp=2"]}, "both fixed and forbidden"),
-    ({"fix": ["pp=2"], "forbid": ["pp"]}, "both fixed and forbidden"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"fix": ["tp=3x"]}, "tp must be a whole number"),
+        ({"forbid": ["nonsense"]}, "unknown 'nonsense'"),
+        ({"allow": ["fp9"]}, "did you mean 'fp8'"),
+        ({"fix": ["tp=2"], "forbid": ["tp=2"]}, "both fixed and forbidden"),
+        ({"fix": ["pp=2"], "forbid": ["pp"]}, "both fixed and forbidden"),
+    ],
+)
 def test_bad_limits(words, message):
     with pytest.raises(PlanError, match=message):
         Limits.of(**words)

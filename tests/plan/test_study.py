@@ -20,16 +20,22 @@ def told(found):
 
 def test_products_and_files(tmp_path):
     asked = questions(["a", "b"], ["c", "d"], [1, 2], most=3)
-    assert [(q.model, q.cluster, q.gbs) for q in asked] == [(m, c, g) for m in "ab" for c in "cd" for g in (1, 2)]
+    assert [(q.model, q.cluster, q.gbs) for q in asked] == [
+        (m, c, g) for m in "ab" for c in "cd" for g in (1, 2)
+    ]
     path = tmp_path / "study.toml"
     single = '[[question]]\nmodel = "b"\ngpus = "8..16"\ndevice = "h200"\nmost = 4\n'
     path.write_text(f'models = ["a"]\nclusters = ["c", "d"]\ngbs = 8\nmost = 3\n{single}')
     found = read(path)
     assert [q.to_dict() for q in found] == [
-        {"model": "a", "cluster": "c", "gbs": 8, "most": 3}, {"model": "a", "cluster": "d", "gbs": 8, "most": 3},
-        {"model": "b", "gpus": "8..16", "device": "h200", "most": 4}]
+        {"model": "a", "cluster": "c", "gbs": 8, "most": 3},
+        {"model": "a", "cluster": "d", "gbs": 8, "most": 3},
+        {"model": "b", "gpus": "8..16", "device": "h200", "most": 4},
+    ]
     for text, error, says in (
-        ('model = "a"', UnknownName, "did you mean 'models'"), ("models = [", SpecError, "not valid TOML"), ("gbs = 8", SpecError, "no question"),
+        ('model = "a"', UnknownName, "did you mean 'models'"),
+        ("models = [", SpecError, "not valid TOML"),
+        ("gbs = 8", SpecError, "no question"),
         ("[[question]]\ngbs = 8", SpecError, "needs a model"),
     ):
         path.write_text(text)
@@ -41,7 +47,11 @@ def test_a_question_without_a_plan_is_answered_too():
     found = study(questions(["gpt3-1.3b", "gpt3-175b"], ["1xdgx-a100"], [16], **NARROW))
     first, second = found.answers
     assert first.planned.best.plan.tp == 1 and first.planned.gbs == 16
-    assert second.planned is None and "no plan for gpt3-175b fits" in second.error and second.to_dict()["error"] == second.error
+    assert (
+        second.planned is None
+        and "no plan for gpt3-175b fits" in second.error
+        and second.to_dict()["error"] == second.error
+    )
     with pytest.raises(PlanError, match="none of the 2 questions has a plan; the first: unknown cluster"):
         study(questions(["gpt3-1.3b"], ["1xdgx-a1000"], [16, 32]))
     with pytest.raises(UnknownName, match="did you mean 'ray'"):
@@ -49,8 +59,21 @@ def test_a_question_without_a_plan_is_answered_too():
 
 
 def command(*more, gbs="16"):
-    return ["plan", "gpt3-1.3b", "--cluster", "1xdgx-a100,1xdgx-h100", "--gbs", gbs, "--fix", *NARROW["fix"], "--forbid", *NARROW["forbid"],
-            "--most", "8", *more]
+    return [
+        "plan",
+        "gpt3-1.3b",
+        "--cluster",
+        "1xdgx-a100,1xdgx-h100",
+        "--gbs",
+        gbs,
+        "--fix",
+        *NARROW["fix"],
+        "--forbid",
+        *NARROW["forbid"],
+        "--most",
+        "8",
+        *more,
+    ]
 
 
 def test_one_line_per_question(capsys, tmp_path):
@@ -62,10 +85,14 @@ def test_one_line_per_question(capsys, tmp_path):
     assert stop.value.code == 0 and len(rows) == 2 and "dgx-h100" in shown and "gpt3-1.3b" in page.read_text()
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (command("--emit", "slurm"), "--emit is for one question, and this is a study of 2"), (command("--engine", "rai"), "did you mean 'ray'"),
-    (command(gbs="16,x"), "--gbs takes whole numbers above zero"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (command("--emit", "slurm"), "--emit is for one question, and this is a study of 2"),
+        (command("--engine", "rai"), "did you mean 'ray'"),
+        (command(gbs="16,x"), "--gbs takes whole numbers above zero"),
+    ],
+)
 def test_refusals(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(words)
@@ -82,5 +109,8 @@ def test_ray_answers_the_same(on_ray, capsys):
 
 def test_without_ray_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match="--engine ray needs ray, which is not installed; run: pip install 'paceline\\[ray\\]'"):
+    with pytest.raises(
+        ImportError,
+        match="--engine ray needs ray, which is not installed; run: pip install 'paceline\\[ray\\]'",
+    ):
         study(questions(["gpt3-1.3b"], ["1xdgx-a100"]), engine="ray")

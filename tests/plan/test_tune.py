@@ -25,14 +25,18 @@ PLANS = [Plan.parse(f"{words} mbs=8 gbs=16 fp32") for words in ("ddp", "fsdp")]
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
     path = tmp_path_factory.mktemp("net") / "net.py"
-    path.write_text(textwrap.dedent("""
+    path.write_text(
+        textwrap.dedent("""
         import torch
         from torch import nn
 
         def build(batch=8):
-            net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+            net = nn.Sequential(
+                nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+            )
             return net, torch.randn(batch, 64)
-    """))
+    """)
+    )
     return f"{path}:build"
 
 
@@ -55,13 +59,17 @@ def test_both_factors_are_found_again(net):
     slower = tune.calibrated(where, 3.0, 0.5)
     truth = tune.Measured(
         steps={plan: parallel.predict(captured.get(plan), slower, plan).step_s for plan in PLANS},
-        alone={(8, "none"): tune.predict(captured.get(PLANS[0]), slower.device).step_s}, refused={})
+        alone={(8, "none"): tune.predict(captured.get(PLANS[0]), slower.device).step_s},
+        refused={},
+    )
     compute, network = tune.factors(captured, where, truth)
     assert compute == pytest.approx(3.0, rel=0.01) and network == pytest.approx(0.5, rel=0.05)
     # a plan that runs in another way than it is predicted does not move the factor that the others agree on
     odd = Plan.parse("ddp overlap mbs=8 gbs=16 fp32")
     steps = {**truth.steps, odd: 0.1 * parallel.predict(captured.get(odd), slower, odd).step_s}
-    assert tune.factors(captured, where, dataclasses.replace(truth, steps=steps))[1] == pytest.approx(0.5, rel=0.05)
+    assert tune.factors(captured, where, dataclasses.replace(truth, steps=steps))[1] == pytest.approx(
+        0.5, rel=0.05
+    )
 
 
 def test_what_ran_is_worth_what_it_took(net):
@@ -70,15 +78,36 @@ def test_what_ran_is_worth_what_it_took(net):
     best, second = found[0], found[1]
     truth = tune.Measured(steps={best.plan: 3 * best.prediction.step_s}, alone={}, refused={})
     ranked = tune._ranked(found, truth, {best.plan: 1.0})
-    assert ranked[0].plan == best.plan and ranked[0].value == pytest.approx(3 * best.value) and ranked[0].first_s == 1.0
+    assert (
+        ranked[0].plan == best.plan
+        and ranked[0].value == pytest.approx(3 * best.value)
+        and ranked[0].first_s == 1.0
+    )
     truth = dataclasses.replace(truth, steps={**truth.steps, second.plan: 0.5 * second.prediction.step_s})
     assert tune._ranked(found, truth, {})[0].plan == second.plan
 
 
 def test_plans_run_here(net, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["plan", net, "--cluster", "2xhaswell-cori", "--gbs", "16", "--fix", "mbs=8", "--forbid", "zero1", "zero2", "fsdp", "--measure", "3",
-                  "--json"])
+        cli.main(
+            [
+                "plan",
+                net,
+                "--cluster",
+                "2xhaswell-cori",
+                "--gbs",
+                "16",
+                "--fix",
+                "mbs=8",
+                "--forbid",
+                "zero1",
+                "zero2",
+                "fsdp",
+                "--measure",
+                "3",
+                "--json",
+            ]
+        )
     answer = json.loads(capsys.readouterr().out)
     assert stop.value.code == 0 and answer["calibration"].keys() == {"compute", "communication"}
     assert all(value > 0 and math.isfinite(value) for value in answer["calibration"].values())
@@ -87,10 +116,16 @@ def test_plans_run_here(net, capsys):
     assert [one["value"] for one in answer["top"]] == sorted(one["value"] for one in answer["top"])
 
 
-@pytest.mark.parametrize(("model", "cluster", "count", "message"), [
-    ("gpt3-1.3b", "2xhaswell-cori", 1, "is known by its sizes; give FILE.py:FUNCTION"), ("alexnet", "1xdgx-a100", 1, "has a100-sxm-80gb"),
-    ("alexnet", "64xhaswell-cori", 1, "2 to 16 ranks"), ("alexnet", "2xhaswell-cori", 0, "at least 1; got 0"), ("alexnet", None, 1, "at hand"),
-])
+@pytest.mark.parametrize(
+    ("model", "cluster", "count", "message"),
+    [
+        ("gpt3-1.3b", "2xhaswell-cori", 1, "is known by its sizes; give FILE.py:FUNCTION"),
+        ("alexnet", "1xdgx-a100", 1, "has a100-sxm-80gb"),
+        ("alexnet", "64xhaswell-cori", 1, "2 to 16 ranks"),
+        ("alexnet", "2xhaswell-cori", 0, "at least 1; got 0"),
+        ("alexnet", None, 1, "at hand"),
+    ],
+)
 def test_what_cannot_be_measured(model, cluster, count, message):
     with pytest.raises(SpecError, match=message):
         tune.tune(Question(model=model, cluster=cluster), count)

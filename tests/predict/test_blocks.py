@@ -18,7 +18,10 @@ from paceline.predict.step import predict as predict_one
 from paceline.spec.plan import SCHEDULES, Plan
 from paceline.spec.synchronisation import DDP
 
-CASES = {"cnn": ("resnet50", {"batch": 8, "image": 64, "optimizer": "sgd"}), "lm": ("gpt2-124m", {"batch": 4, "seq": 128, "precision": "amp_bf16"})}
+CASES = {
+    "cnn": ("resnet50", {"batch": 8, "image": 64, "optimizer": "sgd"}),
+    "lm": ("gpt2-124m", {"batch": 4, "seq": 128, "precision": "amp_bf16"}),
+}
 CLUSTER = clusters.get("2xdgx-h100")
 
 
@@ -30,7 +33,9 @@ def captured(case):
 
 def pipeline(case, words):
     plan = resolve(Plan.parse(words), captured(case), CLUSTER)
-    return Pipeline(captured(case), CLUSTER, plan, DDP, Timed.of(captured(case), CLUSTER.device, Conditions()))
+    return Pipeline(
+        captured(case), CLUSTER, plan, DDP, Timed.of(captured(case), CLUSTER.device, Conditions())
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,23 +48,38 @@ def test_chunks_are_the_whole_model(case, words):
     update = made.layout.update
     spent = sum(chunk.forward_s + chunk.backward_s + chunk.recompute_s for chunk in made.chunks)
     assert spent == pytest.approx(step.device[:update].sum())
-    assert sum(chunk.forward_host_s + chunk.backward_host_s for chunk in made.chunks) == pytest.approx(step.issue[:update].sum())
+    assert sum(chunk.forward_host_s + chunk.backward_host_s for chunk in made.chunks) == pytest.approx(
+        step.issue[:update].sum()
+    )
     assert sum(chunk.parameter_bytes for chunk in made.chunks) == sum(p.bytes for p in workload.parameters)
     assert sum(chunk.activations for chunk in made.chunks) == pytest.approx(1) and made.chunks[-1].sends == 0
     assert all(chunk.sends > 0 for chunk in made.chunks[:-1])
-    assert sum(made.update_s(rank) for rank in range(made.plan.pp)) == pytest.approx(step.device[update:].sum())
+    assert sum(made.update_s(rank) for rank in range(made.plan.pp)) == pytest.approx(
+        step.device[update:].sum()
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("words", [
-    *(f"pp=4 {s} gbs={{}}" + (" vpp=2" if s in ("interleaved", "looped-bfs") else "") for s in SCHEDULES), "pp=4 zero1 gbs={}", "pp=4 fsdp gbs={}",
-    "pp=4 hsdp shard=2 no-reshard gbs={}", "pp=16 gbs={}",
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"pp=4 {s} gbs={{}}" + (" vpp=2" if s in ("interleaved", "looped-bfs") else "") for s in SCHEDULES),
+        "pp=4 zero1 gbs={}",
+        "pp=4 fsdp gbs={}",
+        "pp=4 hsdp shard=2 no-reshard gbs={}",
+        "pp=16 gbs={}",
+    ],
+)
 def test_parts_add_up(case, words):
     workload = captured(case)
     p = predict(workload, CLUSTER, Plan.parse(words.format(64 * workload.batch)), trace=True)
     assert sum(part.seconds for part in p.breakdown) == pytest.approx(p.step_s)
-    assert p.devices == 16 and len(p.stages) == int(words.split()[0][3:]) and 0 < p.mfu <= p.hfu < 1 and p.to_dict()["stages"]
+    assert (
+        p.devices == 16
+        and len(p.stages) == int(words.split()[0][3:])
+        and 0 < p.mfu <= p.hfu < 1
+        and p.to_dict()["stages"]
+    )
     lanes = defaultdict(list)
     for span in p.timeline.spans:
         assert 0 <= span.start_s <= span.end_s <= p.step_s + 1e-9
@@ -70,12 +90,17 @@ def test_parts_add_up(case, words):
 
 
 def test_a_pipeline_of_one_node_is_about_as_fast_as_its_share():
-    """With many micro-batches and NVLink between stages, four stages take a quarter of the time and what imbalance and bubble add."""
+    """With many micro-batches and NVLink between stages, four stages take a quarter of the time and what
+    imbalance and bubble add.
+    """
     workload, node = captured("lm"), clusters.get("4xh100-sxm")
     one = predict_one(workload, node.device)
     many = predict(workload, node, Plan.parse(f"pp=4 gbs={64 * workload.batch}"))
     assert one.kernel_s * 64 / 4 * 0.8 < many.step_s < one.step_s * 64 / 2
-    assert many.bubble_s < 0.3 * many.step_s and max(stage.memory.peak_bytes for stage in many.stages) < one.peak_bytes * 4
+    assert (
+        many.bubble_s < 0.3 * many.step_s
+        and max(stage.memory.peak_bytes for stage in many.stages) < one.peak_bytes * 4
+    )
 
 
 def test_schedules_hold_what_they_hold():
@@ -92,7 +117,10 @@ def test_trace_of_one_rank():
     for words in ("ddp", "fsdp", f"zero1 gbs={16 * 8 * 2}"):
         p = predict(workload, CLUSTER, Plan.parse(words), trace=True)
         names = {span.name for span in p.timeline.spans if span.stream == "dp"}
-        assert names == {"ddp": {"ncclDevKernel_AllReduce"}}.get(words, {"ncclDevKernel_ReduceScatter", "ncclDevKernel_AllGather"})
+        assert names == {"ddp": {"ncclDevKernel_AllReduce"}}.get(
+            words, {"ncclDevKernel_ReduceScatter", "ncclDevKernel_AllGather"}
+        )
         device = [span for span in p.timeline.spans if span.stream == "device"]
         assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(device)) and len(device) >= sum(
-            len(workload.segments[i].ops) for i in workload.order)
+            len(workload.segments[i].ops) for i in workload.order
+        )

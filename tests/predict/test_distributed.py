@@ -30,10 +30,19 @@ def test_one_device_is_the_sum_of_its_parts():
     assert p.step_s == pytest.approx(4 * (stage.forward_s + stage.backward_s) + parts["optimizer"])
 
 
-@pytest.mark.parametrize("plan", [
-    "tp=8 pp=4 sp recompute=full zero1 gbs=64 mbs=1", "fsdp gbs=128 mbs=2", "tp=2 cp=2 pp=4 gbs=64 mbs=1 vpp=2 seq=8192", "hsdp gbs=64", "gbs=64",
-    "pp=8 gpipe gbs=64", "pp=8 zb-h1 gbs=64 fp8", "framework=megatron-2021 tp=4 pp=2 fp16 gbs=64 recompute=selective",
-])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "tp=8 pp=4 sp recompute=full zero1 gbs=64 mbs=1",
+        "fsdp gbs=128 mbs=2",
+        "tp=2 cp=2 pp=4 gbs=64 mbs=1 vpp=2 seq=8192",
+        "hsdp gbs=64",
+        "gbs=64",
+        "pp=8 gpipe gbs=64",
+        "pp=8 zb-h1 gbs=64 fp8",
+        "framework=megatron-2021 tp=4 pp=2 fp16 gbs=64 recompute=selective",
+    ],
+)
 def test_parts_add_up(plan):
     p = run(plan)
     assert sum(part.seconds for part in p.breakdown) == pytest.approx(p.step_s)
@@ -43,7 +52,13 @@ def test_parts_add_up(plan):
     for stage in p.stages:
         assert sum(stage.memory.by_kind.values()) == stage.memory.peak_bytes
     data = p.to_dict()
-    assert data["step_s"] == p.step_s and data["peak_bytes"] == p.peak_bytes and data["memory"] and data["breakdown"] and data["provenance"]
+    assert (
+        data["step_s"] == p.step_s
+        and data["peak_bytes"] == p.peak_bytes
+        and data["memory"]
+        and data["breakdown"]
+        and data["provenance"]
+    )
 
 
 def test_schedules_rank_as_they_should():
@@ -73,10 +88,19 @@ def test_what_does_not_fit_is_an_answer():
 DEGREES = st.sampled_from([1, 2, 4, 8])
 
 
-@given(tp=DEGREES, pp=DEGREES, mbs=st.sampled_from([1, 2]), kind=st.sampled_from(["ddp", "zero1", "fsdp"]),
-       recompute=st.sampled_from(["none", "full"]), sp=st.booleans(), more=st.sampled_from(["layers", "gbs", "seq", "ffn", "vocab"]))
+@given(
+    tp=DEGREES,
+    pp=DEGREES,
+    mbs=st.sampled_from([1, 2]),
+    kind=st.sampled_from(["ddp", "zero1", "fsdp"]),
+    recompute=st.sampled_from(["none", "full"]),
+    sp=st.booleans(),
+    more=st.sampled_from(["layers", "gbs", "seq", "ffn", "vocab"]),
+)
 def test_more_work_takes_no_less_time(tp, pp, mbs, kind, recompute, sp, more):
-    plan = Plan(tp=tp, pp=pp, mbs=mbs, gbs=128, seq=2048, sharding=kind, recompute=recompute, sp=sp and tp > 1)
+    plan = Plan(
+        tp=tp, pp=pp, mbs=mbs, gbs=128, seq=2048, sharding=kind, recompute=recompute, sp=sp and tp > 1
+    )
     model = MODEL
     try:
         less = predict(model, CLUSTER, plan)
@@ -93,6 +117,12 @@ def test_more_work_takes_no_less_time(tp, pp, mbs, kind, recompute, sp, more):
 def test_a_faster_network_takes_no_more_time(tp, pp, kind, tier):
     plan = Plan(tp=tp, pp=pp, gbs=128, mbs=1, sharding=kind)
     tiers = list(CLUSTER.tiers)
-    wide = {field: 2 * value for field in ("bandwidth_Bps", "node_bandwidth_Bps") if (value := getattr(tiers[tier], field))}
+    wide = {
+        field: 2 * value
+        for field in ("bandwidth_Bps", "node_bandwidth_Bps")
+        if (value := getattr(tiers[tier], field))
+    }
     tiers[tier] = replace(tiers[tier], **wide)
-    assert predict(MODEL, replace(CLUSTER, tiers=tuple(tiers)), plan).step_s <= predict(MODEL, CLUSTER, plan).step_s * (1 + 1e-9)
+    assert predict(MODEL, replace(CLUSTER, tiers=tuple(tiers)), plan).step_s <= predict(
+        MODEL, CLUSTER, plan
+    ).step_s * (1 + 1e-9)

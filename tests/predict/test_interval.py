@@ -13,7 +13,8 @@ from paceline.predict import interval
 from paceline.predict.interval import GROUP, Z90, Errors, Spread, around, bounded
 
 shares = st.lists(st.floats(0.01, 1), min_size=1, max_size=8).map(
-    lambda parts: {str(i): part / sum(parts) for i, part in enumerate(parts)})
+    lambda parts: {str(i): part / sum(parts) for i, part in enumerate(parts)}
+)
 NODE = "1xdgx-h100"
 
 
@@ -25,7 +26,9 @@ def errors(*sigmas):
 def test_the_value_lies_within(value, sigma):
     low, high = around(value, sigma)
     assert 0 < low < value < high
-    assert math.sqrt(low * high) == pytest.approx(value) and math.log(high / low) == pytest.approx(2 * Z90 * sigma)
+    assert math.sqrt(low * high) == pytest.approx(value) and math.log(high / low) == pytest.approx(
+        2 * Z90 * sigma
+    )
 
 
 @given(shares, st.floats(0, 0.5))
@@ -48,7 +51,9 @@ def never_measured(p):
 
 
 def test_a_framework_that_is_named_and_known_narrows_the_interval():
-    named, unnamed = (pl.predict("gpt2-1.5b", plan=f"gbs=64{more}", cluster=NODE) for more in (" framework=nemo", ""))
+    named, unnamed = (
+        pl.predict("gpt2-1.5b", plan=f"gbs=64{more}", cluster=NODE) for more in (" framework=nemo", "")
+    )
     assert width(named) < width(unnamed) and not never_measured(named)
 
 
@@ -60,7 +65,9 @@ def test_a_framework_of_ones_own_is_never_measured():
 
 
 def test_an_architecture_without_curves_is_never_measured():
-    known, new = (pl.predict("gpt2-1.5b", plan="gbs=64 framework=nemo", cluster=c) for c in (NODE, "1x8xmi300x"))
+    known, new = (
+        pl.predict("gpt2-1.5b", plan="gbs=64 framework=nemo", cluster=c) for c in (NODE, "1x8xmi300x")
+    )
     assert width(new) > width(known)
     assert any("architecture" in what for what in never_measured(new))
 

@@ -1,4 +1,6 @@
-"""Memory of a stage: by hand for each framework's way of holding state, along every schedule's actions, and what helps when it does not fit."""
+"""Memory of a stage: by hand for each framework's way of holding state, along every schedule's actions, and
+what helps when it does not fit.
+"""
 
 from dataclasses import replace
 
@@ -10,7 +12,15 @@ from paceline.catalog import clusters, frameworks, transformers
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.predict import remedy
 from paceline.predict.distributed import Step, predict
-from paceline.predict.memory import cached, communicators, in_flight, kept, passing, placeholders, stage_memory
+from paceline.predict.memory import (
+    cached,
+    communicators,
+    in_flight,
+    kept,
+    passing,
+    placeholders,
+    stage_memory,
+)
 from paceline.sim.schedules import actions
 from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES, Plan, resolve
@@ -34,13 +44,23 @@ def state(text, model=MODEL, index=0, cluster=CLUSTER):
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "parameters", "gradients", "optimizer"), [
-    ("megatron-core bf16", 2, 4, 12), ("megatron-2021 fp16", 2, 2, 12), ("nemo bf16", 2, 2, 12), ("megatron-core fp32", 4, 4, 8),
-    ("megatron-deepspeed fp16", 2, 2, 12), ("torch bf16", 4 + 2, 4 + 4, 8),  # autocast's copies, and DDP's buckets
-])
+@pytest.mark.parametrize(
+    ("words", "parameters", "gradients", "optimizer"),
+    [
+        ("megatron-core bf16", 2, 4, 12),
+        ("megatron-2021 fp16", 2, 2, 12),
+        ("nemo bf16", 2, 2, 12),
+        ("megatron-core fp32", 4, 4, 8),
+        # autocast's copies, and DDP's buckets
+        ("megatron-deepspeed fp16", 2, 2, 12),
+        ("torch bf16", 4 + 2, 4 + 4, 8),
+    ],
+)
 def test_bytes_per_parameter(words, parameters, gradients, optimizer):
     _, found, count = state(f"tp=8 gbs=64 framework={words}")
-    assert (found.parameters, found.gradients, found.optimizer) == pytest.approx((parameters * count, gradients * count, optimizer * count))
+    assert (found.parameters, found.gradients, found.optimizer) == pytest.approx(
+        (parameters * count, gradients * count, optimizer * count)
+    )
 
 
 def test_deepspeed_keeps_gradients_twice_where_they_add_up_in_fp32():
@@ -90,7 +110,10 @@ def test_loss_and_layers_take_turns():
     assert loss == pytest.approx(head_bytes(made.shape) + 2 * MODEL.vocab * MODEL.hidden / 8)
     assert layer == pytest.approx(max(backward_bytes(made.shape), 2 * MODEL.vocab * MODEL.hidden / 8))
     found = stage_memory(made, stage, 0)
-    assert found.by_kind["temporary"] == pytest.approx(max(loss, layer) + placeholders(made), abs=2) and found.peak_at == "stage 0, loss"
+    assert (
+        found.by_kind["temporary"] == pytest.approx(max(loss, layer) + placeholders(made), abs=2)
+        and found.peak_at == "stage 0, loss"
+    )
     again = step("tp=8 gbs=64 mbs=1 recompute=full")
     assert passing(again, stage)[1] > layer  # a layer is there whole while it is run again
 
@@ -98,8 +121,13 @@ def test_loss_and_layers_take_turns():
 def test_logits_by_framework():
     names = ("megatron-core", "megatron-2021", "torch", "torch-compile")
     shapes = [step(f"tp={tp} gbs=64 framework={name}").shape for name in names for tp in (1, 2)]
-    logits = [shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.tp > 1 else shape.model.vocab) for shape in shapes]
-    assert [head_bytes(s) / count for s, count in zip(shapes, logits, strict=True)] == pytest.approx([6, 6, 10, 10, 12, 18, 4, 18])
+    logits = [
+        shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.tp > 1 else shape.model.vocab)
+        for shape in shapes
+    ]
+    assert [head_bytes(s) / count for s, count in zip(shapes, logits, strict=True)] == pytest.approx(
+        [6, 6, 10, 10, 12, 18, 4, 18]
+    )
 
 
 def test_blocks_are_used_again_when_large_enough():
@@ -112,16 +140,23 @@ def test_blocks_are_used_again_when_large_enough():
 def test_deepspeed_reserves_for_its_update():
     made = step("zero1 tp=8 pp=2 gbs=64 framework=megatron-deepspeed fp16")
     stage = made.held()[0]
-    found, plain = stage_memory(made, stage, 0), stage_memory(replace(made, framework=replace(made.framework, state="megatron")), stage, 0)
+    found, plain = (
+        stage_memory(made, stage, 0),
+        stage_memory(replace(made, framework=replace(made.framework, state="megatron")), stage, 0),
+    )
     part, table = made.parameters(stage) / 4, MODEL.vocab * MODEL.hidden / 8
     piece = min(part, table)
     blocks = cached([2 * table, 2 * made.parameters(stage), 4 * piece, 8 * piece, 2 * part, 4 * part])
-    assert found.reserved_bytes - plain.reserved_bytes == pytest.approx(blocks, abs=8) and found.peak_bytes == plain.peak_bytes
+    assert (
+        found.reserved_bytes - plain.reserved_bytes == pytest.approx(blocks, abs=8)
+        and found.peak_bytes == plain.peak_bytes
+    )
 
 
 def test_context_and_communicators_are_not_there_to_use():
     assert communicators(resolve(Plan(), 1, MODEL)) == 0
-    assert communicators(resolve(Plan.parse("tp=8 pp=2 gbs=64"), 64, MODEL)) == 5  # all, tensor, data, and two neighbours
+    # all, tensor, data, and two neighbours
+    assert communicators(resolve(Plan.parse("tp=8 pp=2 gbs=64"), 64, MODEL)) == 5
     made = step("tp=8 pp=2 gbs=64")
     found = made.memory(made.held()[0], 0)
     assert found.available_bytes == pytest.approx(80 * 2**30 - made.framework.context_bytes - 5 * 0.5e9)
@@ -130,7 +165,10 @@ def test_context_and_communicators_are_not_there_to_use():
 def test_offloading():
     plain, moved = (step(f"zero1 tp=8 gbs=64 mbs=8 {words}") for words in ("", "offload=activations"))
     activations = [made.memory(made.held()[0], 0).by_kind["activations"] for made in (plain, moved)]
-    assert activations[1] == pytest.approx(2 * saved_bytes(moved.shape, "none"), abs=1) and activations[1] < activations[0] / 5
+    assert (
+        activations[1] == pytest.approx(2 * saved_bytes(moved.shape, "none"), abs=1)
+        and activations[1] < activations[0] / 5
+    )
     none = step("zero1 tp=8 gbs=64 offload=optimizer")
     assert none.memory(none.held()[0], 0).by_kind["optimizer"] == 0
 
@@ -138,7 +176,13 @@ def test_offloading():
 # -- micro-batches in flight -----------------------------------------------------------------------
 
 
-@given(schedule=st.sampled_from(list(SCHEDULES)), pp=st.integers(2, 8), more=st.integers(0, 20), vpp=st.integers(1, 4), rank=st.integers(0, 7))
+@given(
+    schedule=st.sampled_from(list(SCHEDULES)),
+    pp=st.integers(2, 8),
+    more=st.integers(0, 20),
+    vpp=st.integers(1, 4),
+    rank=st.integers(0, 7),
+)
 def test_in_flight_is_what_the_actions_hold(schedule, pp, more, vpp, rank):
     rank %= pp
     vpp = vpp if schedule in ("interleaved", "looped-bfs") else 1
@@ -150,7 +194,9 @@ def test_in_flight_is_what_the_actions_hold(schedule, pp, more, vpp, rank):
         live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind]
         most = max(most, live)
     assert live == 0
-    assert in_flight(schedule, rank, pp, count, vpp) == pytest.approx(most / schedules.get(schedule).chunks_per_rank(vpp))
+    assert in_flight(schedule, rank, pp, count, vpp) == pytest.approx(
+        most / schedules.get(schedule).chunks_per_rank(vpp)
+    )
 
 
 def test_one_device_holds_one_micro_batch():
@@ -160,10 +206,15 @@ def test_one_device_holds_one_micro_batch():
 # -- what would help -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "plan"), [
-    ("llama3-70b", "tp=2 mbs=2 gbs=128 seq=8192"), ("llama3-8b", "gbs=64 mbs=1 seq=8192"), ("gpt3-175b", "tp=8 pp=2 gbs=64 mbs=4 gpipe"),
-    ("mixtral-8x7b", "ep=8 gbs=64 mbs=1 seq=4096"),
-])
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("llama3-70b", "tp=2 mbs=2 gbs=128 seq=8192"),
+        ("llama3-8b", "gbs=64 mbs=1 seq=8192"),
+        ("gpt3-175b", "tp=8 pp=2 gbs=64 mbs=4 gpipe"),
+        ("mixtral-8x7b", "ep=8 gbs=64 mbs=1 seq=4096"),
+    ],
+)
 def test_the_nearest_plan_fits(model, plan):
     model = transformers.get(model)
     found = predict(model, CLUSTER, Plan.parse(plan))
@@ -176,7 +227,9 @@ def test_the_nearest_plan_fits(model, plan):
 
 
 def test_a_larger_cluster_where_nothing_else_helps():
-    found = predict(transformers.get("gpt3-175b"), clusters.get("1xdgx-a100"), Plan.parse("tp=8 mbs=4 gbs=64 seq=2048"))
+    found = predict(
+        transformers.get("gpt3-175b"), clusters.get("1xdgx-a100"), Plan.parse("tp=8 mbs=4 gbs=64 seq=2048")
+    )
     words, size = found.fit.remedies[0]
     assert "devices and plan" in words and size <= found.fit.available_bytes
 
@@ -195,14 +248,24 @@ def test_changes_keep_the_devices():
 # -- what more of something must not do ------------------------------------------------------------
 
 
-@given(tp=st.sampled_from([1, 2, 8]), pp=st.sampled_from([1, 2, 4]), kind=st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]),
-       recompute=st.sampled_from(["none", "selective", "full"]), name=st.sampled_from(FRAMEWORKS),
-       more=st.sampled_from(["layers", "seq", "ffn", "vocab", "mbs"]))
+@given(
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    kind=st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    name=st.sampled_from(FRAMEWORKS),
+    more=st.sampled_from(["layers", "seq", "ffn", "vocab", "mbs"]),
+)
 def test_more_takes_no_less_memory(tp, pp, kind, recompute, name, more):
     plan = Plan(tp=tp, pp=pp, mbs=1, gbs=256, seq=2048, sharding=kind, recompute=recompute, framework=name)
     model = MODEL
     wider = replace(plan, **{more: 2 * getattr(plan, more)}) if more in ("seq", "mbs") else plan
     larger = model if more in ("seq", "mbs") else replace(model, **{more: 2 * getattr(model, more)})
-    first, second = (Step.of(m, CLUSTER, resolve(p, 64, m), None, None) for m, p in ((model, plan), (larger, wider)))
-    few, many = (max(made.memory(stage, i).reserved_bytes for i, stage in enumerate(made.held())) for made in (first, second))
+    first, second = (
+        Step.of(m, CLUSTER, resolve(p, 64, m), None, None) for m, p in ((model, plan), (larger, wider))
+    )
+    few, many = (
+        max(made.memory(stage, i).reserved_bytes for i, stage in enumerate(made.held()))
+        for made in (first, second)
+    )
     assert many >= few

@@ -1,4 +1,6 @@
-"""A captured module's memory when its parameters are sharded, against what torch's own tracker sees FSDP2 hold."""
+"""A captured module's memory when its parameters are sharded, against what torch's own tracker sees FSDP2
+hold.
+"""
 
 import warnings
 
@@ -57,7 +59,9 @@ def tracked():
 def test_fsdp_holds_what_torch_says(tracked):
     workload = capture(built("meta"), precision="fp32", optimizer="adamw-foreach")
     found = predict(workload, clusters.get("1xdgx-a100"), Plan(sharding="fsdp")).memory.by_kind
-    assert found["parameters"] == pytest.approx(tracked["SHARDED_PARAM"] + tracked["UNSHARDED_PARAM"], rel=0.01)
+    assert found["parameters"] == pytest.approx(
+        tracked["SHARDED_PARAM"] + tracked["UNSHARDED_PARAM"], rel=0.01
+    )
     assert found["optimizer"] == pytest.approx(tracked["OPT"], rel=0.01)
     # both are fullest at the loss, where gradients are still to come; what CPUs save of attention differs
     assert found["gradients"] == tracked.get("SHARDED_GRAD", 0) + tracked.get("UNSHARDED_GRAD", 0)

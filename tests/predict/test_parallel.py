@@ -1,4 +1,6 @@
-"""Data-parallel and sharded plans of captured modules: limits, buckets as torch makes them, memory, contradictions."""
+"""Data-parallel and sharded plans of captured modules: limits, buckets as torch makes them, memory,
+contradictions.
+"""
 
 import math
 from dataclasses import replace
@@ -24,8 +26,10 @@ from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import DDP, SYNCHRONISATIONS, get
 
 CASES = {
-    "cnn": ("resnet18", {"batch": 16, "image": 64, "precision": "amp_fp16", "optimizer": "sgd"}), "rnn": ("lstm-650", {"batch": 4, "seq": 8}),
-    "lm": ("gpt2-124m", {"batch": 4, "seq": 128, "precision": "amp_bf16"}), "tables": ("dlrm-small", {"batch": 64}),
+    "cnn": ("resnet18", {"batch": 16, "image": 64, "precision": "amp_fp16", "optimizer": "sgd"}),
+    "rnn": ("lstm-650", {"batch": 4, "seq": 8}),
+    "lm": ("gpt2-124m", {"batch": 4, "seq": 128, "precision": "amp_bf16"}),
+    "tables": ("dlrm-small", {"batch": 64}),
     "recomputed": ("gpt2-124m", {"batch": 4, "seq": 128, "checkpointing": True}),
     "compiled": ("resnet50", {"batch": 8, "image": 64, "compile": True}),
 }
@@ -50,7 +54,10 @@ def gradients(workload):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("device", ["h200", "v100-sxm-16gb"])
 def test_one_device_is_the_step_of_one_device(case, device):
-    one, p = predict_one(captured(case), devices.get(device)), predict(captured(case), clusters.get(f"1x{device}"), Plan())
+    one, p = (
+        predict_one(captured(case), devices.get(device)),
+        predict(captured(case), clusters.get(f"1x{device}"), Plan()),
+    )
     assert (p.step_s, p.step_s_low, p.step_s_high) == (one.step_s, one.step_s_low, one.step_s_high)
     assert p.memory == one.memory and p.exposed_s == 0 and p.throughput == one.throughput
 
@@ -74,8 +81,9 @@ def test_all_gradients_are_reduced_once(case, monkeypatch):
     assert {op for op, _ in sent} == {"all_reduce"} and sum(size for _, size in sent) == gradients(workload)
     sent.clear()
     predict(workload, NODE, Plan(sharding="zero1"))
-    assert {op: sum(size for o, size in sent if o == op) for op in ("reduce_scatter", "all_gather")} == dict.fromkeys(
-        ("reduce_scatter", "all_gather"), gradients(workload))
+    assert {
+        op: sum(size for o, size in sent if o == op) for op in ("reduce_scatter", "all_gather")
+    } == dict.fromkeys(("reduce_scatter", "all_gather"), gradients(workload))
     sent.clear()
     predict(workload, NODE, Plan(sharding="fsdp", reshard=False))
     every = sum(p.bytes for p in workload.parameters)
@@ -86,9 +94,17 @@ def test_all_gradients_are_reduced_once(case, monkeypatch):
 @given(cases, st.sampled_from(SHARDINGS), st.floats(1, 30), st.integers(1, 3))
 def test_a_faster_network_is_never_slower(case, sharding, factor, accumulate):
     cluster = clusters.get("4xp100-node-10gbe")
-    better = replace(cluster, tiers=tuple(
-        replace(t, bandwidth_Bps=factor * t.bandwidth_Bps, node_bandwidth_Bps=factor * t.node_bandwidth_Bps if t.node_bandwidth_Bps else None)
-        for t in cluster.tiers))
+    better = replace(
+        cluster,
+        tiers=tuple(
+            replace(
+                t,
+                bandwidth_Bps=factor * t.bandwidth_Bps,
+                node_bandwidth_Bps=factor * t.node_bandwidth_Bps if t.node_bandwidth_Bps else None,
+            )
+            for t in cluster.tiers
+        ),
+    )
     workload = captured(case)
     plan = Plan(sharding=sharding, gbs=cluster.device_count * workload.batch * accumulate)
     one, other = predict(workload, cluster, plan), predict(workload, better, plan)
@@ -116,7 +132,11 @@ def test_overlap_hides_what_would_follow_the_backward_pass():
 def test_accumulated_gradients_are_reduced_once_per_step():
     workload, cluster = captured("cnn"), clusters.get("4xp100-node-10gbe")
     one, four = (predict(workload, cluster, Plan(gbs=n * 16 * workload.batch)) for n in (1, 4))
-    assert four.exposed_s == pytest.approx(one.exposed_s, rel=0.1) and four.step_s < 4 * one.step_s and four.throughput > one.throughput
+    assert (
+        four.exposed_s == pytest.approx(one.exposed_s, rel=0.1)
+        and four.step_s < 4 * one.step_s
+        and four.throughput > one.throughput
+    )
 
 
 def test_all_wait_for_the_slowest():
@@ -124,8 +144,15 @@ def test_all_wait_for_the_slowest():
     plain, uneven = (predict(workload, replace(NODE, straggler_cv=cv), Plan()) for cv in (0.0, 0.1))
     assert uneven.step_s == pytest.approx(plain.step_s * (1 + 0.1 * slowest_of(8)))
     alone = clusters.get("1xv100-sxm-16gb")
-    assert predict(workload, replace(alone, straggler_cv=0.1), Plan()).step_s == predict(workload, alone, Plan()).step_s
-    assert slowest_of(1) == 0 and slowest_of(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03) and slowest_of(8) == pytest.approx(1.42, abs=0.02)
+    assert (
+        predict(workload, replace(alone, straggler_cv=0.1), Plan()).step_s
+        == predict(workload, alone, Plan()).step_s
+    )
+    assert (
+        slowest_of(1) == 0
+        and slowest_of(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)
+        and slowest_of(8) == pytest.approx(1.42, abs=0.02)
+    )
     mixed = replace(NODE, nodes=2, mix=((devices.get("p100-sxm"), 1),))
     assert predict(captured("tables"), mixed, Plan()).device == "p100-sxm"
 
@@ -160,8 +187,16 @@ def test_gradients_become_ready_in_the_backward_pass(case):
     layout = Layout(workload)
     ready = layout.ready()
     assert len(ready) == workload.trained
-    phases = [segment.phase for index in workload.order for segment in [workload.segments[index]] for _ in segment.ops]
-    assert all(phases[place - 1] in ("backward", "recompute", "forward") and place <= layout.update for _, place in ready)
+    phases = [
+        segment.phase
+        for index in workload.order
+        for segment in [workload.segments[index]]
+        for _ in segment.ops
+    ]
+    assert all(
+        phases[place - 1] in ("backward", "recompute", "forward") and place <= layout.update
+        for _, place in ready
+    )
     half = sum(place > phases.index("backward") for _, place in ready)
     assert half == len(ready)
 
@@ -171,7 +206,9 @@ def test_folded_blocks_become_ready_one_after_another():
     layout = Layout(workload)
     spans = [unit.backward for unit in layout.units[1:]]
     assert len(spans) == 12 and all(a[0] >= b[1] for a, b in pairwise(spans))  # last block first
-    of_block = {int(p.name.split(".")[1]): place for p, place in layout.ready() if p.name.startswith("blocks.")}
+    of_block = {
+        int(p.name.split(".")[1]): place for p, place in layout.ready() if p.name.startswith("blocks.")
+    }
     assert all(spans[i][0] < place <= spans[i][1] for i, place in of_block.items()) and len(of_block) == 12
     sizes = {unit.bytes for unit in layout.units[1:]}
     assert len(sizes) == 1 and sum(u.bytes for u in layout.units) == sum(p.bytes for p in workload.parameters)
@@ -185,7 +222,9 @@ def test_each_stage_shards_one_kind_more(case):
     workload = captured(case)
     found = {kind: predict(workload, NODE, Plan(sharding=kind)).memory.by_kind for kind in SHARDINGS[:4]}
     whole = predict_one(workload, NODE.device).memory.by_kind
-    assert found["ddp"]["optimizer"] == whole["optimizer"] and found["zero1"]["optimizer"] == pytest.approx(whole["optimizer"] / 8, abs=8)
+    assert found["ddp"]["optimizer"] == whole["optimizer"] and found["zero1"]["optimizer"] == pytest.approx(
+        whole["optimizer"] / 8, abs=8
+    )
     assert found["zero2"]["gradients"] < found["zero1"]["gradients"]
     assert found["fsdp"]["parameters"] < found["zero2"]["parameters"] == whole["parameters"]
     peaks = [sum(found[kind].values()) for kind in ("ddp", "zero1", "zero2")]
@@ -197,15 +236,24 @@ def test_each_stage_shards_one_kind_more(case):
 # -- plans -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    ("tp=2", "tp 2: a captured module is split by data and, between modules, into a pipeline"),
-    ("dp=4", "dp 4 x tp 1 x pp 1 x cp 1 = 4 ranks, but the cluster has 8 devices"),
-    ("pp=3", "dp 2 x tp 1 x pp 3 x cp 1 = 6 ranks"), ("pp=4 dualpipev gbs=192", "needs at least 2 x pp 4 = 8 micro-batches"),
-    ("pp=8 vpp=8", "pp 8 x 8 chunks = 64, but resnet18 can be cut into"), ("ddp shard=4", "shard 4 is of hsdp"),
-    ("mbs=3", "mbs 3, but the workload was captured with batch 16"), ("gbs=100", "gbs 100 is not a multiple of dp 8 x mbs 16 = 128"),
-    ("hsdp shard=3", "hsdp shard 3 does not divide dp 8"), ("recompute=full", "captured without"), ("offload=optimizer", "offload optimizer"),
-    ("fp8", "precision fp8, but the workload was captured in amp_fp16"), ("seq=7", "seq 7"),
-])
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("tp=2", "tp 2: a captured module is split by data and, between modules, into a pipeline"),
+        ("dp=4", "dp 4 x tp 1 x pp 1 x cp 1 = 4 ranks, but the cluster has 8 devices"),
+        ("pp=3", "dp 2 x tp 1 x pp 3 x cp 1 = 6 ranks"),
+        ("pp=4 dualpipev gbs=192", "needs at least 2 x pp 4 = 8 micro-batches"),
+        ("pp=8 vpp=8", "pp 8 x 8 chunks = 64, but resnet18 can be cut into"),
+        ("ddp shard=4", "shard 4 is of hsdp"),
+        ("mbs=3", "mbs 3, but the workload was captured with batch 16"),
+        ("gbs=100", "gbs 100 is not a multiple of dp 8 x mbs 16 = 128"),
+        ("hsdp shard=3", "hsdp shard 3 does not divide dp 8"),
+        ("recompute=full", "captured without"),
+        ("offload=optimizer", "offload optimizer"),
+        ("fp8", "precision fp8, but the workload was captured in amp_fp16"),
+        ("seq=7", "seq 7"),
+    ],
+)
 def test_contradictions_are_explained(plan, message):
     with pytest.raises(PlanError) as caught:
         predict(captured("cnn"), NODE, Plan.parse(plan))

@@ -27,11 +27,18 @@ def test_agrees_with_the_closed_form():
     assert statistics.median(apart) <= 0.02 and apart[int(0.99 * len(apart))] <= 0.10
 
 
-@pytest.mark.parametrize("plan", [
-    "tp=8 pp=4 sp recompute=full zero1 gbs=64 mbs=1", "fsdp gbs=64 mbs=2", "tp=2 cp=2 pp=4 gbs=32 mbs=1 vpp=2 seq=8192", "hsdp gbs=32", "ddp gbs=32",
-    "framework=bigscience tp=4 pp=2 fp16 gbs=64 recompute=selective",
-    *(f"pp=4 gbs=64 vpp={2 if s in ('interleaved', 'looped-bfs') else 1} {s}" for s in SCHEDULES),
-])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "tp=8 pp=4 sp recompute=full zero1 gbs=64 mbs=1",
+        "fsdp gbs=64 mbs=2",
+        "tp=2 cp=2 pp=4 gbs=32 mbs=1 vpp=2 seq=8192",
+        "hsdp gbs=32",
+        "ddp gbs=32",
+        "framework=bigscience tp=4 pp=2 fp16 gbs=64 recompute=selective",
+        *(f"pp=4 gbs=64 vpp={2 if s in ('interleaved', 'looped-bfs') else 1} {s}" for s in SCHEDULES),
+    ],
+)
 def test_parts_add_up(plan):
     p = run(plan)
     assert sum(part.seconds for part in p.breakdown) == pytest.approx(p.step_s)
@@ -40,16 +47,26 @@ def test_parts_add_up(plan):
 
 
 def test_overlap_emerges():
-    """Gradients that fit behind the backward pass cost what they slow it down by; on a slow network they cost all but that."""
+    """Gradients that fit behind the backward pass cost what they slow it down by; on a slow network they cost
+    all but that.
+    """
     alone, fast = run("gbs=8 mbs=1", clusters.get("1xdgx-h100")), run("ddp gbs=32 mbs=1")
     assert fast.step_s - alone.step_s < 0.25 * alone.step_s
-    slow = {part.name: part.seconds for part in run("ddp gbs=32 mbs=1", clusters.get("4x8xh100-sxm@10Gb/s/node")).breakdown}
+    slow = {
+        part.name: part.seconds
+        for part in run("ddp gbs=32 mbs=1", clusters.get("4x8xh100-sxm@10Gb/s/node")).breakdown
+    }
     assert slow["gradient reduction"] > 5 * (slow["forward"] + slow["backward"])
 
 
 def test_what_schedules_are_for():
-    bubbles = {s: run(f"pp=4 gbs=128 mbs=1 vpp={2 if s == 'interleaved' else 1} {s}", model=transformers.get("llama3-8b")).bubble_s
-               for s in ("1f1b", "interleaved", "zb-h1")}
+    bubbles = {
+        s: run(
+            f"pp=4 gbs=128 mbs=1 vpp={2 if s == 'interleaved' else 1} {s}",
+            model=transformers.get("llama3-8b"),
+        ).bubble_s
+        for s in ("1f1b", "interleaved", "zb-h1")
+    }
     assert bubbles["interleaved"] < 0.7 * bubbles["1f1b"] and bubbles["zb-h1"] < 0.7 * bubbles["1f1b"]
 
 
@@ -61,28 +78,53 @@ def test_timeline(plan):
     for span in p.timeline.spans:
         assert 0 <= span.start_s <= span.end_s <= p.step_s + 1e-9
         lanes[span.rank, span.stream].append(span)
-    assert p.timeline.ranks == len(p.stages) and max(span.end_s for span in p.timeline.spans) == pytest.approx(p.step_s)
+    assert p.timeline.ranks == len(p.stages) and max(
+        span.end_s for span in p.timeline.spans
+    ) == pytest.approx(p.step_s)
     for lane in lanes.values():
         assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(lane))
     events = list(p.timeline.events())
     kernels = [e for e in events if e.get("cat") == "kernel"]
-    assert any(e["name"].startswith("ncclDevKernel_") for e in kernels) and all(e["args"]["stream"] == e["tid"] for e in kernels)
+    assert any(e["name"].startswith("ncclDevKernel_") for e in kernels) and all(
+        e["args"]["stream"] == e["tid"] for e in kernels
+    )
     assert len({(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}) == len(lanes)
 
 
 def test_many_devices_cost_little():
     """Roles, not ranks, are simulated."""
     start = time.process_time()
-    p = run("tp=8 pp=16 vpp=7 gbs=2048 mbs=1 sp zero1 seq=8192", clusters.get("2048xdgx-h100"), transformers.get("llama3-405b"))
+    p = run(
+        "tp=8 pp=16 vpp=7 gbs=2048 mbs=1 sp zero1 seq=8192",
+        clusters.get("2048xdgx-h100"),
+        transformers.get("llama3-405b"),
+    )
     assert p.devices == 16384 and time.process_time() - start < 2
 
 
-@pytest.mark.parametrize("words", [
-    "", "gpipe", "vpp=2", "vpp=2 looped-bfs", "zb-h1", "zb-v", "dualpipev", "framework=nemo vpp=4", "framework=torch-compile zb-h1", "zero1", "fsdp",
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "gpipe",
+        "vpp=2",
+        "vpp=2 looped-bfs",
+        "zb-h1",
+        "zb-v",
+        "dualpipev",
+        "framework=nemo vpp=4",
+        "framework=torch-compile zb-h1",
+        "zero1",
+        "fsdp",
+    ],
+)
 def test_rounds_of_micro_batches_are_alike(words):
     """What is left out where there are many micro-batches is more of the same, to the last digits."""
-    plan = resolve(Plan.parse(f"pp=4 tp=2 gbs={160 if 'vpp' in words or 'zb-h1' in words else 168} mbs=1 {words}"), CLUSTER.device_count, MODEL)
+    plan = resolve(
+        Plan.parse(f"pp=4 tp=2 gbs={160 if 'vpp' in words or 'zb-h1' in words else 168} mbs=1 {words}"),
+        CLUSTER.device_count,
+        MODEL,
+    )
     assert plan.micro_batches >= 40
     simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))
     short, whole = (
@@ -103,4 +145,6 @@ def test_link_shares():
     plan = resolve(Plan.parse("pp=4 gbs=32 zero1"), CLUSTER.device_count, MODEL)
     simulation = Simulation(Step.of(MODEL, CLUSTER, plan, None, None))
     shares = simulation.share(("dp", "pp"))
-    assert all(0 < share <= 1 for share in shares) and simulation.share(("dp", "dp")) == pytest.approx([0.5, 0.5])
+    assert all(0 < share <= 1 for share in shares) and simulation.share(("dp", "dp")) == pytest.approx(
+        [0.5, 0.5]
+    )

@@ -9,7 +9,9 @@ from paceline.queueing.fit import least_squares, nonnegative
 def test_recovers_parameters():
     x = np.linspace(0, 4, 40)
     y = 2.5 * np.exp(-0.7 * x) + 0.3
-    found, loss = least_squares(lambda p: p[0] * np.exp(-p[1] * x) + p[2] - y, (1.0, 0.1, 0.0), (0, 0, -5), (10, 10, 5))
+    found, loss = least_squares(
+        lambda p: p[0] * np.exp(-p[1] * x) + p[2] - y, (1.0, 0.1, 0.0), (0, 0, -5), (10, 10, 5)
+    )
     assert found == pytest.approx([2.5, 0.7, 0.3], abs=1e-5)
     assert loss < 1e-9
 

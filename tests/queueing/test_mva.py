@@ -18,7 +18,9 @@ def station(name, demand, servers=1):
 
 
 def repairmen(n, think, repair, servers):
-    """M/M/c//n: throughput from the birth-death equations, as every textbook solves the machine repairman problem."""
+    """M/M/c//n: throughput from the birth-death equations, as every textbook solves the machine repairman
+    problem.
+    """
     weights = [1.0]
     for k in range(1, n + 1):
         weights.append(weights[-1] * (n - k + 1) / think * repair / min(k, servers))
@@ -55,7 +57,10 @@ def simulated(think, demands, servers, n, cycles, seed=3):
     """A Markov chain walked step by step: exponential everywhere."""
     source, state, now, done = random.Random(seed), [n] + [0] * len(demands), 0.0, 0
     while done < cycles:
-        rates = [state[0] / think, *(min(k, m) / d for k, m, d in zip(state[1:], servers, demands, strict=True))]
+        rates = [
+            state[0] / think,
+            *(min(k, m) / d for k, m, d in zip(state[1:], servers, demands, strict=True)),
+        ]
         now += source.expovariate(sum(rates))
         (where,) = source.choices(range(len(rates)), rates)
         state[where] -= 1
@@ -67,11 +72,19 @@ def simulated(think, demands, servers, n, cycles, seed=3):
 @pytest.mark.parametrize("servers", [(1, 1, 1), (2, 1, 2)])
 def test_agrees_with_simulation(servers):
     demands = (0.4, 0.1, 0.3)
-    curve = solve([station("think", 1.0, 0), *(station(str(i), d, m) for i, (d, m) in enumerate(zip(demands, servers, strict=True)))], 6)
+    curve = solve(
+        [
+            station("think", 1.0, 0),
+            *(station(str(i), d, m) for i, (d, m) in enumerate(zip(demands, servers, strict=True))),
+        ],
+        6,
+    )
     assert curve.throughput[5] == pytest.approx(simulated(1.0, demands, servers, 6, 120_000), rel=0.01)
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(0, 9)), min_size=1, max_size=5), st.integers(1, 60))
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(0, 9)), min_size=1, max_size=5), st.integers(1, 60)
+)
 def test_laws_hold(shape, workers):
     stations = [station(str(i), demand, servers) for i, (demand, servers) in enumerate(shape)]
     curve = solve(stations, workers)
@@ -79,13 +92,20 @@ def test_laws_hold(shape, workers):
     assert curve.queue.sum(axis=1) == pytest.approx(n, rel=1e-6)  # Little's law, nobody is lost
     assert np.all(curve.utilisation <= 1 + 1e-9)
     assert np.all(np.diff(curve.throughput) >= -1e-9 * curve.throughput[:-1])
-    bound = np.minimum(n / sum(s.demand_s for s in stations), 1 / max(max(s.least_s for s in stations), 1e-300))
+    bound = np.minimum(
+        n / sum(s.demand_s for s in stations), 1 / max(max(s.least_s for s in stations), 1e-300)
+    )
     assert np.all(curve.throughput <= bound * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("servers", [1, 2, 8])
 def test_thousand_workers_take_under_five_milliseconds(servers):
-    stations = [station("compute", 0.05, 0), station("up", 0.01, servers), station("server", 0.002), station("down", 0.012, servers)]
+    stations = [
+        station("compute", 0.05, 0),
+        station("up", 0.01, servers),
+        station("server", 0.002),
+        station("down", 0.012, servers),
+    ]
     best = math.inf
     for _ in range(30):
         start = time.perf_counter()
@@ -109,8 +129,16 @@ def test_saturation_and_bottleneck():
     assert curve.saturation == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("call", [lambda: solve([station("a", 0.0)], 3), lambda: solve([station("a", 1.0)], 0), lambda: station("a", -1.0),
-                                  lambda: solve([station("a", 1.0)], 2, variability=2.0), lambda: solve([station("a", 1.0, 2)], 5000)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: solve([station("a", 0.0)], 3),
+        lambda: solve([station("a", 1.0)], 0),
+        lambda: station("a", -1.0),
+        lambda: solve([station("a", 1.0)], 2, variability=2.0),
+        lambda: solve([station("a", 1.0, 2)], 5000),
+    ],
+)
 def test_refuses(call):
     with pytest.raises(SpecError):
         call()

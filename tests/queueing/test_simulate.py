@@ -25,10 +25,29 @@ def job(mode="async", compute=0.1, size=1e6, rate=1e7, update=0.001, servers=1, 
     for _ in range(30):
         took = compute * float(np.exp(spread * source.normal()))
         now += took + 2 * up + update + 0.002
-        rows.append({"at_s": now, "compute_s": took, "round_s": 2 * up + update + 0.002, "up_s": up, "update_s": update, "down_s": up,
-                     "waited_s": 0.0, "staleness": 0})
-    return JobProfile(name="made up", batch=32, up_bytes=size, down_bytes=size, mode=mode, servers=servers, link=Link(rate_Bps=rate),
-                      runs=(from_rows([rows]),), **more)
+        rows.append(
+            {
+                "at_s": now,
+                "compute_s": took,
+                "round_s": 2 * up + update + 0.002,
+                "up_s": up,
+                "update_s": update,
+                "down_s": up,
+                "waited_s": 0.0,
+                "staleness": 0,
+            }
+        )
+    return JobProfile(
+        name="made up",
+        batch=32,
+        up_bytes=size,
+        down_bytes=size,
+        mode=mode,
+        servers=servers,
+        link=Link(rate_Bps=rate),
+        runs=(from_rows([rows]),),
+        **more,
+    )
 
 
 def test_one_worker_repeats_its_profile():
@@ -105,7 +124,11 @@ def test_profile_round_trip(tmp_path):
     made = job()
     made.save(tmp_path / "a.json")
     assert JobProfile.load(tmp_path / "a.json").to_dict() == made.to_dict()
-    for text, message in (("{", "not a job profile: line 1"), ("{}", "paceline profile"), ("[]", "paceline profile")):
+    for text, message in (
+        ("{", "not a job profile: line 1"),
+        ("{}", "paceline profile"),
+        ("[]", "paceline profile"),
+    ):
         (tmp_path / "b.json").write_text(text)
         with pytest.raises(SpecError, match=message):
             JobProfile.load(tmp_path / "b.json")
@@ -114,7 +137,16 @@ def test_profile_round_trip(tmp_path):
     with pytest.raises(UnknownName, match="async"):
         job(mode="asynch")
     with pytest.raises(DataError, match="at least 3 steps"):
-        JobProfile(name="x", batch=1, up_bytes=1, down_bytes=1, mode="async", servers=1, link=Link(rate_Bps=1e6), runs=())
+        JobProfile(
+            name="x",
+            batch=1,
+            up_bytes=1,
+            down_bytes=1,
+            mode="async",
+            servers=1,
+            link=Link(rate_Bps=1e6),
+            runs=(),
+        )
 
 
 def test_other_links_and_servers():
@@ -140,7 +172,10 @@ def test_guesses():
 
 def uneven(mode="async", factor=3.0, slow_workers=1, **more):
     """As `job`, with a run of two of which the second computes longer by a factor."""
-    one, same = (job(mode=mode, spread=0.1, compute=compute, **more).runs[0].steps[0] for compute in (0.1, 0.1 * factor))
+    one, same = (
+        job(mode=mode, spread=0.1, compute=compute, **more).runs[0].steps[0]
+        for compute in (0.1, 0.1 * factor)
+    )
     usual = job(mode=mode, spread=0.1, **more)
     return replace(usual, runs=(*usual.runs, ProfiledRun(steps=(one, same))), slow_workers=slow_workers)
 
@@ -163,7 +198,9 @@ def test_a_slow_worker_holds_up_a_round():
 
 def test_a_slow_worker_does_not_matter_to_a_full_link():
     made, even = uneven(), uneven(slow_workers=0)
-    assert simulate(made, 12, steps=30).throughput == pytest.approx(simulate(even, 12, steps=30).throughput, rel=0.1)
+    assert simulate(made, 12, steps=30).throughput == pytest.approx(
+        simulate(even, 12, steps=30).throughput, rel=0.1
+    )
     assert coarse(made, 30).throughput[-1] == pytest.approx(coarse(even, 30).throughput[-1], rel=0.05)
 
 
@@ -186,13 +223,16 @@ def test_a_burst_gathers_while_the_other_end_is_the_limit():
 
 
 def test_parts_go_up_while_others_are_computed():
-    """Two servers: the part of the second is ready 60 ms before the end of the compute, and hidden behind the rest of it."""
+    """Two servers: the part of the second is ready 60 ms before the end of the compute, and hidden behind the
+    rest of it.
+    """
     plain = job(servers=2, update=0.0)
     steps = tuple(replace(step, leads=(0.0, 0.06)) for step in plain.runs[0].steps[0])
     early = replace(plain, runs=(ProfiledRun(steps=(steps,)),))
     half = WIRE * 1e6 / 1e7 / 2
     alone, overlapped = (1 / simulate(made, 1).throughput for made in (plain, early))
-    # only the first part's own way is left after the compute, and it shares with nobody; without overlap both share the worker's link
+    # only the first part's own way is left after the compute, and it shares with nobody; without overlap both
+    # share the worker's link
     assert overlapped == pytest.approx(0.1 + 2 * half + 0.002, rel=0.03)
     assert 0.1 + 3 * half < alone <= 0.1 + 4 * half + 0.003
     again = JobProfile.from_dict(early.to_dict())
@@ -203,7 +243,9 @@ def test_parts_go_up_while_others_are_computed():
 def test_measured_set_is_complete():
     """Every combination was measured, on one machine or another, with a profile of its own machine."""
     found = [curve for curve in curves() if curve.kind == "even" and curve.link_Mbps >= 150]
-    runs = {(curve.model, curve.mode, curve.link_Mbps, curve.servers, n) for curve in found for n in curve.rates}
+    runs = {
+        (curve.model, curve.mode, curve.link_Mbps, curve.servers, n) for curve in found for n in curve.rates
+    }
     assert len(runs) == 640 and {n for *_, n in runs} == set(range(1, 9))
     assert len({curve.model for curve in found}) == 5 and len({curve.link_Mbps for curve in found}) == 4
 
@@ -214,7 +256,11 @@ def test_measured_set_is_predicted():
     for curve in [curve for curve in curves() if len(curve.rates) == 8 and curve.kind == "even"][::14]:
         quick, line = coarse(curve.profile, 8).throughput, baselines.linear(curve.profile, 8)
         for n in (4, 8):
-            found = {"fine": fine(curve.profile, n, seeds=1)[0], "coarse": float(quick[n - 1]), "linear": float(line[n - 1])}
+            found = {
+                "fine": fine(curve.profile, n, seeds=1)[0],
+                "coarse": float(quick[n - 1]),
+                "linear": float(line[n - 1]),
+            }
             for name, value in found.items():
                 errors[name].append(abs(value / curve.rates[n] - 1))
     means = {name: sum(found) / len(found) for name, found in errors.items()}
@@ -223,8 +269,14 @@ def test_measured_set_is_predicted():
 
 
 def test_measured_slow_workers_are_predicted():
-    errors = {(curve.machine, curve.label, curve.model, n): abs(fine(curve.profile, n, seeds=1)[0] / curve.rates[n] - 1)
-              for curve in curves() if curve.kind == "uneven" for n in (4, 8)}
+    errors = {
+        (curve.machine, curve.label, curve.model, n): abs(
+            fine(curve.profile, n, seeds=1)[0] / curve.rates[n] - 1
+        )
+        for curve in curves()
+        if curve.kind == "uneven"
+        for n in (4, 8)
+    }
     assert len(errors) == 24 and sum(errors.values()) / 24 < 0.15, errors
     assert max(errors.values()) < 0.35, errors
 
@@ -244,7 +296,9 @@ def test_measured_staleness_is_predicted():
 
 def test_a_profile_of_another_machine_is_refused(tmp_path):
     rows = SET.read_text().splitlines()
-    (tmp_path / "set.csv").write_text("\n".join([rows[0], *(row.rpartition(",")[0] + ",elsewhere" for row in rows[1:9])]))
+    (tmp_path / "set.csv").write_text(
+        "\n".join([rows[0], *(row.rpartition(",")[0] + ",elsewhere" for row in rows[1:9])])
+    )
     (tmp_path / "set.profiles.jsonl").write_text("")
     with pytest.raises(DataError, match="no profile of machine elsewhere"):
         list(curves(tmp_path / "set.csv"))

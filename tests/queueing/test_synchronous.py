@@ -9,14 +9,28 @@ import pytest
 from paceline.errors import DataError, SpecError
 from paceline.queueing.synchronous import Measured, SynchronousModel
 
-TRUE = SynchronousModel(local={1: ((8.0, 32.0), (0.1, 0.31)), 4: ((8.0, 32.0), (0.12, 0.35))}, transfer_s=0.2, sharing=0.3, overlap=2.0)
+TRUE = SynchronousModel(
+    local={1: ((8.0, 32.0), (0.1, 0.31)), 4: ((8.0, 32.0), (0.12, 0.35))},
+    transfer_s=0.2,
+    sharing=0.3,
+    overlap=2.0,
+)
 PLACES = [(1, 1), (1, 4), (2, 2), (2, 4), (2, 8)]
 
 
 def rows(model, places, noise=0.0):
     source = np.random.default_rng(0)
-    return [Measured(nodes=n, replicas=r, widest=-(-r // n), batch=b, step_s=float(model.step_s(n, r, b)) * float(np.exp(noise * source.normal())))
-            for n, r in places for b in (8.0, 16.0, 32.0)]
+    return [
+        Measured(
+            nodes=n,
+            replicas=r,
+            widest=-(-r // n),
+            batch=b,
+            step_s=float(model.step_s(n, r, b)) * float(np.exp(noise * source.normal())),
+        )
+        for n, r in places
+        for b in (8.0, 16.0, 32.0)
+    ]
 
 
 def test_recovers_a_cluster_from_two_nodes():

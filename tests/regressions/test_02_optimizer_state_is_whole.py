@@ -7,8 +7,13 @@ import pytest
 from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-PLANS = [("overlap", {"fc": "gradient"}), ("overlap", {"fc": "rows"}), ("overlap", {"fc": "factors"}),
-         ("priority", {}), ("lazy", {"interval": 1, "adapt": False})]
+PLANS = [
+    ("overlap", {"fc": "gradient"}),
+    ("overlap", {"fc": "rows"}),
+    ("overlap", {"fc": "factors"}),
+    ("priority", {}),
+    ("lazy", {"interval": 1, "adapt": False}),
+]
 REFUSED = {
     "ended": "RunError: rank 0 of 2: the optimizer's state is shared out over the ranks, and rank 1 has",
     "between": "RunError: rank 0 of 2 asked for the optimizer's state between backward() and step()",
@@ -25,12 +30,16 @@ def called(calls, world):
 def found(tmp_path_factory):
     """What two ranks found, by what was done under which plan."""
     folder = str(tmp_path_factory.mktemp("saved"))
-    calls = {("states", plan, *options.values()): ("states", {"plan": plan, "options": options})
-             for plan, options in PLANS}
+    calls = {
+        ("states", plan, *options.values()): ("states", {"plan": plan, "options": options})
+        for plan, options in PLANS
+    }
     for plan, options in PLANS:
         for waits in (True, False):
             calls["resumed", waits, plan, *options.values()] = (
-                "resumed", {"folder": folder, "plan": plan, "options": options, "waits": waits})
+                "resumed",
+                {"folder": folder, "plan": plan, "options": options, "waits": waits},
+            )
     calls["taken back",] = ("taken_back", {})
     for how in REFUSED:
         calls["refused", how] = ("refused", {"how": how})

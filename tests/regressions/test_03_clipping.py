@@ -7,8 +7,12 @@ import pytest
 from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-PLANS = [("overlap", {"fc": "gradient"}), ("overlap", {"fc": "rows"}), ("overlap", {"fc": "factors"}),
-         ("priority", {})]
+PLANS = [
+    ("overlap", {"fc": "gradient"}),
+    ("overlap", {"fc": "rows"}),
+    ("overlap", {"fc": "factors"}),
+    ("priority", {}),
+]
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -22,14 +22,35 @@ from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import Relaxation
 from paceline.spec.transformer import Transformer
 
-TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024, experts=4, top_k=2)
+TINY = Transformer(
+    name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024, experts=4, top_k=2
+)
 CLUSTER = pl.clusters.get("2xdgx-a100")
 #: words that set each field to an unusual value; a new field of a plan has to be added here
 UNUSUAL = {
-    "dp": "dp=4", "tp": "tp=2", "pp": "pp=2", "cp": "cp=2", "ep": "ep=2", "vpp": "pp=2 vpp=2", "mbs": "mbs=2", "gbs": "gbs=32",
-    "seq": "seq=2048", "sharding": "zero1", "shard": "hsdp shard=2", "sp": "sp", "schedule": "zb-v", "recompute": "recompute=full",
-    "precision": "fp16", "context": "cp=2 all-to-all", "bucket_bytes": "bucket=50MB", "prefetch": "prefetch=3", "reshard": "no-reshard",
-    "offload": "offload=optimizer", "adapters": "adapters", "framework": "framework=nemo", "relax": "terngrad",
+    "dp": "dp=4",
+    "tp": "tp=2",
+    "pp": "pp=2",
+    "cp": "cp=2",
+    "ep": "ep=2",
+    "vpp": "pp=2 vpp=2",
+    "mbs": "mbs=2",
+    "gbs": "gbs=32",
+    "seq": "seq=2048",
+    "sharding": "zero1",
+    "shard": "hsdp shard=2",
+    "sp": "sp",
+    "schedule": "zb-v",
+    "recompute": "recompute=full",
+    "precision": "fp16",
+    "context": "cp=2 all-to-all",
+    "bucket_bytes": "bucket=50MB",
+    "prefetch": "prefetch=3",
+    "reshard": "no-reshard",
+    "offload": "offload=optimizer",
+    "adapters": "adapters",
+    "framework": "framework=nemo",
+    "relax": "terngrad",
 }
 
 
@@ -60,7 +81,11 @@ def test_plans_of_a_transformer_have_what_was_fixed(name):
 
 #: words for a captured module, where those above do not go with it
 CAPTURED = {
-    "mbs": "mbs=8", "gbs": "gbs=64", "dp": "dp=8", "framework": "framework=horovod", "schedule": "pp=2 gpipe",
+    "mbs": "mbs=8",
+    "gbs": "gbs=64",
+    "dp": "dp=8",
+    "framework": "framework=horovod",
+    "schedule": "pp=2 gpipe",
     "vpp": "pp=2 vpp=2 mbs=8 interleaved",
 }
 #: fields that the capture of a saved workload has settled
@@ -80,7 +105,11 @@ def test_plans_of_a_captured_module_have_what_was_fixed(name, saved):
 
 
 def test_usual_values_are_honoured_too():
-    for words, name, value in (("no-sp", "sp", False), ("zero=0", "sharding", "ddp"), ("bucket=25MB", "bucket_bytes", 25e6)):
+    for words, name, value in (
+        ("no-sp", "sp", False),
+        ("zero=0", "sharding", "ddp"),
+        ("bucket=25MB", "bucket_bytes", 25e6),
+    ):
         assert Limits.of([words]).fixed == {name: value}
 
 
@@ -96,12 +125,16 @@ def test_contradictions_are_refused(saved):
 
 
 def test_a_fixed_batch_and_sequence_are_those_of_the_answer():
-    found = plan_transformer(TINY, (CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8)
+    found = plan_transformer(
+        TINY, (CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8
+    )
     assert (found.gbs, found.seq, found.best.plan.gbs, found.best.plan.seq) == (32, 2048, 32, 2048)
 
 
 def test_what_is_fixed_is_marked_where_it_changes_training(saved):
-    found = general.plan_module(saved, (pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"])
+    found = general.plan_module(
+        saved, (pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"]
+    )
     assert found.best.plan.relax == Relaxation(compress="dgc", ratio=0.01) and found.best.lossy == "compress"
 
 
@@ -130,9 +163,30 @@ NARROW = ("--fix", "fsdp", "tp=1", "pp=1", "cp=1", "--forbid", "offload")
 
 
 def test_a_study_shows_the_whole_job_and_the_front(capsys):
-    shown = run(capsys, "gpt3-1.3b", "--cluster", "1xdgx-a100,1xdgx-h100", "--gbs", "16", "--tokens", "1B", "--deadline", "30d", "--objective",
-                "cost", "--top", "2", "--pareto", "time,memory", *NARROW)
-    assert "whole job" in shown and "USD" in shown and shown.count("no other plan is better in every respect") == 2
+    shown = run(
+        capsys,
+        "gpt3-1.3b",
+        "--cluster",
+        "1xdgx-a100,1xdgx-h100",
+        "--gbs",
+        "16",
+        "--tokens",
+        "1B",
+        "--deadline",
+        "30d",
+        "--objective",
+        "cost",
+        "--top",
+        "2",
+        "--pareto",
+        "time,memory",
+        *NARROW,
+    )
+    assert (
+        "whole job" in shown
+        and "USD" in shown
+        and shown.count("no other plan is better in every respect") == 2
+    )
     assert sum(line.startswith("gpt3-1.3b  dgx-") for line in shown.splitlines()) == 4
 
 
@@ -142,10 +196,19 @@ def test_flags_beside_a_study_count_as_written_in_it(tmp_path, capsys):
     asked = ("--cluster", "1xdgx-a100", "--tokens", "1B", *NARROW, "--most", "4", "--seq", "1024")
     answer = json.loads(run(capsys, str(path), *asked, "--json"))[0]
     assert answer["question"] == {
-        "model": "gpt3-1.3b", "cluster": "1xdgx-a100", "gbs": 16, "seq": 1024, "fix": ["fsdp", "tp=1", "pp=1", "cp=1"],
-        "forbid": ["offload"], "most": 4, "tokens": 1e9}
+        "model": "gpt3-1.3b",
+        "cluster": "1xdgx-a100",
+        "gbs": 16,
+        "seq": 1024,
+        "fix": ["fsdp", "tp=1", "pp=1", "cp=1"],
+        "forbid": ["offload"],
+        "most": 4,
+        "tokens": 1e9,
+    }
     assert answer["best"]["job_s"] == pytest.approx(1e9 / (16 * 1024) * answer["best"]["step_s"])
-    assert "no plan for gpt3-1.3b meets the deadline" in run(capsys, str(path), *asked, "--deadline", "1s", code=2)
+    assert "no plan for gpt3-1.3b meets the deadline" in run(
+        capsys, str(path), *asked, "--deadline", "1s", code=2
+    )
     assert "gbs is given twice: by" in run(capsys, str(path), *asked, "--gbs", "32", code=2)
     assert "--output is the folder of --emit" in run(capsys, str(path), *asked, "-o", str(tmp_path), code=2)
 

@@ -36,8 +36,18 @@ def test_without_memory_each_pass_is_sent_by_itself():
 
 
 def test_nothing_grows_without_limit():
-    plans = ["dgc", "dgc:ratio=0.05", "topk", "randomk", "powersgd", "onebit", "qsgd", "terngrad", "fp16",
-             "bf16"]
+    plans = [
+        "dgc",
+        "dgc:ratio=0.05",
+        "topk",
+        "randomk",
+        "powersgd",
+        "onebit",
+        "qsgd",
+        "terngrad",
+        "fp16",
+        "bf16",
+    ]
     for rank in both("long_runs", plans=plans):
         assert list(rank) == plans
         assert max(rank.values()) < 1, rank  # they begin below 0.2; what they minimise is the output

@@ -7,15 +7,19 @@ import pytest
 from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-PLANS = [("local", {"period": 4}, 6), ("post-local", {"period": 4, "after": 2}, 5),
-         ("diloco", {"period": 4}, 6)]
+PLANS = [
+    ("local", {"period": 4}, 6),
+    ("post-local", {"period": 4, "after": 2}, 5),
+    ("diloco", {"period": 4}, 6),
+]
 
 
 @pytest.fixture(scope="module")
 def found():
     """What two ranks found; one start of Python for all of it."""
-    calls = [("drifted", {"plan": plan, "options": options, "steps": steps})
-             for plan, options, steps in PLANS]
+    calls = [
+        ("drifted", {"plan": plan, "options": options, "steps": steps}) for plan, options, steps in PLANS
+    ]
     calls += [("left_over", {}), ("alone", {})]
     ranks = run("workers_06:several", world=2, arguments={"calls": calls}, environment=HERE, timeout_s=99)
     return list(zip(*ranks, strict=True))

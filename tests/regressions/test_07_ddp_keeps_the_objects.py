@@ -8,8 +8,14 @@ from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 #: those with "=" go as `Plan` objects
-PLANS = ["ddp", "ddp:find_unused_parameters=true", "allreduce",
-         "=ddp fp32", "=ddp overlap fp32", "=zero1 fp32"]
+PLANS = [
+    "ddp",
+    "ddp:find_unused_parameters=true",
+    "allreduce",
+    "=ddp fp32",
+    "=ddp overlap fp32",
+    "=zero1 fp32",
+]
 
 
 @pytest.fixture(scope="module")

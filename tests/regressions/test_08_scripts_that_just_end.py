@@ -14,8 +14,26 @@ import pytest
 from paceline.train.launch import NOTE, free_port
 
 SCRIPT = Path(__file__).with_name("script_08.py")
-PLANS = ["allreduce", "overlap", "priority", "lazy", "local", "post-local", "diloco", "auto", "terngrad",
-         "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16", "bf16"]
+PLANS = [
+    "allreduce",
+    "overlap",
+    "priority",
+    "lazy",
+    "local",
+    "post-local",
+    "diloco",
+    "auto",
+    "terngrad",
+    "dgc",
+    "powersgd",
+    "qsgd",
+    "signsgd",
+    "onebit",
+    "topk",
+    "randomk",
+    "fp16",
+    "bf16",
+]
 #: of which parameters, gradients or nothing may be on their way
 FEW = ["overlap", "priority", "dgc", "auto", "local"]
 #: seconds between a script's last line and the end of its process; the hang was of 60, on any machine
@@ -24,12 +42,23 @@ AT_ONCE = 30.0
 
 def ended(how, plans):
     """The lines of both ranks, which ended with code 0, without a wait and with nothing on stderr."""
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-              "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, str(SCRIPT), how, *plans]
     ranks = [
-        subprocess.Popen(command, env={**shared, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE)
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for rank in range(2)
     ]
     try:

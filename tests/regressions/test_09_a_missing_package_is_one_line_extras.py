@@ -27,19 +27,31 @@ COMMANDS = [
     ("torch", "validate h200_steps", "paceline[torch]"),
     ("sklearn", "train --task digits-cnn --strategy ddp", "paceline[train]"),
     ("pyroute2", "bench strategies --hosts 2 --link 1Gbit/s --model cnn", "paceline[emulate]"),
-    ("matplotlib", "whatif gpt2-124m --cluster 1xdgx-h100 --sweep nodes=1..2 --plot scaling.png", "paceline[plots]"),
-    ("ray", "simulate --trace philly-like --jobs 5 --cluster 2x4xv100 --policy srtf --engine ray", "paceline[ray]"),
+    (
+        "matplotlib",
+        "whatif gpt2-124m --cluster 1xdgx-h100 --sweep nodes=1..2 --plot scaling.png",
+        "paceline[plots]",
+    ),
+    (
+        "ray",
+        "simulate --trace philly-like --jobs 5 --cluster 2x4xv100 --policy srtf --engine ray",
+        "paceline[ray]",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("package", "command", "extra"), COMMANDS, ids=[f"{package}: {text}" for package, text, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("package", "command", "extra"), COMMANDS, ids=[f"{package}: {text}" for package, text, _ in COMMANDS]
+)
 def test_a_missing_package_is_one_line(tmp_path, package, command, extra):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     (tmp_path / "train.py").write_text("")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "ABSENT": package}
     arguments = [sys.executable, "-m", "paceline.cli", *command.split()]
-    done = subprocess.run(arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
     assert f"which is not installed; run: pip install '{extra}'" in done.stderr

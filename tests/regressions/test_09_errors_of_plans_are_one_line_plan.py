@@ -1,4 +1,6 @@
-"""What goes wrong in a worker process, or with a size that is not whole, is one line; files are named by texts too."""
+"""What goes wrong in a worker process, or with a size that is not whole, is one line; files are named by
+texts too.
+"""
 
 import pickle
 from concurrent.futures import ProcessPoolExecutor
@@ -18,9 +20,22 @@ from paceline.whatif.subject import Subject
 
 TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024)
 MADE = [
-    errors.UnknownName("framework", "eager", ["jax", "torch"], "known: jax, torch"), errors.MissingExtra("ray", "ray", "--engine ray"),
-    *(kind("one line") for kind in (errors.PacelineError, errors.UnitError, errors.SpecError, errors.UnknownSizes, errors.CaptureError,
-                                    errors.PlanError, errors.RunError, errors.DataError, EngineAway)),
+    errors.UnknownName("framework", "eager", ["jax", "torch"], "known: jax, torch"),
+    errors.MissingExtra("ray", "ray", "--engine ray"),
+    *(
+        kind("one line")
+        for kind in (
+            errors.PacelineError,
+            errors.UnitError,
+            errors.SpecError,
+            errors.UnknownSizes,
+            errors.CaptureError,
+            errors.PlanError,
+            errors.RunError,
+            errors.DataError,
+            EngineAway,
+        )
+    ),
 ]
 
 
@@ -48,11 +63,23 @@ def test_a_framework_that_does_not_exist(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["plan", "gpt3-1.3b", "--cluster", "2xdgx-a100", "--gbs", "32", "--fix", "framework=eager"])
     shown = capsys.readouterr().err
-    assert stop.value.code == 2 and shown.startswith("paceline: unknown framework 'eager'; known: ") and shown.count("\n") == 1
+    assert (
+        stop.value.code == 2
+        and shown.startswith("paceline: unknown framework 'eager'; known: ")
+        and shown.count("\n") == 1
+    )
 
 
 def test_a_size_that_is_not_whole_is_one_line():
-    for name, value in (("gbs", "32"), ("gbs", 16.0), ("seq", 1e3), ("seq", 0), ("top", 2.5), ("most", "many"), ("processes", 1.5)):
+    for name, value in (
+        ("gbs", "32"),
+        ("gbs", 16.0),
+        ("seq", 1e3),
+        ("seq", 0),
+        ("top", 2.5),
+        ("most", "many"),
+        ("processes", 1.5),
+    ):
         with pytest.raises(SpecError, match=f"^{name} must be a whole number of 1 or more, got {value!r}$"):
             pl.plan(TINY, "1xdgx-a100", **{"gbs": 16, name: value})
     for name, value in (("batch", 2.5), ("batch", "8"), ("batch", True), ("image", 224.0), ("seq", 1e3)):
@@ -62,10 +89,22 @@ def test_a_size_that_is_not_whole_is_one_line():
             Subject.of("alexnet", "8xp100-node-10gbe", "ddp", **{name: value})
 
 
-@pytest.mark.parametrize("given", [
-    {"tp": 2.0}, {"tp": 0}, {"gbs": "32"}, {"mbs": -1}, {"dp": 1.5}, {"seq": 1e3}, {"sharding": "zero4"}, {"schedule": "zbv"},
-    {"recompute": ""}, {"offload": None}, {"framework": "a\nb"},
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tp": 2.0},
+        {"tp": 0},
+        {"gbs": "32"},
+        {"mbs": -1},
+        {"dp": 1.5},
+        {"seq": 1e3},
+        {"sharding": "zero4"},
+        {"schedule": "zbv"},
+        {"recompute": ""},
+        {"offload": None},
+        {"framework": "a\nb"},
+    ],
+)
 def test_a_plan_checks_what_python_gives(given):
     with pytest.raises(PlanError, match=f"^plan: {next(iter(given))}"):
         pl.Plan(**given)

@@ -20,7 +20,8 @@ MAKE = {
     "cosine": lambda o: schedulers.CosineAnnealingLR(o, T_max=STEPS),
     "one cycle": lambda o: schedulers.OneCycleLR(o, max_lr=0.1, total_steps=STEPS + 1),  # also the momentum
     "in sequence": lambda o: schedulers.SequentialLR(
-        o, [schedulers.ConstantLR(o), schedulers.ExponentialLR(o, 0.8)], [3]),
+        o, [schedulers.ConstantLR(o), schedulers.ExponentialLR(o, 0.8)], [3]
+    ),
     "plateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=0, factor=0.5),
 }
 

@@ -10,12 +10,27 @@ from paceline.errors import RunError
 from paceline.train.launch import run
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-TOGETHER = ["ddp", "allreduce", "overlap", "priority", "terngrad", "local", "post-local", "diloco", "auto",
-            "fsdp fp32"]
+TOGETHER = [
+    "ddp",
+    "allreduce",
+    "overlap",
+    "priority",
+    "terngrad",
+    "local",
+    "post-local",
+    "diloco",
+    "auto",
+    "fsdp fp32",
+]
 #: each is a run of its own
 APART = ["ps-async", "ps-sync", "easgd", "gossip", "hogwild"]
-SCALED = [("overlap", {"fc": "gradient"}), ("overlap", {"fc": "rows"}), ("priority", {}), ("allreduce", {}),
-          ("ddp", {})]
+SCALED = [
+    ("overlap", {"fc": "gradient"}),
+    ("overlap", {"fc": "rows"}),
+    ("priority", {}),
+    ("allreduce", {}),
+    ("ddp", {}),
+]
 KEYS = ["param_groups", "state"]
 
 
@@ -45,8 +60,16 @@ def test_every_plan_has_the_calls_of_a_strategy(found, plan):
 
 @pytest.mark.parametrize("plan", APART)
 def test_those_that_do_not_wait_have_them_too(plan):
-    check_portable(plan, run("workers_10:portable", world=2, arguments={"plan": plan, "options": {}},
-                             environment=HERE, timeout_s=99))
+    check_portable(
+        plan,
+        run(
+            "workers_10:portable",
+            world=2,
+            arguments={"plan": plan, "options": {}},
+            environment=HERE,
+            timeout_s=99,
+        ),
+    )
 
 
 @pytest.mark.parametrize(("plan", "options"), SCALED)

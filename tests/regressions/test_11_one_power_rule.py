@@ -42,7 +42,9 @@ def with_power(name, watts):
 def test_one_device_and_a_cluster_of_one_agree(name):
     alone, cluster = one(devices.get(name)), parallel.predict(wide(), clusters.get(f"1x{name}"), Plan())
     assert cluster.step_s == pytest.approx(alone.step_s, rel=1e-9)
-    assert (cluster.step_s_low, cluster.step_s_high) == pytest.approx((alone.step_s_low, alone.step_s_high), rel=1e-9)
+    assert (cluster.step_s_low, cluster.step_s_high) == pytest.approx(
+        (alone.step_s_low, alone.step_s_high), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("answer", [one, many])

@@ -51,9 +51,10 @@ def test_hosts_of_one_device_need_neither():
     assert plain.tiers[-1].bandwidth_Bps == gpu.tiers[-1].bandwidth_Bps == node.tiers[-1].bandwidth_Bps
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("4x8xh100-sxm@fast/gpu", "cannot read 'fast'"), ("4x8xh100-sxm@0Gb/s/node", "above zero"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("4x8xh100-sxm@fast/gpu", "cannot read 'fast'"), ("4x8xh100-sxm@0Gb/s/node", "above zero")],
+)
 def test_bad_rates(text, message):
     with pytest.raises(SpecError, match=message):
         Cluster.parse(text)

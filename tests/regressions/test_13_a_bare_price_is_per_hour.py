@@ -9,7 +9,17 @@ from paceline.catalog import devices
 from paceline.cli import main
 from paceline.spec.device import parse
 
-JOB = ("predict", "gpt3-1.3b", "--cluster", "1xdgx-h100", "--plan", "gbs=64 mbs=1", "--tokens", "1G", "--json")
+JOB = (
+    "predict",
+    "gpt3-1.3b",
+    "--cluster",
+    "1xdgx-h100",
+    "--plan",
+    "gbs=64 mbs=1",
+    "--tokens",
+    "1G",
+    "--json",
+)
 
 
 def money(capsys, *words):

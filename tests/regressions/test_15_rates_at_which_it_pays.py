@@ -12,7 +12,18 @@ from paceline.whatif.compare import find_break_even
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject
 
-WORDS = ("overlap", "terngrad", "dgc", "local-sgd", "diloco", "ps-sync", "ps-async", "easgd", "gossip", "priority")
+WORDS = (
+    "overlap",
+    "terngrad",
+    "dgc",
+    "local-sgd",
+    "diloco",
+    "ps-sync",
+    "ps-async",
+    "easgd",
+    "gossip",
+    "priority",
+)
 #: factors of the cluster's rate, and the logarithm of the gain that counts as one
 FACTORS, PAYS = [10.0**power for power in (-4, -3, -2, -1, 0, 1, 2, 3)], 1e-3
 CLUSTER = "4x1xv100-sxm-16gb@10Gb/s"
@@ -51,10 +62,17 @@ def test_what_pays_on_fast_networks_only_says_so(capsys):
     assert "above" in said and "no rate" not in said
 
 
-@pytest.mark.parametrize(("ranges", "words"), [
-    (((None, None),), "any rate"), ((), "no rate"), (((None, 1.25e9),), "below 10 Gb/s"), (((1.25e9, None),), "above 10 Gb/s"),
-    (((1.25e8, 1.25e9),), "1 Gb/s to 10 Gb/s"), (((None, 1.25e8), (1.25e9, None)), "below 1 Gb/s and above 10 Gb/s"),
-])
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        (((None, None),), "any rate"),
+        ((), "no rate"),
+        (((None, 1.25e9),), "below 10 Gb/s"),
+        (((1.25e9, None),), "above 10 Gb/s"),
+        (((1.25e8, 1.25e9),), "1 Gb/s to 10 Gb/s"),
+        (((None, 1.25e8), (1.25e9, None)), "below 1 Gb/s and above 10 Gb/s"),
+    ],
+)
 def test_in_words(ranges, words):
     from paceline.report.whatif import _even
 

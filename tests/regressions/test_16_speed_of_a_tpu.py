@@ -1,4 +1,6 @@
-"""TPUs: vector units of thousands of lanes, whole steps compiled by XLA, checked against published training steps."""
+"""TPUs: vector units of thousands of lanes, whole steps compiled by XLA, checked against published training
+steps.
+"""
 
 from dataclasses import replace
 
@@ -24,9 +26,10 @@ def test_dense_models_reach_published_shares_of_the_peak(name):
 
 
 #: seconds per step of Llama 3.1 70B at 8,192 tokens: AI-Hypercomputer/tpu-recipes, training/ironwood
-@pytest.mark.parametrize(("nodes", "gbs", "precision", "seconds"), [
-    (16, 256, "bf16", 12.2), (16, 256, "fp8", 7.93), (64, 1024, "bf16", 12.27),
-])
+@pytest.mark.parametrize(
+    ("nodes", "gbs", "precision", "seconds"),
+    [(16, 256, "bf16", 12.2), (16, 256, "fp8", 7.93), (64, 1024, "bf16", 12.27)],
+)
 def test_llama_on_ironwood(nodes, gbs, precision, seconds):
     cluster = clusters.get(f"{nodes}xtpu-v7x-pod")
     plan = Plan.parse(f"fsdp gbs={gbs} mbs=4 seq=8192 recompute=selective {precision}")

@@ -55,12 +55,26 @@ def test_another_date_is_refused(date):
         chip(f'{{ value = "2 USD/h", date = {date} }}')
 
 
-@pytest.mark.parametrize("words", [
-    ("predict", "gpt2", "--cluster", PRICED, "--plan", "gbs=64", "--tokens", "1B"),
-    ("plan", "gpt2", "--cluster", PRICED, *PLAN, "--tokens", "1B"),
-    ("plan", "gpt2", "--cluster", PRICED, *PLAN, "--objective", "cost"),
-    ("plan", "gpt2", "--cluster", f"{PRICED},2xdgx-h100", "--gbs", "64", "--fix", "tp=1", "--tokens", "1B"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "gpt2", "--cluster", PRICED, "--plan", "gbs=64", "--tokens", "1B"),
+        ("plan", "gpt2", "--cluster", PRICED, *PLAN, "--tokens", "1B"),
+        ("plan", "gpt2", "--cluster", PRICED, *PLAN, "--objective", "cost"),
+        (
+            "plan",
+            "gpt2",
+            "--cluster",
+            f"{PRICED},2xdgx-h100",
+            "--gbs",
+            "64",
+            "--fix",
+            "tp=1",
+            "--tokens",
+            "1B",
+        ),
+    ],
+)
 def test_money_says_of_what_date_its_price_is(words, capsys):
     text, code = run(capsys, *words)
     assert code == 0 and text.count("price 12.29 USD/h a device as of 2023-07 [AWS") == 1
@@ -93,11 +107,14 @@ def test_the_cheapest_plan_of_a_device_without_a_price(capsys):
         assert code == 2 and "h200 has no price; give --price, such as --price 2.5USD/h" in text
 
 
-@pytest.mark.parametrize("words", [
-    ("predict", "gpt2", "--cluster", UNPRICED, "--plan", "gbs=64", "--tokens", "1B"),
-    ("plan", "gpt2", "--cluster", UNPRICED, *PLAN, "--tokens", "1B"),
-    ("plan", "gpt2", "--cluster", f"{UNPRICED},{PRICED}", *PLAN, "--tokens", "1B"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "gpt2", "--cluster", UNPRICED, "--plan", "gbs=64", "--tokens", "1B"),
+        ("plan", "gpt2", "--cluster", UNPRICED, *PLAN, "--tokens", "1B"),
+        ("plan", "gpt2", "--cluster", f"{UNPRICED},{PRICED}", *PLAN, "--tokens", "1B"),
+    ],
+)
 def test_answers_without_a_price_say_so(words, capsys):
     text, code = run(capsys, *words)
     assert code == 0 and text.count(f"{MISSING} --price, such as --price 2.5USD/h") == 1
@@ -119,7 +136,8 @@ def test_a_study_takes_a_price(tmp_path, capsys):
     study = tmp_path / "study.toml"
     study.write_text(
         'models = ["gpt2"]\nclusters = ["1xdgx-h200"]\ngbs = [64]\nfix = ["dp=8"]\n'
-        'tokens = 1e9\nprice_per_s = "2.5USD/h"\n')
+        'tokens = 1e9\nprice_per_s = "2.5USD/h"\n'
+    )
     text, code = run(capsys, "plan", str(study))
     assert code == 0 and "price 2.5 USD/h a device [--price]" in text
 

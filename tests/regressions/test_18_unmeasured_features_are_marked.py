@@ -19,8 +19,24 @@ from paceline.spec.transformer import Transformer
 MODEL = Transformer(name="small", layers=8, hidden=2048, heads=16, ffn=8192, vocab=32_000, seq=2048)
 NODE = pl.clusters.get("1xdgx-a100")
 #: words of each field in the order in which a plan has them
-WORDS = {"sharding": SHARDINGS, "schedule": ("", *SCHEDULES), "recompute": RECOMPUTE, "context": CONTEXTS, "offload": OFFLOADS}
-NEVER = {"hsdp", "gpipe", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "all-to-all", "offload=optimizer", "offload=activations"}
+WORDS = {
+    "sharding": SHARDINGS,
+    "schedule": ("", *SCHEDULES),
+    "recompute": RECOMPUTE,
+    "context": CONTEXTS,
+    "offload": OFFLOADS,
+}
+NEVER = {
+    "hsdp",
+    "gpipe",
+    "looped-bfs",
+    "zb-h1",
+    "zb-v",
+    "dualpipev",
+    "all-to-all",
+    "offload=optimizer",
+    "offload=activations",
+}
 
 
 def with_memory(size):
@@ -34,7 +50,12 @@ def test_the_list_is_of_words_that_exist_and_sets_that_exist():
                 assert set(measured) <= set(WORDS[field])
             assert all(place in SETS or place.endswith((".jsonl", ".csv")) for place in measured.values())
     assert set(evidence.TRANSFORMERS) == set(WORDS)
-    found = {word for field, words in WORDS.items() for value in words for word in evidence.unmeasured({field: value})}
+    found = {
+        word
+        for field, words in WORDS.items()
+        for value in words
+        for word in evidence.unmeasured({field: value})
+    }
     assert found == NEVER
 
 
@@ -46,9 +67,14 @@ def test_blocks_say_of_each_plan_what_the_list_says():
         assert np.array_equal(said, wanted)
 
 
-@pytest.mark.parametrize(("where", "fix", "word", "settled"), [
-    (NODE, ["pp=4"], "zb-v", False), (with_memory(3.2e9), [], "offload=optimizer", True), (with_memory(4e9), [], "offload=activations", False),
-])
+@pytest.mark.parametrize(
+    ("where", "fix", "word", "settled"),
+    [
+        (NODE, ["pp=4"], "zb-v", False),
+        (with_memory(3.2e9), [], "offload=optimizer", True),
+        (with_memory(4e9), [], "offload=activations", False),
+    ],
+)
 def test_a_winner_that_was_never_measured_is_marked(where, fix, word, settled):
     found = plan_transformer(MODEL, (where,), gbs=32, fix=fix, most=32)
     best, other = found.best, found.measured
@@ -56,31 +82,49 @@ def test_a_winner_that_was_never_measured_is_marked(where, fix, word, settled):
     assert other is not None and not other.unmeasured and other.value > best.value
     assert found.settled == settled == (best.prediction.step_s_high < other.prediction.step_s)
     against = "more" if settled else "less"
-    assert f"no step with {word} was ever measured" in found.doubt and f"{against} than the" in found.doubt and str(other.plan) in found.doubt
+    assert (
+        f"no step with {word} was ever measured" in found.doubt
+        and f"{against} than the" in found.doubt
+        and str(other.plan) in found.doubt
+    )
     assert found.by_evaluation <= 32
     told = json.loads(json.dumps(found.to_dict()))
-    assert told["doubt"] == found.doubt and told["settled"] == settled and told["measured"]["plan"] == str(other.plan)
+    assert (
+        told["doubt"] == found.doubt
+        and told["settled"] == settled
+        and told["measured"]["plan"] == str(other.plan)
+    )
     assert told["best"]["unmeasured"] == [word] and told["top"][0]["unmeasured"] == [word]
 
 
 def test_the_best_measured_plan_is_the_one_a_search_without_the_others_finds():
     found = plan_transformer(MODEL, (NODE,), gbs=32, fix=["pp=4"], most=64)
-    alone = plan_transformer(MODEL, (NODE,), gbs=32, fix=["pp=4"], most=64, forbid=[
-        "offload", "hsdp", "gpipe", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "all-to-all"])
+    alone = plan_transformer(
+        MODEL,
+        (NODE,),
+        gbs=32,
+        fix=["pp=4"],
+        most=64,
+        forbid=["offload", "hsdp", "gpipe", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "all-to-all"],
+    )
     assert found.measured.value == pytest.approx(alone.best.value, rel=1e-3) and not alone.best.unmeasured
     assert alone.doubt == "" and alone.measured is None and alone.settled
 
 
 def test_where_nothing_else_fits_that_is_said():
     found = plan_transformer(MODEL, (NODE,), gbs=32, fix=["offload=optimizer"], most=8)
-    assert found.measured is None and not found.settled and "no plan that fits was found without" in found.doubt
+    assert (
+        found.measured is None and not found.settled and "no plan that fits was found without" in found.doubt
+    )
 
 
 def test_plans_of_captured_modules_too():
     saved, where = pl.capture("alexnet", batch=8), pl.clusters.get("2xp100-node-10gbe")
     found = plan_module(saved, (where,), gbs=64)
     for ranked in found.top:
-        assert ranked.unmeasured == tuple(word for word in [ranked.plan.sharding] if word not in ("none", "ddp"))
+        assert ranked.unmeasured == tuple(
+            word for word in [ranked.plan.sharding] if word not in ("none", "ddp")
+        )
     fixed = plan_module(saved, (where,), gbs=64, fix=["local-sgd"])
     assert fixed.best.unmeasured == ("local-sgd",) and "local-sgd" in fixed.doubt
     assert plan_module(saved, (where,), gbs=64, fix=["dgc"]).doubt == ""
@@ -106,5 +150,17 @@ def test_the_answer_shows_it(capsys, tmp_path):
 
 
 def test_the_best_measured_plan_is_shown_beside_it(capsys):
-    text = shown(capsys, "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "pp=4", "--forbid", "offload", "interleaved")
+    text = shown(
+        capsys,
+        "gpt3-1.3b",
+        "--cluster",
+        "1xdgx-a100",
+        "--gbs",
+        "32",
+        "--fix",
+        "pp=4",
+        "--forbid",
+        "offload",
+        "interleaved",
+    )
     assert "the best of measured features" in text and "1f1b" in text

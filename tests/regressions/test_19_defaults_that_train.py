@@ -11,11 +11,16 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.ge
 
 
 def test_auto_loses_nothing_unless_told_and_says_once_what_it_took(tmp_path):
-    first, second = run("workers_19:all_of", world=2, arguments={"folder": str(tmp_path)}, environment=HERE,
-                        timeout_s=200)
+    first, second = run(
+        "workers_19:all_of", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=200
+    )
     assert all(not one["said"] for one in second.values())  # rank 0 speaks for all
     assert {name: one["taken"] for name, one in first.items()} == {
-        "default": "overlap", "some": "dgc", "again": "dgc", "no longer": "overlap"}
+        "default": "overlap",
+        "some": "dgc",
+        "again": "dgc",
+        "no longer": "overlap",
+    }
     exact = f"{NOTE}auto goes on with 'overlap', which is exact; "
     exact += "auto:loss=some also allows lossy compression"
     lossy = f"{NOTE}auto goes on with 'dgc', which is lossy; auto:loss=none keeps gradients exact"

@@ -16,8 +16,14 @@ from paceline.errors import SpecError, UnknownName
 
 CLUSTER = "1xdgx-h100"
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
     "max_position_embeddings": 64,
 }
 
@@ -28,7 +34,7 @@ def write(folder: Path, **more: Any) -> Path:
 
 
 def test_a_configuration_without_the_prefix_suggests_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -43,10 +49,18 @@ def test_a_configuration_without_the_prefix_suggests_it(
         pl.predict(str(tmp_path), "h200")
 
 
-@pytest.mark.parametrize(("own", "name"), (
-    ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"), ("gpt2-finetuned", "gpt2-finetuned"), ("/models/mine/", "mine"),
-    ("./out/mine", "mine"), ("", "llama-90K"), (None, "llama-90K"), ("two\nlines", "llama-90K"),
-))
+@pytest.mark.parametrize(
+    ("own", "name"),
+    (
+        ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B"),
+        ("gpt2-finetuned", "gpt2-finetuned"),
+        ("/models/mine/", "mine"),
+        ("./out/mine", "mine"),
+        ("", "llama-90K"),
+        (None, "llama-90K"),
+        ("two\nlines", "llama-90K"),
+    ),
+)
 def test_a_model_has_the_same_name_everywhere(tmp_path: Path, own: str | None, name: str) -> None:
     pytest.importorskip("transformers", reason="building the model needs transformers")
     folder = tmp_path / "folder"

@@ -51,7 +51,8 @@ def test_the_bar_of_what_does_not_fit_is_full(unit):
     peak = sum(kinds.values())
     for reserved in (peak, 2 * peak):
         found = Memory(
-            peak_bytes=peak, reserved_bytes=reserved, by_kind=kinds, available_bytes=84, peak_at="")
+            peak_bytes=peak, reserved_bytes=reserved, by_kind=kinds, available_bytes=84, peak_at=""
+        )
         bar = terminal._memory_bar(found)[0].plain
         assert set(bar) == {"█"} and len(bar) == 48
     kinds = {"gradients": 25, "optimizer": 25}
@@ -59,9 +60,9 @@ def test_the_bar_of_what_does_not_fit_is_full(unit):
     assert terminal._memory_bar(half)[0].plain == "█" * 24 + "░" * 24
 
 
-@pytest.mark.parametrize(("columns", "width"), [
-    ("60", 60), ("", 160), ("wide", 160), ("0", 160), (None, 160), ("300", 300),
-])
+@pytest.mark.parametrize(
+    ("columns", "width"), [("60", 60), ("", 160), ("wide", 160), ("0", 160), (None, 160), ("300", 300)]
+)
 def test_piped_output_is_as_wide_as_columns_says(columns, width, monkeypatch, capsys):
     from paceline.cli.options import show
 
@@ -72,12 +73,15 @@ def test_piped_output_is_as_wide_as_columns_says(columns, width, monkeypatch, ca
     assert width - 2 <= max(len(line) for line in capsys.readouterr().out.splitlines()) <= width
 
 
-@pytest.mark.parametrize("words", [
-    ("predict", *TIGHT, "--plan", "gbs=8"),
-    ("predict", "alexnet", "--device", "t4", "--batch", "65536"),
-    ("predict", *TIGHT, "--plan", "gbs=8", "--tokens", "1B"),
-    ("compare", *ROOMY, "--plans", "gbs=8,gbs=65536 mbs=8192"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", *TIGHT, "--plan", "gbs=8"),
+        ("predict", "alexnet", "--device", "t4", "--batch", "65536"),
+        ("predict", *TIGHT, "--plan", "gbs=8", "--tokens", "1B"),
+        ("compare", *ROOMY, "--plans", "gbs=8,gbs=65536 mbs=8192"),
+    ],
+)
 def test_what_does_not_fit_ends_with_code_1_where_it_has_to(words, capsys):
     assert run(*words) == 0
     plain = capsys.readouterr()
@@ -88,9 +92,9 @@ def test_what_does_not_fit_ends_with_code_1_where_it_has_to(words, capsys):
     json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("words", [
-    ("predict", *ROOMY, "--plan", "gbs=8"), ("compare", *ROOMY, "--plans", "gbs=8,gbs=16"),
-])
+@pytest.mark.parametrize(
+    "words", [("predict", *ROOMY, "--plan", "gbs=8"), ("compare", *ROOMY, "--plans", "gbs=8,gbs=16")]
+)
 def test_what_fits_ends_with_code_0(words):
     assert run(*words, "--require-fit") == 0
 

@@ -28,8 +28,13 @@ def test_each_run_starts_from_its_own_parameters(tmp_path):
     before = ours()
     names = ["ps-async", "ps-sync", "ps-sync", "hogwild", "easgd", "hogwild", "gossip"]
     runs = [(name, seed) for seed, name in enumerate(names, 1)]
-    found = run("workers_21:several", world=2, arguments={"runs": runs}, timeout_s=150,
-                environment={**HERE, "TMPDIR": str(tmp_path)})
+    found = run(
+        "workers_21:several",
+        world=2,
+        arguments={"runs": runs},
+        timeout_s=150,
+        environment={**HERE, "TMPDIR": str(tmp_path)},
+    )
     for rank in found:
         assert [one["start"] for one in rank] == [[float(seed)] for _, seed in runs]
     files = [one["files"] for one in found[0]]

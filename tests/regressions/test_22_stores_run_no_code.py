@@ -66,10 +66,14 @@ def test_other_machines_are_not_sent_to_a_loopback_address(monkeypatch):
         _host(object())
 
 
-@pytest.mark.parametrize(("text", "host"), [("10.0.0.1:29500:abc", "10.0.0.1"), ("fe80::1:29500:abc", "fe80::1")])
+@pytest.mark.parametrize(
+    ("text", "host"), [("10.0.0.1:29500:abc", "10.0.0.1"), ("fe80::1:29500:abc", "fe80::1")]
+)
 def test_a_session_is_read_as_it_is_written(text, host):
     found = Rendezvous.parse(text, number=2)
-    assert (found.host, found.port, found.run, found.prefix) == (host, 29500, "abc", "abc/2") and str(found) == text
+    assert (found.host, found.port, found.run, found.prefix) == (host, 29500, "abc", "abc/2") and str(
+        found
+    ) == text
     for wrong in ("file:///tmp/rendezvous", "10.0.0.1:29500", "10.0.0.1:port:abc"):
         with pytest.raises(RunError, match="must be HOST:PORT:RUN"):
             Rendezvous.parse(wrong)
@@ -106,11 +110,14 @@ def test_a_server_runs_no_code_from_its_store(tmp_path):
     assert client.check(["failed/0"])  # workers that wait for it hear of it
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("os:system", "servers run optimizers of torch.optim"),
-    ("__main__:Mine", "put it into a module"),
-    ("torch.optim:lr_scheduler", "no optimizer"),
-])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("os:system", "servers run optimizers of torch.optim"),
+        ("__main__:Mine", "put it into a module"),
+        ("torch.optim:lr_scheduler", "no optimizer"),
+    ],
+)
 def test_servers_run_known_optimizers_only(name, said, monkeypatch):
     with pytest.raises(SpecError, match=said):
         server.optimizer_class(name)
@@ -130,10 +137,19 @@ def test_a_specification_comes_back_as_it_was(tmp_path):
     flat = Flat(optimizer)
     store = serve_store("127.0.0.1", timeout_s=5.0)
     place = Rendezvous(host="127.0.0.1", port=store.port, run="probe", timeout_s=5.0)
-    (_, parts), = flat.shards(1)
+    ((_, parts),) = flat.shards(1)
     policy, name = Policy(mode="sync", workers=3), server.name_of(torch.optim.AdamW)
-    spec = server.ServerSpec(number=0, rendezvous=place, start=flat.values(), parts=parts, optimizer=name,
-                             policy=policy, groups=2, streams=2, checkpoint=tmp_path / "a.pt")
+    spec = server.ServerSpec(
+        number=0,
+        rendezvous=place,
+        start=flat.values(),
+        parts=parts,
+        optimizer=name,
+        policy=policy,
+        groups=2,
+        streams=2,
+        checkpoint=tmp_path / "a.pt",
+    )
     server.publish(place.store(), spec)
     found = server.published(place, 0)
     assert torch.equal(found.start, spec.start)

@@ -1,4 +1,6 @@
-"""Names of clusters, devices, models, workloads and plans are text on one line, and emitted files quote them."""
+"""Names of clusters, devices, models, workloads and plans are text on one line, and emitted files quote
+them.
+"""
 
 import ast
 import dataclasses
@@ -28,11 +30,22 @@ def test_control_characters_are_refused_wherever_names_come_from(bad, tmp_path):
     file = tmp_path / "pod.toml"
     file.write_text(TOML.format(name=json.dumps(bad)))
     made = [
-        lambda: pl.clusters.get(str(file)), lambda: pl.clusters.get(f"8xh100-sxm@{bad}"),
-        lambda: dataclasses.replace(cluster, name=bad), lambda: dataclasses.replace(cluster.device, title=bad),
-        lambda: dataclasses.replace(TINY, name=bad), lambda: from_hf({"model_type": bad, "num_hidden_layers": 2, "hidden_size": 64,
-                                                                      "num_attention_heads": 2, "vocab_size": 100}),
-        lambda: pl.Workload.from_dict({**plain, "name": bad}), lambda: pl.Plan(framework=bad),
+        lambda: pl.clusters.get(str(file)),
+        lambda: pl.clusters.get(f"8xh100-sxm@{bad}"),
+        lambda: dataclasses.replace(cluster, name=bad),
+        lambda: dataclasses.replace(cluster.device, title=bad),
+        lambda: dataclasses.replace(TINY, name=bad),
+        lambda: from_hf(
+            {
+                "model_type": bad,
+                "num_hidden_layers": 2,
+                "hidden_size": 64,
+                "num_attention_heads": 2,
+                "vocab_size": 100,
+            }
+        ),
+        lambda: pl.Workload.from_dict({**plain, "name": bad}),
+        lambda: pl.Plan(framework=bad),
     ]
     for make in made:
         with pytest.raises(PacelineError, match="holds the control character") as error:
@@ -43,7 +56,9 @@ def test_control_characters_are_refused_wherever_names_come_from(bad, tmp_path):
 def test_a_file_names_the_line(tmp_path):
     file = tmp_path / "pod.toml"
     file.write_text(TOML.format(name='"a\\nb"'))
-    with pytest.raises(SpecError, match=r"pod.toml: line 2, name: the text 'a\\nb' holds the control character"):
+    with pytest.raises(
+        SpecError, match=r"pod.toml: line 2, name: the text 'a\\nb' holds the control character"
+    ):
         pl.clusters.get(str(file))
     file.write_text('like = "dgx-a100"\nnotes = """two\nlines"""\n')
     assert pl.clusters.get(str(file)).notes == "two\nlines"
@@ -60,9 +75,20 @@ def test_emitted_files_quote_what_they_are_given(tmp_path):
     file = tmp_path / "pod.toml"
     file.write_text(TOML.format(name=json.dumps(NASTY)))
     model = dataclasses.replace(TINY, name=NASTY)
-    found = plan_transformer(model, (pl.clusters.get(str(file)),), gbs=16, fix=["fsdp", "tp=1", "pp=1"], forbid=["offload"], most=8)
-    clean = plan_transformer(TINY, (pl.clusters.get("1xdgx-a100"),), gbs=16, fix=["fsdp", "tp=1", "pp=1"], forbid=["offload"], most=8)
-    for written, plain in zip(emit(found, [*EMITTERS], tmp_path / "run"), emit(clean, [*EMITTERS], tmp_path / "clean"), strict=True):
+    found = plan_transformer(
+        model, (pl.clusters.get(str(file)),), gbs=16, fix=["fsdp", "tp=1", "pp=1"], forbid=["offload"], most=8
+    )
+    clean = plan_transformer(
+        TINY,
+        (pl.clusters.get("1xdgx-a100"),),
+        gbs=16,
+        fix=["fsdp", "tp=1", "pp=1"],
+        forbid=["offload"],
+        most=8,
+    )
+    for written, plain in zip(
+        emit(found, [*EMITTERS], tmp_path / "run"), emit(clean, [*EMITTERS], tmp_path / "clean"), strict=True
+    ):
         text = written.read_text()
         if written.suffix == ".py":
             assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(plain.read_text()))
@@ -79,4 +105,6 @@ def words(text):
 
 @pytest.mark.parametrize("name", [NASTY, "meta/llama 3", "../../x", "a;b", "--wrap=id", "模型", ""])
 def test_names_of_jobs_are_words(name):
-    assert re.fullmatch(r"[A-Za-z0-9._-]+", launch.job_name(name)) and not launch.job_name(name).startswith(("-", "."))
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", launch.job_name(name)) and not launch.job_name(name).startswith(
+        ("-", ".")
+    )

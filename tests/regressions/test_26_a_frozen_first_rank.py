@@ -17,11 +17,25 @@ pytestmark = pytest.mark.timeout(280)
 
 
 def test_a_script_ends_with_a_line_that_says_who_is_silent():
-    told = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    told = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, str(FOLDER / "script_26.py")]
-    ranks = [subprocess.Popen(command, env={**told, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**told, "RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
     try:
         said, _ = ranks[1].communicate(timeout=150)
     finally:
@@ -34,10 +48,13 @@ def test_a_script_ends_with_a_line_that_says_who_is_silent():
     assert "no sign of the rank that keeps the store of the process group" in last
 
 
-@pytest.mark.parametrize(("strategy", "saved", "said"), [
-    ("local", True, "rank 1 of 2: another rank is gone, or hangs"),  # they meet after each step, to save
-    ("ps-async", False, "the store of this run at .* has not answered for 9 s"),
-])
+@pytest.mark.parametrize(
+    ("strategy", "saved", "said"),
+    [
+        ("local", True, "rank 1 of 2: another rank is gone, or hangs"),  # they meet after each step, to save
+        ("ps-async", False, "the store of this run at .* has not answered for 9 s"),
+    ],
+)
 def test_a_rank_that_does_not_wait_for_gradients_ends_too(tmp_path, strategy, saved, said):
     arguments = {"strategy": strategy, "folder": str(tmp_path) if saved else None}
     with pytest.raises(RunError, match=f"rank 1 ended with 1; its last line: .*{said}"):

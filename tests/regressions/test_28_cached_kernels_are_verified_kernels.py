@@ -9,7 +9,9 @@ pytest.importorskip("torch", reason="encoders need torch")
 
 from paceline.train.compress import native
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler, so that nothing is cached")
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="this machine has no C compiler, so that nothing is cached"
+)
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Ctrl-C ends a search with one line and code 130 whenever it comes; workers end with the process that started them."""
+"""Ctrl-C ends a search with one line and code 130 whenever it comes; workers end with the process that
+started them.
+"""
 
 import json
 import os
@@ -31,22 +33,28 @@ NODE = pl.clusters.get("1xdgx-a100")
 
 def stop_at(stage, count):
     """A progress that is interrupted when so much of a stage is done."""
+
     def progress(what, done, total, best):
         if what == stage and done >= count:
             raise KeyboardInterrupt
+
     return progress
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_interrupted_while_bounding_says_how_far_it_was(processes):
     space = Space(TINY, (NODE,), 16, 1024, Limits.of())
-    with pytest.raises(Interrupted, match=r"^\d[\d,]* of \d[\d,]* plans have bounds, and none was simulated yet$"):
+    with pytest.raises(
+        Interrupted, match=r"^\d[\d,]* of \d[\d,]* plans have bounds, and none was simulated yet$"
+    ):
         search(space, run.goal("time", (NODE,)), progress=stop_at("bounding", 1), processes=processes)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_interrupted_while_simulating_gives_the_best_so_far(processes):
-    found = plan_transformer(TINY, (NODE,), gbs=16, progress=stop_at("simulating", 8), most=64, processes=processes)
+    found = plan_transformer(
+        TINY, (NODE,), gbs=16, progress=stop_at("simulating", 8), most=64, processes=processes
+    )
     assert found.interrupted and found.by_evaluation == 8 and "interrupted" in found.notes[0]
 
 
@@ -79,7 +87,14 @@ def test_a_captured_module_without_an_answer_yet(monkeypatch):
 
 
 def test_a_study_keeps_the_answers_that_it_has(monkeypatch):
-    asked = questions(["gpt3-1.3b"], ["1xdgx-a100"], [8, 16, 32], fix=["fsdp", "tp=1", "pp=1", "cp=1"], forbid=["offload"], most=8)
+    asked = questions(
+        ["gpt3-1.3b"],
+        ["1xdgx-a100"],
+        [8, 16, 32],
+        fix=["fsdp", "tp=1", "pp=1", "cp=1"],
+        forbid=["offload"],
+        most=8,
+    )
     told = []
 
     def progress(done, total):
@@ -92,13 +107,28 @@ def test_a_study_keeps_the_answers_that_it_has(monkeypatch):
         study(asked)
 
 
-ASKED = ["plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32", "--fix", "fsdp", "--forbid", "offload"]
+ASKED = [
+    "plan",
+    "gpt3-1.3b",
+    "--cluster",
+    "1xdgx-a100",
+    "--gbs",
+    "32",
+    "--fix",
+    "fsdp",
+    "--forbid",
+    "offload",
+]
 
 
-@pytest.mark.parametrize(("stage", "says", "more"), [
-    ("bounding", "plans have bounds, and none was simulated yet", ()), ("simulating", "the best so far is fsdp", ()),
-    ("simulating", "the best so far is fsdp", ("--json",)),
-])
+@pytest.mark.parametrize(
+    ("stage", "says", "more"),
+    [
+        ("bounding", "plans have bounds, and none was simulated yet", ()),
+        ("simulating", "the best so far is fsdp", ()),
+        ("simulating", "the best so far is fsdp", ("--json",)),
+    ],
+)
 def test_the_command_line_prints_one_line(stage, says, more, capsys, monkeypatch):
     @contextmanager
     def progress(quiet):
@@ -149,8 +179,13 @@ main(["plan", "gpt3-1.3b", "--cluster", "1xdgx-a100", "--gbs", "32"])
 @pytest.fixture
 def searching(tmp_path):
     """A search in a session of its own, and its two workers."""
-    with subprocess.Popen([sys.executable, "-c", SLOW, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
             yield process, [int(path.name) for path in tmp_path.iterdir()]
@@ -175,7 +210,9 @@ def runs(pid):
         return False
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="whether a process still runs is read from /proc (Linux)")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="whether a process still runs is read from /proc (Linux)"
+)
 
 
 @needs_proc
@@ -194,7 +231,11 @@ def test_ctrl_c_of_a_terminal_is_one_line_and_leaves_no_worker(searching):
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("paceline: interrupted: 0 of ") and err.endswith("none was simulated yet\n") and err.count("\n") == 1
+    assert (
+        err.startswith("paceline: interrupted: 0 of ")
+        and err.endswith("none was simulated yet\n")
+        and err.count("\n") == 1
+    )
     wait_for(lambda: not any(runs(pid) for pid in pids))
 
 
@@ -203,7 +244,11 @@ def test_a_worker_that_is_killed_is_one_line(searching):
     process, pids = searching
     os.kill(pids[0], signal.SIGKILL)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 2 and err.startswith("paceline: a worker process of the search was killed") and err.count("\n") == 1
+    assert (
+        process.returncode == 2
+        and err.startswith("paceline: a worker process of the search was killed")
+        and err.count("\n") == 1
+    )
     wait_for(lambda: not any(runs(pid) for pid in pids))
 
 
@@ -223,11 +268,17 @@ def raise_what_cannot_be_sent(task):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_results_come_in_order_and_errors_as_they_are(count):
     with workers(count) as pool:
-        assert list(pool.map(refuse, [5, 4, 2, 1, 0, 7, 6])) == [25, 16, 4, 1, 0, 49, 36] and list(pool.map(refuse, [])) == []
+        assert (
+            list(pool.map(refuse, [5, 4, 2, 1, 0, 7, 6])) == [25, 16, 4, 1, 0, 49, 36]
+            and list(pool.map(refuse, [])) == []
+        )
     with workers(count) as pool, pytest.raises(PlanError, match="^task 3 cannot be run$"):
         list(pool.map(refuse, range(8)))
 
 
 def test_an_error_that_cannot_be_sent_is_told():
-    with workers(2) as pool, pytest.raises(RunError, match="a worker process of the search failed: Own: task 0"):
+    with (
+        workers(2) as pool,
+        pytest.raises(RunError, match="a worker process of the search failed: Own: task 0"),
+    ):
         list(pool.map(raise_what_cannot_be_sent, [0, 1]))

@@ -14,6 +14,7 @@ from paceline.cli import options
 
 def strict(text):
     """The value of JSON text; NaN and Infinity, which Python would read, are refused."""
+
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
@@ -25,9 +26,20 @@ def test_a_mean_of_no_jobs_is_null(capsys, tmp_path):
     trace.write_text("name,submit_s,devices,seconds,outcome,ends_at\na,0,1,600,killed,0.5\n")
     log = tmp_path / "log.jsonl"
     with pytest.raises(SystemExit) as ended:
-        cli.main([
-            "simulate", "--trace", str(trace), "--cluster", "1x4xv100", "-p", "srtf", "--log", str(log),
-            "--json"])
+        cli.main(
+            [
+                "simulate",
+                "--trace",
+                str(trace),
+                "--cluster",
+                "1x4xv100",
+                "-p",
+                "srtf",
+                "--log",
+                str(log),
+                "--json",
+            ]
+        )
     assert not ended.value.code
     [row] = strict(capsys.readouterr().out)["policies"]
     assert row["avg_successful_jct_s"] is None and row["avg_jct_s"] > 0

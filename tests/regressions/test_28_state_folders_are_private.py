@@ -121,8 +121,7 @@ def test_one_of_somebody_else_is_refused(tmp_path, monkeypatch):
     before = {path.name for path in state.iterdir()}
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(
-        RunError,
-        match=rf"belongs to user {os.getuid()}, and this is user {os.getuid() + 1}; .*--state",
+        RunError, match=rf"belongs to user {os.getuid()}, and this is user {os.getuid() + 1}; .*--state"
     ) as error:
         Store(state)
     assert "\n" not in str(error.value) and {path.name for path in state.iterdir()} == before

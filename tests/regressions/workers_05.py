@@ -8,8 +8,13 @@ import paceline.train as pt
 
 def network():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64, bias=False),
-                               torch.nn.Tanh(), torch.nn.Linear(64, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 64, bias=False),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 4),
+    )
 
 
 class Turns(torch.nn.Module):
@@ -45,7 +50,7 @@ def parallel(plan, wrapped=False, make=network, **settings):
     if wrapped:  # gradients lie in buckets under Nesterov, for both cases
         views = settings.get("nesterov", False)
         outer = torch.nn.parallel.DistributedDataParallel(
-            inner, gradient_as_bucket_view=views, find_unused_parameters=make is Turns,
+            inner, gradient_as_bucket_view=views, find_unused_parameters=make is Turns
         )
     return (inner, *pt.parallelize(outer, optimizer, plan=plan))
 
@@ -119,8 +124,14 @@ def exact(wrapped=False):
     loops = [two_passes, some_paused]
     if not wrapped:  # DDP wants a forward pass before each backward pass
         loops.append(one_graph)
-    plans = ["dgc:ratio=1,min_elements=0,masking=false", "dgc:ratio=1,masking=false",
-             "topk:ratio=1,min_elements=0", "randomk:ratio=1,min_elements=0", "powersgd:rank=64", "allreduce"]
+    plans = [
+        "dgc:ratio=1,min_elements=0,masking=false",
+        "dgc:ratio=1,masking=false",
+        "topk:ratio=1,min_elements=0",
+        "randomk:ratio=1,min_elements=0",
+        "powersgd:rank=64",
+        "allreduce",
+    ]
     for nesterov in (False, True):
         expected = trained("ddp", one_pass, nesterov=nesterov)
         for plan in plans:
@@ -138,7 +149,9 @@ def exact(wrapped=False):
 
 
 def owed(plan, wrapped=False, scaled=False):
-    """How far what two passes sent plus what is held back (mean over ranks) is from the true gradient, relative."""
+    """How far what two passes sent plus what is held back (mean over ranks) is from the true gradient,
+    relative.
+    """
     inner, net, _ = parallel(plan, wrapped, weight_decay=0.0, momentum=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if scaled else None
     if scaled:
@@ -179,8 +192,11 @@ def apart(plans):
         loss.backward()
         second = weight.grad - first
         like = torch.cosine_similarity(first.reshape(1, -1), second.reshape(1, -1))
-        found[plan] = {"same": torch.allclose(first, second, rtol=1e-4, atol=1e-7), "like": float(like),
-                       "times": float(second.norm() / first.norm())}
+        found[plan] = {
+            "same": torch.allclose(first, second, rtol=1e-4, atol=1e-7),
+            "like": float(like),
+            "times": float(second.norm() / first.norm()),
+        }
         pt.close(net)
     return found
 

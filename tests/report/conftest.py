@@ -7,6 +7,7 @@ from rich.console import Console
 @pytest.fixture
 def drawn():
     """The lines of a view in a terminal of some width."""
+
     def draw(view, width):
         console = Console(width=width, color_system=None)
         with console.capture() as captured:

@@ -49,14 +49,21 @@ def test_a_set_without_rows_has_dashes(drawn):
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_sweeps_and_peers(width, drawn):
     found = Sweeps(count=4, rows=75, rank_correlation=0.834, regret_pct=1.27, worst_regret_pct=4.46)
-    _, first, sweeps, second, peers = validation_table([Score(sweeps=found, peers=PEERS["vtrain_a100_multi"]), Score(metric="peak_bytes")])
+    _, first, sweeps, second, peers = validation_table(
+        [Score(sweeps=found, peers=PEERS["vtrain_a100_multi"]), Score(metric="peak_bytes")]
+    )
     assert (str(first), str(second)) == ("\nplans told apart", "\nbeside others")
     (line,) = [line for line in drawn(sweeps, width) if line.startswith("neusight")]
     assert line.split()[1:] == ["4", "75", "0.83", "1.3", "%", "4.5", "%"]
     lines = drawn(peers, width)
-    assert [name for name in ("paceline", "Calculon", "vTrain", "naive") if any(name in line and "%" in line for line in lines)] == [
-        "paceline", "Calculon", "vTrain", "naive"]
-    assert any("12.3 %" in line and "paceline" in line for line in lines) and any("14.73 %" in line for line in lines)
+    assert [
+        name
+        for name in ("paceline", "Calculon", "vTrain", "naive")
+        if any(name in line and "%" in line for line in lines)
+    ] == ["paceline", "Calculon", "vTrain", "naive"]
+    assert any("12.3 %" in line and "paceline" in line for line in lines) and any(
+        "14.73 %" in line for line in lines
+    )
 
 
 def test_peers_are_attributed():

@@ -1,4 +1,6 @@
-"""The state machine: events in, decisions out, each with a reason; the log replays; a policy's mistakes are one line."""
+"""The state machine: events in, decisions out, each with a reason; the log replays; a policy's mistakes are
+one line.
+"""
 
 import json
 import math
@@ -8,7 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import SpecError, UnknownName
-from paceline.sched import Ended, Job, Machine, NodeDown, NodeUp, Policy, Preempted, Report, Scaling, Shape, Submit, Tick, policies, replay
+from paceline.sched import (
+    Ended,
+    Job,
+    Machine,
+    NodeDown,
+    NodeUp,
+    Policy,
+    Preempted,
+    Report,
+    Scaling,
+    Shape,
+    Submit,
+    Tick,
+    policies,
+    replay,
+)
 from paceline.sched.decision import Resize, Start, Stop, devices
 from paceline.sched.nodes import Nodes
 from paceline.sched.placement import STRATEGIES
@@ -16,7 +33,9 @@ from paceline.sched.simulate import Settings, simulate
 
 
 def job(name, seconds=100.0, devices=1, **more):
-    return Job(name=name, work=seconds, speed=Scaling(devices, more.pop("overhead", 0.0)), devices=devices, **more)
+    return Job(
+        name=name, work=seconds, speed=Scaling(devices, more.pop("overhead", 0.0)), devices=devices, **more
+    )
 
 
 def test_start_end_and_reason():
@@ -33,7 +52,9 @@ def test_shorter_job_stops_a_longer_one():
     machine = Machine(Shape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=job("long", 1000)))
     stop, start = machine.handle(Submit(time_s=100, job=job("short", 10)))
-    assert isinstance(stop, Stop) and stop.name == "long" and isinstance(start, Start) and start.name == "short"
+    assert (
+        isinstance(stop, Stop) and stop.name == "long" and isinstance(start, Start) and start.name == "short"
+    )
     assert machine.state.jobs["long"].done == pytest.approx(100 - 30)  # its restart took 30 s
     [again] = machine.handle(Ended(time_s=150, name="short"))
     assert again.name == "long" and machine.state.jobs["long"].restarts == 1
@@ -41,7 +62,9 @@ def test_shorter_job_stops_a_longer_one():
 
 def test_a_checkpoint_takes_its_time_when_a_job_is_moved_not_when_it_crashes():
     jobs = [job("long", 1000, restart_s=30, checkpoint_s=20), job("short", 10, restart_s=0, submit_s=100)]
-    ends = {done.name: done.end_s for done in simulate(jobs, Shape.parse("1x1xv100"), policies.get("srtf")).done}
+    ends = {
+        done.name: done.end_s for done in simulate(jobs, Shape.parse("1x1xv100"), policies.get("srtf")).done
+    }
     assert ends == pytest.approx({"short": 110, "long": 110 + 20 + 30 + (1000 - 70)})
     machine = Machine(Shape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=jobs[0]))
@@ -77,12 +100,15 @@ def test_report_corrects_what_is_believed():
     assert record.done_at(50) == pytest.approx(13.0) and record.attained_at(50) == 50
 
 
-@pytest.mark.parametrize(("events", "message"), [
-    ([Submit(time_s=5, job=job("a")), Tick(time_s=1)], "in order of time"),
-    ([Submit(time_s=0, job=job("a")), Submit(time_s=0, job=job("a"))], "submitted twice"),
-    ([Ended(time_s=0, name="nobody")], "no job 'nobody'"),
-    ([Submit(time_s=0, job=job("a", devices=9))], "needs 9 devices"),
-])
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([Submit(time_s=5, job=job("a")), Tick(time_s=1)], "in order of time"),
+        ([Submit(time_s=0, job=job("a")), Submit(time_s=0, job=job("a"))], "submitted twice"),
+        ([Ended(time_s=0, name="nobody")], "no job 'nobody'"),
+        ([Submit(time_s=0, job=job("a", devices=9))], "needs 9 devices"),
+    ],
+)
 def test_mistakes_of_a_driver(events, message):
     machine = Machine(Shape.parse("1x2xt4"), policies.get("fifo"))
     with pytest.raises(SpecError, match=message):
@@ -104,11 +130,30 @@ def test_mistakes_of_a_policy():
         machine.handle(Submit(time_s=0, job=job("b")))
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "srtf", "las", "gittins", "optimus", "marginal", "goodput", "maxmin", "gavel", "success"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "fifo",
+        "easy",
+        "srtf",
+        "las",
+        "gittins",
+        "optimus",
+        "marginal",
+        "goodput",
+        "maxmin",
+        "gavel",
+        "success",
+    ],
+)
 def test_log_replays(policy):
-    jobs = [job(f"j{i}", 50 + 37 * (i * 7 % 11), 1 + i % 3, submit_s=13.0 * i, least=1, most=8) for i in range(30)]
+    jobs = [
+        job(f"j{i}", 50 + 37 * (i * 7 % 11), 1 + i % 3, submit_s=13.0 * i, least=1, most=8) for i in range(30)
+    ]
     shape = Shape.parse("2x4xt4")
-    outcome = simulate(jobs, shape, policies.get(policy), Settings(node_mtbf_s=1500, node_repair_s=100), log=True)
+    outcome = simulate(
+        jobs, shape, policies.get(policy), Settings(node_mtbf_s=1500, node_repair_s=100), log=True
+    )
     lines = [json.loads(json.dumps(entry.to_dict())) for entry in outcome.log]
     again = replay(lines, {j.name: j for j in jobs}, shape, policies.get(policy))
     assert [[d.to_dict() for d in batch] for batch in again] == [line["decisions"] for line in lines]
@@ -116,11 +161,19 @@ def test_log_replays(policy):
     assert all(d["reason"] for line in lines for d in line["decisions"])
 
 
-@given(st.lists(st.tuples(st.floats(1, 500), st.integers(1, 8), st.floats(0, 300)), min_size=1, max_size=25), st.sampled_from(policies.names()),
-       st.sampled_from(sorted(STRATEGIES)))
+@given(
+    st.lists(st.tuples(st.floats(1, 500), st.integers(1, 8), st.floats(0, 300)), min_size=1, max_size=25),
+    st.sampled_from(policies.names()),
+    st.sampled_from(sorted(STRATEGIES)),
+)
 def test_every_job_ends_once_and_devices_suffice(rows, name, placement):
-    """Whatever the policy and the placement, no device is given twice, every job ends, and none is faster than its work allows."""
-    jobs = [job(f"j{i}", seconds, size, submit_s=at, least=1, most=8) for i, (seconds, size, at) in enumerate(rows)]
+    """Whatever the policy and the placement, no device is given twice, every job ends, and none is faster
+    than its work allows.
+    """
+    jobs = [
+        job(f"j{i}", seconds, size, submit_s=at, least=1, most=8)
+        for i, (seconds, size, at) in enumerate(rows)
+    ]
     policy = policies.get(name)
     policy.placement = placement
     outcome = simulate(jobs, Shape.parse("2x4xt4"), policy, gantt=True)
@@ -137,7 +190,9 @@ def test_every_job_ends_once_and_devices_suffice(rows, name, placement):
         assert max(held) <= 4
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 10)), max_size=40), st.sampled_from(sorted(STRATEGIES)))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 10)), max_size=40), st.sampled_from(sorted(STRATEGIES))
+)
 def test_nodes_are_consistent(steps, strategy):
     nodes = Nodes(Shape.of([(3, 4, "t4")], rack_nodes=2))
     given_out = []
@@ -146,7 +201,9 @@ def test_nodes_are_consistent(steps, strategy):
             found = STRATEGIES[strategy](nodes, size, "t4")
             assert (found is None) == (size > nodes.free_devices)
             if found:
-                assert sum(count for _, count in found) == size and len({node for node, _ in found}) == len(found)
+                assert sum(count for _, count in found) == size and len({node for node, _ in found}) == len(
+                    found
+                )
                 nodes.take(found)
                 given_out.append(found)
         elif given_out:
@@ -182,12 +239,19 @@ def test_resize_is_one_decision():
 
 def test_policies_by_name_and_file(tmp_path):
     assert policies.get("las(interval_s=0)").interval_s == 0
-    for text, message in (("lass", "did you mean 'las'"), ("las(x=1)", "x"), ("las(", "parenthesis"), (f"{tmp_path}/p.py:P", "no file")):
+    for text, message in (
+        ("lass", "did you mean 'las'"),
+        ("las(x=1)", "x"),
+        ("las(", "parenthesis"),
+        (f"{tmp_path}/p.py:P", "no file"),
+    ):
         with pytest.raises((UnknownName, SpecError), match=message):
             policies.get(text)
     (tmp_path / "mine.py").write_text(
-        "from paceline.sched import Policy\n\nclass Mine(Policy):\n    def decide(self, state):\n        for job in list(state.waiting.values()):\n"
-        "            if state.fits(job.job.devices):\n                state.start(job, job.job.devices, 'it is next and fits')\n")
+        "from paceline.sched import Policy\n\nclass Mine(Policy):\n    def decide(self, state):\n        for"
+        " job in list(state.waiting.values()):\n            if state.fits(job.job.devices):\n               "
+        " state.start(job, job.job.devices, 'it is next and fits')\n"
+    )
     outcome = simulate([job("a"), job("b")], Shape.parse("1x1xt4"), policies.get(f"{tmp_path}/mine.py:Mine"))
     assert outcome.metrics()["avg_jct_s"] == pytest.approx(130 + 65)
     with pytest.raises(UnknownName, match="did you mean 'Mine'"):
@@ -210,13 +274,28 @@ def test_quotas_and_priorities():
     quota = policies.get("sjf", quotas={"small": 1})
     outcome = simulate(jobs, Shape.parse("1x4xt4"), quota)
     ends = {d.name: d.end_s for d in outcome.done}
-    assert [round(ends[f"q{i}"]) for i in range(4)] == [130, 260, 390, 520] and ends["vip"] == pytest.approx(131)
-    first = simulate([job("a"), job("b", submit_s=1), job("vip", priority=1, submit_s=2)], Shape.parse("1x1xt4"), policies.get("sjf"))
+    assert [round(ends[f"q{i}"]) for i in range(4)] == [130, 260, 390, 520] and ends["vip"] == pytest.approx(
+        131
+    )
+    first = simulate(
+        [job("a"), job("b", submit_s=1), job("vip", priority=1, submit_s=2)],
+        Shape.parse("1x1xt4"),
+        policies.get("sjf"),
+    )
     assert [d.name for d in first.done] == ["a", "vip", "b"]
 
 
 def test_backfill_does_not_delay_the_head():
-    jobs = [job("wide", 1000, 3), job("head", 100, 4, submit_s=1), job("fits", 500, 1, submit_s=2), job("late", 2000, 1, submit_s=3)]
+    jobs = [
+        job("wide", 1000, 3),
+        job("head", 100, 4, submit_s=1),
+        job("fits", 500, 1, submit_s=2),
+        job("late", 2000, 1, submit_s=3),
+    ]
     ends = {d.name: d for d in simulate(jobs, Shape.parse("1x4xt4"), policies.get("easy")).done}
-    assert ends["fits"].start_s == 2 and ends["head"].start_s == pytest.approx(1030) and ends["late"].start_s > 1030
+    assert (
+        ends["fits"].start_s == 2
+        and ends["head"].start_s == pytest.approx(1030)
+        and ends["late"].start_s > 1030
+    )
     assert math.isclose(ends["wide"].end_s, 1030)

@@ -1,4 +1,6 @@
-"""The Pollux study again: published completion times of Tiresias and Optimus, and policies of our own against Pollux's."""
+"""The Pollux study again: published completion times of Tiresias and Optimus, and policies of our own against
+Pollux's.
+"""
 
 import json
 import os
@@ -14,12 +16,16 @@ from paceline.sched.simulate import Settings, simulate
 
 DATA = Path(os.environ.get("PACELINE_DATA", "nowhere"))
 FOLDER = DATA / "traces" / "pollux"
-needs_data = pytest.mark.skipif(not FOLDER.is_dir(), reason="PACELINE_DATA names no folder with traces/pollux")
+needs_data = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="PACELINE_DATA names no folder with traces/pollux"
+)
 
 
 def run(policy, folder, workload):
     trace = traces.load(f"pollux:{FOLDER / folder / workload}.csv", data=DATA)
-    return simulate(trace.jobs, Shape.parse(trace.cluster), policies.get(policy), Settings(clock_s=trace.clock_s))
+    return simulate(
+        trace.jobs, Shape.parse(trace.cluster), policies.get(policy), Settings(clock_s=trace.clock_s)
+    )
 
 
 def published(policy, load):
@@ -41,10 +47,19 @@ def test_published_averages(policy, folder, load):
 
 @needs_data
 def test_order_and_our_own():
-    """Over the workloads of load 1: ours < Pollux's published mean; goodput-like < Tiresias < Optimus (whose means are met above)."""
+    """Over the workloads of load 1: ours < Pollux's published mean; goodput-like < Tiresias < Optimus (whose
+    means are met above).
+    """
     mine, others = ("goodput", "pollux"), ("pollux", "tiresias", "optimus")
-    ours = {policy: sum(run(policy, "workloads", w).metrics()["avg_jct_s"] for w in published("pollux", "1.0")) / 8 for policy in mine}
-    theirs = {policy: sum(sum(jcts.values()) / len(jcts) for jcts in published(policy, "1.0").values()) / 8 for policy in others}
+    ours = {
+        policy: sum(run(policy, "workloads", w).metrics()["avg_jct_s"] for w in published("pollux", "1.0"))
+        / 8
+        for policy in mine
+    }
+    theirs = {
+        policy: sum(sum(jcts.values()) / len(jcts) for jcts in published(policy, "1.0").values()) / 8
+        for policy in others
+    }
     assert ours["goodput"] < theirs["pollux"]
     assert ours["goodput"] < ours["pollux"] < theirs["tiresias"] < theirs["optimus"]
 
@@ -72,8 +87,11 @@ def test_ten_times_the_load():
     """Ten workloads at once do not trip the simulator."""
     from dataclasses import replace
 
-    jobs = [replace(job, name=f"{i}-{job.name}") for i in range(1, 9)
-            for job in traces.load(f"pollux:{FOLDER}/workloads/workload-{i}.csv", data=DATA).jobs]
+    jobs = [
+        replace(job, name=f"{i}-{job.name}")
+        for i in range(1, 9)
+        for job in traces.load(f"pollux:{FOLDER}/workloads/workload-{i}.csv", data=DATA).jobs
+    ]
     jobs += [replace(job, name=f"x{job.name}") for job in jobs[:320]]
     outcome = simulate(jobs, Shape.parse("16x4xt4"), policies.get("tiresias"), Settings(clock_s=1.0))
     assert len(outcome.done) == 1600

@@ -1,4 +1,6 @@
-"""The simulator against queueing theory, and against simpy as an independent simulation: means within their confidence."""
+"""The simulator against queueing theory, and against simpy as an independent simulation: means within their
+confidence.
+"""
 
 import math
 import random
@@ -20,7 +22,9 @@ def jobs(seed, count, gap, draw):
     now, out = 0.0, []
     for i in range(count):
         now += random_.expovariate(1 / gap)
-        out.append(Job(name=str(i), submit_s=now, work=max(draw(random_), 1e-9), speed=Scaling(), restart_s=0.0))
+        out.append(
+            Job(name=str(i), submit_s=now, work=max(draw(random_), 1e-9), speed=Scaling(), restart_s=0.0)
+        )
     return out
 
 
@@ -81,7 +85,8 @@ def test_mg1_processor_sharing(draw):
     found, width = mean_response(RoundRobin, 1, 2000, 1 / 0.6, draw)
     mean = 1.0 if draw is exponential else 0.375 * 2.5 + 0.625 * 0.1
     theory = mean / (1 - 0.6 * mean)
-    assert abs(found - theory) < CONFIDENCE * width + 0.05 * theory and width < 0.25 * theory  # a quantum is not infinitely short
+    # a quantum is not infinitely short
+    assert abs(found - theory) < CONFIDENCE * width + 0.05 * theory and width < 0.25 * theory
 
 
 def test_srpt():

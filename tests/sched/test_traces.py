@@ -21,24 +21,41 @@ from paceline.sched.simulate import Settings, simulate
 from paceline.sched.study import Setup, compare, paired, run_all
 
 DATA = Path(os.environ.get("PACELINE_DATA", "nowhere"))
-needs_data = pytest.mark.skipif(not (DATA / "traces").is_dir(), reason="PACELINE_DATA names no folder with traces")
+needs_data = pytest.mark.skipif(
+    not (DATA / "traces").is_dir(), reason="PACELINE_DATA names no folder with traces"
+)
 
 
 def test_own_csv(tmp_path):
     file = tmp_path / "jobs.csv"
-    file.write_text("name,submit_s,devices,seconds,least,most,tenant,outcome,ends_at\nb,2 h,4,600,1,8,us,killed,0.5\na,0,1,1 h,,,,,\n")
+    file.write_text(
+        "name,submit_s,devices,seconds,least,most,tenant,outcome,ends_at\nb,2"
+        " h,4,600,1,8,us,killed,0.5\na,0,1,1 h,,,,,\n"
+    )
     first, second = traces.load(str(file)).jobs
     assert (first.name, first.work, first.devices, first.most) == ("a", 3600, 1, 1)
-    assert (second.submit_s, second.least, second.most, second.tenant, second.ends_at, second.succeeds) == (7200, 1, 8, "us", 0.5, False)
+    assert (second.submit_s, second.least, second.most, second.tenant, second.ends_at, second.succeeds) == (
+        7200,
+        1,
+        8,
+        "us",
+        0.5,
+        False,
+    )
     outcome = simulate([first, second], Shape.parse("1x4xt4"), policies.get("fifo"))
     assert {d.name: d.end_s for d in outcome.done} == {"a": 3630, "b": 7200 + 30 + 300}
     assert outcome.metrics()["wasted_device_hours"] == pytest.approx(4 * 330 / 3600)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("name,submit_s,devices\na,0,1\n", "no column 'seconds'"), ("name,submit_s,devices,seconds\na,0,1.5,9\n", "whole number"),
-    ("name,submit_s,devices,seconds\na,zero,1,9\n", "must be a number"), ("name,submit_s,devices,seconds\n", "lists no job"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,submit_s,devices\na,0,1\n", "no column 'seconds'"),
+        ("name,submit_s,devices,seconds\na,0,1.5,9\n", "whole number"),
+        ("name,submit_s,devices,seconds\na,zero,1,9\n", "must be a number"),
+        ("name,submit_s,devices,seconds\n", "lists no job"),
+    ],
+)
 def test_own_csv_messages(tmp_path, text, message):
     file = tmp_path / "jobs.csv"
     file.write_text(text)
@@ -79,7 +96,13 @@ def test_load_is_met():
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1)), min_size=1, max_size=8, unique_by=lambda p: round(p[0], 6)), st.floats(0, 0.999),
+    st.lists(
+        st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda p: round(p[0], 6),
+    ),
+    st.floats(0, 0.999),
 )
 def test_ends_are_a_distribution(rows, at):
     """Expectations by the class are those by summing over the ends."""
@@ -97,7 +120,11 @@ def test_ends_are_a_distribution(rows, at):
 
 def test_ends_from_history():
     found = empirical([0.1, 0.1, 0.5, 1.0])
-    assert found.success == pytest.approx(0.25) and found.success_from(0.2) == pytest.approx(0.5) and empirical([1.0]).success == 1.0
+    assert (
+        found.success == pytest.approx(0.25)
+        and found.success_from(0.2) == pytest.approx(0.5)
+        and empirical([1.0]).success == 1.0
+    )
     assert geometric(0.4).success == pytest.approx(0.6)
     draws = [found.draw(u / 100) for u in range(100)]
     assert draws.count(1.0) == 25 and draws.count(0.1) == 50
@@ -119,14 +146,24 @@ def test_published_shares_are_met(name):
 def test_a_job_ends_early():
     job = Job(name="a", work=100, speed=Scaling(), ends_at=0.3, outcome="failed", restart_s=10)
     outcome = simulate([job], Shape.parse("1x1xt4"), policies.get("srtf"))
-    assert outcome.done[0].end_s == pytest.approx(40) and math.isnan(outcome.metrics()["avg_successful_jct_s"])
+    assert outcome.done[0].end_s == pytest.approx(40) and math.isnan(
+        outcome.metrics()["avg_successful_jct_s"]
+    )
 
 
 def test_knowing_ends_changes_the_order():
     """Two jobs of the same length: the one that will likely succeed goes first."""
     risky, safe = Ends((0.9,), (0.9,)), Ends((0.9,), (0.1,))
-    jobs = [Job(name="risky", work=100, speed=Scaling(), ends=risky, submit_s=0), Job(name="safe", work=100, speed=Scaling(), ends=safe, submit_s=0)]
-    for policy, first in (("srtf", "risky"), ("srtf-ends", "safe"), ("success", "safe"), ("marginal-ends", "safe")):
+    jobs = [
+        Job(name="risky", work=100, speed=Scaling(), ends=risky, submit_s=0),
+        Job(name="safe", work=100, speed=Scaling(), ends=safe, submit_s=0),
+    ]
+    for policy, first in (
+        ("srtf", "risky"),
+        ("srtf-ends", "safe"),
+        ("success", "safe"),
+        ("marginal-ends", "safe"),
+    ):
         assert simulate(jobs, Shape.parse("1x1xt4"), policies.get(policy)).done[0].name == first, policy
 
 
@@ -136,7 +173,9 @@ def test_failures_cost_what_was_not_saved():
     outcome = simulate([job], Shape.parse("1x1xt4"), policies.get("fifo"), settings, log=True)
     hits = sum(entry.to_dict()["event"] == "preempted" for entry in outcome.log)
     assert hits == outcome.done[0].restarts > 2 and outcome.done[0].end_s > 50_030 + 500
-    saved = simulate([replace(job, checkpoint_every_s=0)], Shape.parse("1x1xt4"), policies.get("fifo"), settings)
+    saved = simulate(
+        [replace(job, checkpoint_every_s=0)], Shape.parse("1x1xt4"), policies.get("fifo"), settings
+    )
     assert saved.done[0].end_s < outcome.done[0].end_s
 
 
@@ -153,8 +192,13 @@ def test_kinds_of_devices():
     fast, slow = "v100-sxm-16gb", "k80"
     picky = Table({fast: {1: 10.0}, slow: {1: 1.0}})
     easy = Table({fast: {1: 2.0}, slow: {1: 1.8}})
-    jobs = [Job(name="easy", work=1000, speed=easy, restart_s=0), Job(name="picky", work=1000, speed=picky, restart_s=0, submit_s=1.0)]
-    outcome = simulate(jobs, Shape.parse("1x1xv100+1x1xk80"), policies.get("gavel(interval_s=10)"), gantt=True)
+    jobs = [
+        Job(name="easy", work=1000, speed=easy, restart_s=0),
+        Job(name="picky", work=1000, speed=picky, restart_s=0, submit_s=1.0),
+    ]
+    outcome = simulate(
+        jobs, Shape.parse("1x1xv100+1x1xk80"), policies.get("gavel(interval_s=10)"), gantt=True
+    )
     ran = {(s.name, s.allocation[0][0]) for s in outcome.segments if s.end_s - s.start_s > 50}
     assert ("picky", 0) in ran and ("easy", 1) in ran
     blind = simulate(jobs, Shape.parse("1x1xv100+1x1xk80"), policies.get("maxmin(interval_s=10)"))
@@ -166,11 +210,15 @@ def test_study_is_the_same_over_processes():
     setups = [replace(setup, seed=i) for i in range(3)]
     here, there = run_all(setups), run_all(setups, processes=2)
     for a, b in zip(here, there, strict=True):
-        assert {k: v for k, v in a.items() if k != "elapsed_s"} == {k: v for k, v in b.items() if k != "elapsed_s"}
+        assert {k: v for k, v in a.items() if k != "elapsed_s"} == {
+            k: v for k, v in b.items() if k != "elapsed_s"
+        }
     [summary] = compare(setup, ["srtf"], seeds=3)
     values = [run["avg_jct_s"] for run in here]
     assert summary.to_dict()["avg_jct_s"] == pytest.approx(statistics.mean(values))
-    assert summary.to_dict()["ci95"]["avg_jct_s"] == pytest.approx(4.303 * statistics.stdev(values) / math.sqrt(3))
+    assert summary.to_dict()["ci95"]["avg_jct_s"] == pytest.approx(
+        4.303 * statistics.stdev(values) / math.sqrt(3)
+    )
     assert paired(setup, "fifo", "fifo", seeds=2)[2:] == (0.0, 0.0)
 
 
@@ -182,7 +230,9 @@ def test_figures():
 @needs_data
 def test_published_traces():
     philly = traces.load("philly", data=DATA)
-    assert len(philly.jobs) == 82247 and sum(job.work * job.devices for job in philly.jobs) / 3600 == pytest.approx(978078, rel=1e-3)
+    assert len(philly.jobs) == 82247 and sum(
+        job.work * job.devices for job in philly.jobs
+    ) / 3600 == pytest.approx(978078, rel=1e-3)
     gavel = traces.load("gavel", count=80, data=DATA)
     outcome = simulate(gavel.jobs, Shape.parse(gavel.cluster), policies.get("gavel"))
     assert len(outcome.done) == 80
@@ -192,6 +242,13 @@ def test_published_traces():
 
 @needs_data
 def test_growth_is_near_linear():
-    """Four times the jobs cost no more than six times the events, and events are two a job where nothing is preempted."""
-    small, large = (simulate(traces.load("philly", count=n, data=DATA).jobs, Shape.parse("64x8xp100"), policies.get("fifo")) for n in (1000, 4000))
+    """Four times the jobs cost no more than six times the events, and events are two a job where nothing is
+    preempted.
+    """
+    small, large = (
+        simulate(
+            traces.load("philly", count=n, data=DATA).jobs, Shape.parse("64x8xp100"), policies.get("fifo")
+        )
+        for n in (1000, 4000)
+    )
     assert small.events == 2000 and large.events == 8000

@@ -29,13 +29,22 @@ class Skip(torch.nn.Module):
 def test_a_skip_connection_is_not_cut():
     workload = pl.capture((Skip(), (torch.zeros(4, 8),)), batch=4)
     ops = written_out(workload)
-    assert [(ops[place.operator][1].module, place.bytes) for place in places(workload)][:2] == [("left", 4 * 8 * 4), ("last", 4 * 8 * 4)]
+    assert [(ops[place.operator][1].module, place.bytes) for place in places(workload)][:2] == [
+        ("left", 4 * 8 * 4),
+        ("last", 4 * 8 * 4),
+    ]
 
 
-@pytest.mark.parametrize(("model", "options", "least"), [
-    ("resnet18", {"batch": 2, "image": 64}, 8), ("gpt2-124m", {"batch": 1, "seq": 32}, 12), ("vgg11", {"batch": 1, "image": 64}, 10),
-    ("gpt2-124m", {"batch": 1, "seq": 32, "checkpointing": True}, 12), ("resnet18", {"batch": 2, "image": 64, "compile": True}, 8),
-])
+@pytest.mark.parametrize(
+    ("model", "options", "least"),
+    [
+        ("resnet18", {"batch": 2, "image": 64}, 8),
+        ("gpt2-124m", {"batch": 1, "seq": 32}, 12),
+        ("vgg11", {"batch": 1, "image": 64}, 10),
+        ("gpt2-124m", {"batch": 1, "seq": 32, "checkpointing": True}, 12),
+        ("resnet18", {"batch": 2, "image": 64, "compile": True}, 8),
+    ],
+)
 def test_every_operator_has_its_chunk(model, options, least):
     """Forward chunks rise, backward chunks fall, and both visit all of them."""
     workload = pl.capture(model, **options)
@@ -46,7 +55,10 @@ def test_every_operator_has_its_chunk(model, options, least):
     phases = np.array([op.phase for _, op in written_out(workload)])
     forward, backward = chunk[phases == "forward"], chunk[(phases == "backward") | (phases == "recompute")]
     assert (np.diff(forward) >= 0).all() and (np.diff(backward) <= 0).all()
-    assert set(forward) == set(backward) == set(range(len(middle) + 1)) and (chunk[phases == "optimizer"] == -1).all()
+    assert (
+        set(forward) == set(backward) == set(range(len(middle) + 1))
+        and (chunk[phases == "optimizer"] == -1).all()
+    )
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=9), st.data())

@@ -87,7 +87,14 @@ def programs(draw):
     tasks = []
     for i in range(draw(st.integers(1, 25))):
         after = draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else []
-        tasks.append((draw(st.integers(0, 2)), draw(st.sampled_from([COMPUTE, "dp", "pp"])), draw(st.floats(0, 10)), after))
+        tasks.append(
+            (
+                draw(st.integers(0, 2)),
+                draw(st.sampled_from([COMPUTE, "dp", "pp"])),
+                draw(st.floats(0, 10)),
+                after,
+            )
+        )
     return tasks
 
 

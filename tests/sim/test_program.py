@@ -1,4 +1,6 @@
-"""Programs against torch itself: the same collectives, in the same order, of the same sizes, over the same group."""
+"""Programs against torch itself: the same collectives, in the same order, of the same sizes, over the same
+group.
+"""
 
 import contextlib
 
@@ -15,7 +17,19 @@ torch = pytest.importorskip("torch", reason="compares with what torch sends")
 RANKS = 4
 GPT = Transformer(name="gpt", layers=3, hidden=64, heads=4, ffn=256, vocab=256, context=16, seq=16)
 LLAMA = Transformer(
-    name="llama", layers=3, hidden=64, heads=4, ffn=256, vocab=256, gated=True, norm="rms", positions="rotary", tied=False, bias=False, seq=16)
+    name="llama",
+    layers=3,
+    hidden=64,
+    heads=4,
+    ffn=256,
+    vocab=256,
+    gated=True,
+    norm="rms",
+    positions="rotary",
+    tied=False,
+    bias=False,
+    seq=16,
+)
 
 
 def simulation(model, text):
@@ -58,8 +72,12 @@ def recorded(run):
     from torch.utils._pytree import tree_leaves
 
     names = {
-        "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "allreduce_": "all_reduce", "all_reduce": "all_reduce",
-        "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+        "_allgather_base_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+        "allreduce_": "all_reduce",
+        "all_reduce": "all_reduce",
+        "all_gather_into_tensor": "all_gather",
+        "reduce_scatter_tensor": "reduce_scatter",
     }
     out = []
 
@@ -115,7 +133,9 @@ def test_fsdp(build, model, reshard):
         fully_shard(net)
         loss(net(*inputs)).backward()  # the first pass learns the order for the next one's prefetching
         seen = recorded(lambda: loss(net(*inputs)).backward())
-    assert ours(model, f"fsdp {'' if reshard else 'no-reshard'}") == [(op, size, "shard") for op, size in seen]
+    assert ours(model, f"fsdp {'' if reshard else 'no-reshard'}") == [
+        (op, size, "shard") for op, size in seen
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -123,81 +143,147 @@ def test_tensor_parallel():
     """The layers; embedding, head and loss, which torch leaves whole here, are Megatron's."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     whole = (Replicate(),)
     with ranks():
         net, inputs, loss = small_llama()
         mesh = init_device_mesh("cpu", (RANKS,))
         for block in net.blocks:
-            parallelize_module(block, mesh, {
-                "attention": PrepareModuleInput(input_layouts=(*whole, None, None), desired_input_layouts=(*whole, None, None)),
-                **{f"attention.{name}": ColwiseParallel() for name in "qkv"}, "attention.out": RowwiseParallel(),
-                "feed": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
-                "feed.gate": ColwiseParallel(), "feed.up": ColwiseParallel(), "feed.down": RowwiseParallel(),
-            })
+            parallelize_module(
+                block,
+                mesh,
+                {
+                    "attention": PrepareModuleInput(
+                        input_layouts=(*whole, None, None), desired_input_layouts=(*whole, None, None)
+                    ),
+                    **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
+                    "attention.out": RowwiseParallel(),
+                    "feed": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+                    "feed.gate": ColwiseParallel(),
+                    "feed.up": ColwiseParallel(),
+                    "feed.down": RowwiseParallel(),
+                },
+            )
         forward, backward = [], []
         forward += recorded(lambda: backward.append(loss(net(*inputs))))
         backward = recorded(backward[0].backward)
     made = simulation(LLAMA, f"tp={RANKS}")
     for way, seen in (("forward", forward), ("backward", backward)):
-        layer = [(op, round(size)) for op, size, axis in made.piece(f"layer.{way}").body.collectives() if axis == "tp"]
+        layer = [
+            (op, round(size))
+            for op, size, axis in made.piece(f"layer.{way}").body.collectives()
+            if axis == "tp"
+        ]
         assert seen and layer * LLAMA.layers == seen
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_sequence_parallel():
-    """Tokens are gathered before a column-parallel product and scattered after a row-parallel one; torch keeps the gathered input."""
+    """Tokens are gathered before a column-parallel product and scattered after a row-parallel one; torch
+    keeps the gathered input.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
 
     part, whole = Shard(1), Replicate()
     with ranks():
         net, inputs, loss = small_llama()
         mesh = init_device_mesh("cpu", (RANKS,))
         for block in net.blocks:
-            parallelize_module(block, mesh, {
-                "norm1": SequenceParallel(), "norm2": SequenceParallel(),
-                "attention": PrepareModuleInput(input_layouts=(part, None, None), desired_input_layouts=(whole, None, None)),
-                **{f"attention.{name}": ColwiseParallel() for name in "qkv"}, "attention.out": RowwiseParallel(output_layouts=part),
-                "feed": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
-                "feed.gate": ColwiseParallel(), "feed.up": ColwiseParallel(), "feed.down": RowwiseParallel(output_layouts=part),
-            })
-        parallelize_module(net, mesh, {
-            "embed": RowwiseParallel(input_layouts=whole, output_layouts=part), "norm": SequenceParallel(),
-            "head": ColwiseParallel(input_layouts=part, output_layouts=whole),
-        })
+            parallelize_module(
+                block,
+                mesh,
+                {
+                    "norm1": SequenceParallel(),
+                    "norm2": SequenceParallel(),
+                    "attention": PrepareModuleInput(
+                        input_layouts=(part, None, None), desired_input_layouts=(whole, None, None)
+                    ),
+                    **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
+                    "attention.out": RowwiseParallel(output_layouts=part),
+                    "feed": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
+                    "feed.gate": ColwiseParallel(),
+                    "feed.up": ColwiseParallel(),
+                    "feed.down": RowwiseParallel(output_layouts=part),
+                },
+            )
+        parallelize_module(
+            net,
+            mesh,
+            {
+                "embed": RowwiseParallel(input_layouts=whole, output_layouts=part),
+                "norm": SequenceParallel(),
+                "head": ColwiseParallel(input_layouts=part, output_layouts=whole),
+            },
+        )
         passes = []
         forward = recorded(lambda: passes.append(loss(net(*inputs))))
         backward = recorded(passes[0].backward)
     made = simulation(LLAMA, f"tp={RANKS} sp")
     assert forward and backward
     for way, seen, ends in (("forward", forward, 3), ("backward", backward, 2)):
-        layer = [(op, round(size)) for op, size, axis in made.piece(f"layer.{way}").body.collectives() if axis == "tp"]
-        # of the ends: the embedding's parts are summed, the head's input gathered (and its logits, in the forward pass)
+        layer = [
+            (op, round(size))
+            for op, size, axis in made.piece(f"layer.{way}").body.collectives()
+            if axis == "tp"
+        ]
+        # of the ends: the embedding's parts are summed, the head's input gathered (and its logits, in the
+        # forward pass)
         inner = seen[1 : len(seen) - ends + 1]
         assert layer * LLAMA.layers == inner
 
 
-@pytest.mark.parametrize(("schedule", "name", "vpp"), [
-    ("interleaved", "ScheduleInterleaved1F1B", 2), ("looped-bfs", "ScheduleLoopedBFS", 2), ("zb-h1", "ScheduleInterleavedZeroBubble", 1),
-    ("zb-v", "ScheduleZBVZeroBubble", 2), ("dualpipev", "ScheduleDualPipeV", 2),
-])
+@pytest.mark.parametrize(
+    ("schedule", "name", "vpp"),
+    [
+        ("interleaved", "ScheduleInterleaved1F1B", 2),
+        ("looped-bfs", "ScheduleLoopedBFS", 2),
+        ("zb-h1", "ScheduleInterleavedZeroBubble", 1),
+        ("zb-v", "ScheduleZBVZeroBubble", 2),
+        ("dualpipev", "ScheduleDualPipeV", 2),
+    ],
+)
 def test_pipeline_transfers(schedule, name, vpp):
     """What each rank sends, in torch's own order of actions with communication."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
     from paceline.spec import schedules as orders
 
-    micro_batches, model = 2 * RANKS, Transformer(name="deep", layers=8, hidden=64, heads=4, ffn=256, vocab=256, seq=16)
+    micro_batches, model = (
+        2 * RANKS,
+        Transformer(name="deep", layers=8, hidden=64, heads=4, ffn=256, vocab=256, seq=16),
+    )
     with ranks():
-        stages = [PipelineStage(torch.nn.Linear(2, 2), c, RANKS * vpp, torch.device("cpu")) for c in orders.get(schedule).chunks_of(0, RANKS, vpp)]
-        lists = getattr(schedules, name)(stages, micro_batches, loss_fn=torch.nn.MSELoss()).pipeline_order_with_comms
-    words = f"pp={RANKS} {schedule} gbs={2 * micro_batches}" + (f" vpp={vpp}" if schedule in ("interleaved", "looped-bfs") else "")
+        stages = [
+            PipelineStage(torch.nn.Linear(2, 2), c, RANKS * vpp, torch.device("cpu"))
+            for c in orders.get(schedule).chunks_of(0, RANKS, vpp)
+        ]
+        lists = getattr(schedules, name)(
+            stages, micro_batches, loss_fn=torch.nn.MSELoss()
+        ).pipeline_order_with_comms
+    words = f"pp={RANKS} {schedule} gbs={2 * micro_batches}" + (
+        f" vpp={vpp}" if schedule in ("interleaved", "looped-bfs") else ""
+    )
     program = simulation(model, words).program
     for rank in range(RANKS):
-        sends = [(str(a.computation_type.value)[-1], a.microbatch_index) for a in lists[rank] if "SEND" in a.computation_type.value]
+        sends = [
+            (str(a.computation_type.value)[-1], a.microbatch_index)
+            for a in lists[rank]
+            if "SEND" in a.computation_type.value
+        ]
         sent, passed = [], ("", -1)
         for task, number in enumerate(program.label.tolist()):
             label = program.labels[number]

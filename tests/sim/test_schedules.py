@@ -17,8 +17,12 @@ def sizes(schedule):
 
 CASES = [
     (name, pp, vpp, m)
-    for name, schedule in SCHEDULES.items() for pp in (2, 3, 4, 8) for vpp in sizes(schedule)
-    for m in (pp, 2 * pp, 3 * pp, 8 * pp) if m >= schedule.least_micro_batches(pp, vpp, in_torch=True)]
+    for name, schedule in SCHEDULES.items()
+    for pp in (2, 3, 4, 8)
+    for vpp in sizes(schedule)
+    for m in (pp, 2 * pp, 3 * pp, 8 * pp)
+    if m >= schedule.least_micro_batches(pp, vpp, in_torch=True)
+]
 
 
 @contextlib.contextmanager
@@ -40,14 +44,21 @@ def held_by_torch(torch, schedule, pp, vpp, m):
     from torch.distributed.pipelining import schedules as theirs
 
     total = pp * vpp
-    stages = [PipelineStage(torch.nn.Linear(2, 2), chunk, total, torch.device("cpu")) for chunk in schedules.get(schedule).chunks_of(0, pp, vpp)]
+    stages = [
+        PipelineStage(torch.nn.Linear(2, 2), chunk, total, torch.device("cpu"))
+        for chunk in schedules.get(schedule).chunks_of(0, pp, vpp)
+    ]
     kind = getattr(theirs, f"Schedule{schedules.get(schedule).torch}")
     made = kind(stages if total > pp or schedule == "zb-h1" else stages[0], m, loss_fn=torch.nn.MSELoss())
     orders = made.pipeline_order if hasattr(made, "pipeline_order") else made._get_pipeline_order()
     for rank in range(pp):
         flat = [part for action in orders[rank] if action for part in action.sub_actions or (action,)]
-        if schedule == "1f1b" and rank == pp - 1:  # torch lists the last rank's forward passes from 1 (it runs them from 0)
-            flat = [a._replace(microbatch_index=a.microbatch_index - 1) if a.computation_type.value == "F" else a for a in flat]
+        # torch lists the last rank's forward passes from 1 (it runs them from 0)
+        if schedule == "1f1b" and rank == pp - 1:
+            flat = [
+                a._replace(microbatch_index=a.microbatch_index - 1) if a.computation_type.value == "F" else a
+                for a in flat
+            ]
         yield [str(action) for action in flat if action.computation_type.value in "FBIW"]
 
 
@@ -57,10 +68,19 @@ def test_as_torch_holds_them(pp):
         for schedule, size, vpp, m in CASES:
             if size == pp and schedules.get(schedule).torch:
                 for rank, held in enumerate(held_by_torch(torch, schedule, pp, vpp, m)):
-                    assert [str(action) for action in actions(schedule, rank, pp, m, vpp)] == held, (schedule, pp, vpp, m, rank)
+                    assert [str(action) for action in actions(schedule, rank, pp, m, vpp)] == held, (
+                        schedule,
+                        pp,
+                        vpp,
+                        m,
+                        rank,
+                    )
 
 
-@pytest.mark.parametrize(("schedule", "pp", "vpp", "m"), [*CASES, ("1f1b", 8, 1, 3), ("interleaved", 4, 2, 7), ("zb-v", 8, 2, 3), ("zb-h1", 8, 1, 2)])
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vpp", "m"),
+    [*CASES, ("1f1b", 8, 1, 3), ("interleaved", 4, 2, 7), ("zb-v", 8, 2, 3), ("zb-h1", 8, 1, 2)],
+)
 def test_complete_and_without_deadlock(schedule, pp, vpp, m):
     """Every pass of every micro-batch once, in an order that every rank can follow."""
     left = {rank: actions(schedule, rank, pp, m, vpp) for rank in range(pp)}
@@ -94,12 +114,16 @@ def needs(action, chunks):
 @pytest.mark.parametrize(("pp", "m"), [(2, 1), (4, 2), (4, 4), (4, 5), (8, 3), (8, 9), (8, 32)])
 @pytest.mark.parametrize("last", [0.5, 1.0, 2.0])
 def test_span(schedule, pp, m, last):
-    """The formula is what walking through the actions gives, also where the last stage takes less or more than the others."""
+    """The formula is what walking through the actions gives, also where the last stage takes less or more
+    than the others.
+    """
     forward = [1.0] * (pp - 1) + [last]
     clock, ends = [0.0] * pp, {}
     for rank, action in in_order([actions(schedule, r, pp, m) for r in range(pp)], pp):
         ready = max((ends[source] for source in sources(action, pp)), default=0.0)
-        clock[rank] = ends[action] = max(clock[rank], ready) + forward[rank] * (1 if action.kind == "F" else 2)
+        clock[rank] = ends[action] = max(clock[rank], ready) + forward[rank] * (
+            1 if action.kind == "F" else 2
+        )
     assert span_s(schedule, m, forward, [2 * f for f in forward], 0.0, True) == pytest.approx(max(clock))
 
 
@@ -107,7 +131,9 @@ def test_bubbles():
     """Those that are known: p - 1 passes each way over the chunks; less where weight gradients fill them."""
     passes = 1.0, 2.0, 1.0
     assert bubble_s("interleaved", 4, 16, 2, passes, (0.0, 0.0), 0.0, True) == pytest.approx(3 * 3)
-    assert bubble_s("zb-h1", 4, 16, 1, passes, (0.0, 0.0), 0.0, True) == pytest.approx(3 * (1 + 1 - 1), abs=0.2)
+    assert bubble_s("zb-h1", 4, 16, 1, passes, (0.0, 0.0), 0.0, True) == pytest.approx(
+        3 * (1 + 1 - 1), abs=0.2
+    )
     # only the start of the last rank is waited for, because all have to be done before the update
     assert bubble_s("zb-v", 4, 16, 2, passes, (0.0, 0.0), 0.0, True) == pytest.approx(3, abs=0.2)
     slow = bubble_s("interleaved", 4, 16, 2, passes, (0.0, 0.0), 0.1, False)

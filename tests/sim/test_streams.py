@@ -35,11 +35,15 @@ def test_run_equals_the_walk(steps, host, device):
     assert (host_end, device_end) == pytest.approx(expected[1:], abs=1e-12)
 
 
-@pytest.mark.parametrize(("issue", "duration", "period"), [
-    ([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 9.0),  # the host cannot keep up
-    ([1.0, 1.0, 1.0], [3.0, 3.0, 3.0], 9.0),  # the host runs ahead
-    ([1.0, 5.0, 1.0], [4.0, 1.0, 4.0], 9.0),  # each waits for the other within the step, and the device sets the pace
-])
+@pytest.mark.parametrize(
+    ("issue", "duration", "period"),
+    [
+        ([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 9.0),  # the host cannot keep up
+        ([1.0, 1.0, 1.0], [3.0, 3.0, 3.0], 9.0),  # the host runs ahead
+        # each waits for the other within the step, and the device sets the pace
+        ([1.0, 5.0, 1.0], [4.0, 1.0, 4.0], 9.0),
+    ],
+)
 def test_the_slower_stream_sets_the_pace(issue, duration, period):
     assert steady_step(np.array(issue), np.array(duration), NONE)[0] == period
 

@@ -9,10 +9,15 @@ import pytest
 from paceline.errors import SpecError
 from paceline.sim.timeline import Span, Timeline
 
-TIMELINE = Timeline((
-    Span("aten.mm", "host", 0.0, 1e-6, "forward", {}), Span("aten.mm", "device", 1e-6, 4e-6, "forward", {"flops": 8.0}),
-    Span("aten.relu", "host", 1e-6, 2e-6, "forward", {}), Span("aten.relu", "device", 4e-6, 5e-6, "forward", {"flops": 0.0}),
-), "tiny on one device")
+TIMELINE = Timeline(
+    (
+        Span("aten.mm", "host", 0.0, 1e-6, "forward", {}),
+        Span("aten.mm", "device", 1e-6, 4e-6, "forward", {"flops": 8.0}),
+        Span("aten.relu", "host", 1e-6, 2e-6, "forward", {}),
+        Span("aten.relu", "device", 4e-6, 5e-6, "forward", {"flops": 0.0}),
+    ),
+    "tiny on one device",
+)
 
 
 def test_events():
@@ -20,7 +25,10 @@ def test_events():
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X"]
     assert len(spans) == 4 and {names[e["tid"]] for e in spans} == {"host", "stream 7 (device)"}
-    assert [(e["name"], e["cat"], e["ts"], e["dur"]) for e in spans[:2]] == [("aten.mm", "cpu_op", 0, 1), ("aten.mm", "kernel", 1, pytest.approx(3))]
+    assert [(e["name"], e["cat"], e["ts"], e["dur"]) for e in spans[:2]] == [
+        ("aten.mm", "cpu_op", 0, 1),
+        ("aten.mm", "kernel", 1, pytest.approx(3)),
+    ]
     # a kernel is tied to the call that launched it
     assert [e["args"]["correlation"] for e in spans] == [0, 0, 1, 1]
     assert spans[1]["args"]["flops"] == 8.0 and spans[1]["args"]["stream"] == 7
@@ -35,10 +43,15 @@ def test_file(tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-RANKS = Timeline((
-    Span("forward", "compute", 0.0, 3e-6, "forward", {}, 0), Span("ncclDevKernel_AllReduce", "dp", 2e-6, 4e-6, "reduction", {"bytes": 8.0}, 0),
-    Span("forward", "compute", 3e-6, 5e-6, "forward", {}, 1), Span("ncclDevKernel_SendRecv", "pp forward", 3e-6, 4e-6, "transfers", {}, 1),
-), "tiny on two")
+RANKS = Timeline(
+    (
+        Span("forward", "compute", 0.0, 3e-6, "forward", {}, 0),
+        Span("ncclDevKernel_AllReduce", "dp", 2e-6, 4e-6, "reduction", {"bytes": 8.0}, 0),
+        Span("forward", "compute", 3e-6, 5e-6, "forward", {}, 1),
+        Span("ncclDevKernel_SendRecv", "pp forward", 3e-6, 4e-6, "transfers", {}, 1),
+    ),
+    "tiny on two",
+)
 
 
 def test_a_file_per_rank(tmp_path):
@@ -47,11 +60,16 @@ def test_a_file_per_rank(tmp_path):
     assert sorted(p.name for p in (tmp_path / "traces").iterdir()) == ["rank-0.json.gz", "rank-1.json.gz"]
     for rank in (0, 1):
         data = json.loads(gzip.decompress((tmp_path / "traces" / f"rank-{rank}.json.gz").read_bytes()))
-        assert data["distributedInfo"] == {"rank": rank, "world_size": 2} and {e["pid"] for e in data["traceEvents"]} == {rank}
+        assert data["distributedInfo"] == {"rank": rank, "world_size": 2} and {
+            e["pid"] for e in data["traceEvents"]
+        } == {rank}
         spans = [e for e in data["traceEvents"] if e["ph"] == "X"]
         assert [e["name"] for e in spans].count("forward") == 1 and spans[-1]["name"] == "ProfilerStep#0"
         # what the Chrome trace format asks of complete events
-        assert all({"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} <= e.keys() and e["dur"] >= 0 for e in spans)
+        assert all(
+            {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} <= e.keys() and e["dur"] >= 0
+            for e in spans
+        )
         assert all({"stream", "correlation"} <= e["args"].keys() for e in spans if e["cat"] == "kernel")
     (tmp_path / "taken").write_text("")
     with pytest.raises(SpecError, match="cannot write traces into"):
@@ -75,11 +93,14 @@ def test_file_that_cannot_be_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("model", "options"), [
-    ("resnet18", {"batch": 1, "image": 64}), ("gpt2-124m", {"batch": 16, "seq": 512, "precision": "bf16"}),
-])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("resnet18", {"batch": 1, "image": 64}), ("gpt2-124m", {"batch": 16, "seq": 512, "precision": "bf16"})],
+)
 def test_trace_of_a_prediction(model, options):
-    """No span has a negative length, none overlaps another of its stream, no kernel starts before it was issued."""
+    """No span has a negative length, none overlaps another of its stream, no kernel starts before it was
+    issued.
+    """
     pytest.importorskip("torch", reason="capture needs torch")
     import paceline as pl
     from paceline.predict.step import predict

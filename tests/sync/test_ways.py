@@ -1,4 +1,6 @@
-"""Gradients sent less, later or without waiting: limits, exact bytes, and what each has to grow or fall with."""
+"""Gradients sent less, later or without waiting: limits, exact bytes, and what each has to grow or fall
+with.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -48,10 +50,17 @@ def part(prediction, name):
 
 
 relaxations = st.builds(
-    Relaxation, compress=st.sampled_from(["", *compressions()]), ratio=st.sampled_from([0.0, 0.001, 0.25]),
+    Relaxation,
+    compress=st.sampled_from(["", *compressions()]),
+    ratio=st.sampled_from([0.0, 0.001, 0.25]),
     rank=st.integers(0, 8),
-    average=st.sampled_from(AVERAGES), mode=st.sampled_from(MODES), period=st.integers(0, 600), island=st.integers(0, 8),
-    servers=st.integers(0, 64), staleness=st.integers(0, 9), backup=st.integers(0, 9),
+    average=st.sampled_from(AVERAGES),
+    mode=st.sampled_from(MODES),
+    period=st.integers(0, 600),
+    island=st.integers(0, 8),
+    servers=st.integers(0, 64),
+    staleness=st.integers(0, 9),
+    backup=st.integers(0, 9),
 )
 
 
@@ -68,20 +77,35 @@ def test_every_relaxation_says_what_it_may_cost():
         assert found.what and found.source
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("terngard", "did you mean 'terngrad'"), ("compress=zip", "expected one of fp16"), ("period=0", "whole number of 1 or more"),
-    ("ratio=2", "above 0 and up to 1"), ("terngrad dgc", "gives compress twice"), ("servers=two", "whole number"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("terngard", "did you mean 'terngrad'"),
+        ("compress=zip", "expected one of fp16"),
+        ("period=0", "whole number of 1 or more"),
+        ("ratio=2", "above 0 and up to 1"),
+        ("terngrad dgc", "gives compress twice"),
+        ("servers=two", "whole number"),
+    ],
+)
 def test_mistakes_in_words(words, message):
     with pytest.raises(PlanError, match=message):
         Plan.parse(words)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("fsdp terngrad", "shards them"), ("terngrad local-sgd", "averaged every step"), ("dgc overlap", "averaged every step"),
-    ("terngrad servers=2", "servers=2 does not go with terngrad"), ("ps-sync staleness=2", "staleness=2 does not go"),
-    ("local-sgd island=3", "do not divide"), ("hogwild", "shares the memory of one node"), ("ps-backup backup=16", "there are 16 workers"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fsdp terngrad", "shards them"),
+        ("terngrad local-sgd", "averaged every step"),
+        ("dgc overlap", "averaged every step"),
+        ("terngrad servers=2", "servers=2 does not go with terngrad"),
+        ("ps-sync staleness=2", "staleness=2 does not go"),
+        ("local-sgd island=3", "do not divide"),
+        ("hogwild", "shares the memory of one node"),
+        ("ps-backup backup=16", "there are 16 workers"),
+    ],
+)
 def test_plans_that_contradict_themselves(words, message):
     with pytest.raises(PlanError, match=message):
         step(words)
@@ -109,7 +133,10 @@ def test_one_device_sends_nothing(words):
 def test_an_infinite_network_leaves_computation(words):
     """Nothing is faster than a device by itself, and without networks little is left but encoders."""
     alone = step("", clusters.get("1xp100-pcie")).step_s
-    tiers = tuple(replace(t, bandwidth_Bps=1e18, node_bandwidth_Bps=1e18 if t.node_bandwidth_Bps else None) for t in ETHERNET.tiers)
+    tiers = tuple(
+        replace(t, bandwidth_Bps=1e18, node_bandwidth_Bps=1e18 if t.node_bandwidth_Bps else None)
+        for t in ETHERNET.tiers
+    )
     free = step(words, replace(ETHERNET, tiers=tiers)).step_s
     assert free >= 0.9 * alone  # the update may be shared, or left to a server
     assert free <= step(words).step_s * 1.001
@@ -133,14 +160,23 @@ def sent(words, cluster, load):
     return out
 
 
-@pytest.mark.parametrize("model", [name for name in models.names() if models.get(name).image or name in ("gpt2-124m", "lstm-650", "bert-base")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        name
+        for name in models.names()
+        if models.get(name).image or name in ("gpt2-124m", "lstm-650", "bert-base")
+    ],
+)
 def test_predicted_bytes_are_those_of_the_encoders(model):
     load = pl.capture(model, batch=2, optimizer="sgd")
     trained = [(p.name, p.shape) for p in load.parameters if p.ready >= 0]
     for scheme in ("terngrad", "dgc", "powersgd", "qsgd", "onebit", "topk", "compress=fp16"):
         found = sent(scheme, ETHERNET, load)
         wanted = model_bytes(Plan.parse(scheme).relax.scheme, trained)
-        assert found.get("all_gather", 0.0) / ETHERNET.device_count + found.get("all_reduce", 0.0) == wanted, scheme
+        assert (
+            found.get("all_gather", 0.0) / ETHERNET.device_count + found.get("all_reduce", 0.0) == wanted
+        ), scheme
 
 
 def test_gathered_codes_grow_with_ranks_and_reduced_ones_do_not():
@@ -158,13 +194,18 @@ def test_encoders_cost_time_and_residuals_memory():
     assert any("encoding" in e.what for e in coded.provenance)
 
 
-@pytest.mark.parametrize(("name", "encode", "decode"), [("terngrad", 6.8e-5, 3.9e-5), ("onebit", 2.72e-4, 1.5e-4), ("dgc", 1.3e-3, 6.6e-4)])
+@pytest.mark.parametrize(
+    ("name", "encode", "decode"),
+    [("terngrad", 6.8e-5, 3.9e-5), ("onebit", 2.72e-4, 1.5e-4), ("dgc", 1.3e-3, 6.6e-4)],
+)
 def test_encoders_take_what_was_measured_on_an_h200(name, encode, decode):
     """100 MB of gradients, two ranks (bench/data/h200_encoders.jsonl)."""
     h200, scheme = devices.get("h200"), Plan.parse(name).relax.scheme
     assert encode_s(scheme, 25_000_000, chip(h200), h200) == pytest.approx(encode, rel=0.1)
     assert decode_s(scheme, 25_000_000, 2, chip(h200), h200) == pytest.approx(decode, rel=0.1)
-    assert decode_s(scheme, 25_000_000, 64, chip(h200), h200) > decode_s(scheme, 25_000_000, 2, chip(h200), h200)
+    assert decode_s(scheme, 25_000_000, 64, chip(h200), h200) > decode_s(
+        scheme, 25_000_000, 2, chip(h200), h200
+    )
 
 
 def test_servers_take_codes_and_send_sums_of_them():
@@ -178,7 +219,10 @@ def test_servers_take_codes_and_send_sums_of_them():
 
 def test_fully_connected_layers_trade_gradients_for_activations():
     """VGG's first of them has 103 M weights and 25,088 inputs: a batch of 8 is far less to send."""
-    load, plan = workload("vgg11", 8, 224), parallel.resolve(Plan.parse("overlap"), workload("vgg11", 8, 224), ETHERNET)
+    load, plan = (
+        workload("vgg11", 8, 224),
+        parallel.resolve(Plan.parse("overlap"), workload("vgg11", 8, 224), ETHERNET),
+    )
     ranks = sync.ranks(load, ETHERNET, plan, Conditions())
     layers = Layers(ranks)
     first = next(layer for layer in layers.listed if layer.name == "classifier.0")
@@ -198,7 +242,9 @@ def test_longer_periods_send_less(mode):
     steps = [step(f"{mode} period={h}") for h in (4, 8, 16, 4096)]
     assert all(a.exposed_s > b.exposed_s for a, b in pairwise(steps))
     if mode == "local-sgd":
-        assert part(steps[0], "parameter averaging") == pytest.approx(2 * part(steps[1], "parameter averaging"))
+        assert part(steps[0], "parameter averaging") == pytest.approx(
+            2 * part(steps[1], "parameter averaging")
+        )
 
 
 def test_islands_average_inside_every_step():
@@ -232,8 +278,18 @@ def test_one_worker_waits_for_nobody():
 
 def test_stragglers_hold_up_those_who_wait():
     late = replace(ETHERNET, straggler_cv=0.2)
-    waits = {words: part(step(words, late), "stragglers") for words in (
-        "ps-backup", "ps-backup backup=4", "ps-bounded", "ps-bounded staleness=8", "ps-async", "local-sgd", "local-sgd period=32")}
+    waits = {
+        words: part(step(words, late), "stragglers")
+        for words in (
+            "ps-backup",
+            "ps-backup backup=4",
+            "ps-bounded",
+            "ps-bounded staleness=8",
+            "ps-async",
+            "local-sgd",
+            "local-sgd period=32",
+        )
+    }
     assert waits["ps-backup"] > waits["ps-backup backup=4"] > 0
     assert waits["ps-backup"] > waits["ps-bounded"] > waits["ps-bounded staleness=8"] > waits["ps-async"] == 0
     assert waits["local-sgd"] == pytest.approx(2 * waits["local-sgd period=32"])
@@ -248,8 +304,9 @@ def test_hogwild_shares_one_node():
 # -- transformers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [
-    *(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"])
+@pytest.mark.parametrize(
+    "words", [*(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"]
+)
 def test_closed_form_and_simulation_agree(words):
     plan = Plan.parse(f"{words} tp=2 mbs=1 gbs=64")
     a, b = simulated.predict(GPT, DGX, plan), distributed.predict(GPT, DGX, plan)
@@ -260,7 +317,9 @@ def test_closed_form_and_simulation_agree(words):
 def test_a_transformer_that_seldom_averages_is_as_fast_as_one_that_never_does():
     alone = simulated.predict(GPT, clusters.get("1xdgx-a100"), Plan.parse("tp=8 mbs=1 gbs=4"))
     seldom = simulated.predict(GPT, DGX, Plan.parse("diloco period=100000 tp=8 mbs=1 gbs=16"))
-    assert seldom.step_s == pytest.approx(alone.step_s, rel=0.01) and seldom.throughput == pytest.approx(4 * alone.throughput, rel=0.01)
+    assert seldom.step_s == pytest.approx(alone.step_s, rel=0.01) and seldom.throughput == pytest.approx(
+        4 * alone.throughput, rel=0.01
+    )
 
 
 def test_what_transformers_cannot_do():

@@ -1,4 +1,6 @@
-"""`auto` on real processes: what the model cannot tell apart is tried, the fastest stays, and a run that goes on stays with it."""
+"""`auto` on real processes: what the model cannot tell apart is tried, the fastest stays, and a run that goes
+on stays with it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,13 +47,27 @@ def train(folder, until):
     dist.all_gather_object(every, bits)
     said = module.explain(auto.choice) if auto.choice is not None else None
     pt.close(net)
-    return {"start": start, "end": step, "settled": [first, auto.settled], "same": len(set(every)) == 1, "loss": loss.item(), "used": used,
-            "strategy": kept["strategy"], "said": said}
+    return {
+        "start": start,
+        "end": step,
+        "settled": [first, auto.settled],
+        "same": len(set(every)) == 1,
+        "loss": loss.item(),
+        "used": used,
+        "strategy": kept["strategy"],
+        "said": said,
+    }
 
 
 def test_what_is_near_is_tried_and_a_restart_stays_with_the_fastest(tmp_path):
     def both(until, world=2):
-        ranks = run("test_auto:train", world=world, arguments={"folder": str(tmp_path), "until": until}, environment=HERE, timeout_s=200)
+        ranks = run(
+            "test_auto:train",
+            world=world,
+            arguments={"folder": str(tmp_path), "until": until},
+            environment=HERE,
+            timeout_s=200,
+        )
         assert all(rank["same"] for rank in ranks) and len({rank["strategy"] for rank in ranks}) == 1
         return ranks[0]
 
@@ -62,14 +78,21 @@ def test_what_is_near_is_tried_and_a_restart_stays_with_the_fastest(tmp_path):
     assert f"{first['strategy']} took" in first["said"]["reason"]
     again = both(first["end"] + 5)
     assert again["start"] == first["end"] and again["end"] == again["start"] + 5
-    assert again["settled"] == [True, True] and again["strategy"] == first["strategy"] and len(again["used"]) == 1
+    assert (
+        again["settled"] == [True, True]
+        and again["strategy"] == first["strategy"]
+        and len(again["used"]) == 1
+    )
     assert again["loss"] < 1.5 * first["loss"]
     # with another number of ranks it looks again
     assert both(again["end"], world=3)["settled"] == [False, True]
 
 
 def test_only_what_may_be_the_fastest_is_tried():
-    layers = tuple(Layer(name=f"l{i}.weight", shape=(1024, 1024), need_s=0.005 * i, ready_s=0.01 * (8 - i)) for i in range(8))
+    layers = tuple(
+        Layer(name=f"l{i}.weight", shape=(1024, 1024), need_s=0.005 * i, ready_s=0.01 * (8 - i))
+        for i in range(8)
+    )
     profile = Profile(layers=layers, forward_s=0.04, backward_s=0.08, update_s=0.004)
 
     def candidates(link):
@@ -82,16 +105,24 @@ def test_only_what_may_be_the_fastest_is_tried():
     quick, tried = candidates(1e11)
     assert len(tried) == 3 and quick.strategy in tried
     assert "dgc" not in tried or tried[-1] == "dgc"  # which holds gradients back, that another would lose
-    assert near(replace(quick, expected_s={"allreduce": 1.0, "dgc": 1.2, "overlap": 1.31}, strategy="allreduce")) == ["allreduce", "dgc"]
+    assert near(
+        replace(quick, expected_s={"allreduce": 1.0, "dgc": 1.2, "overlap": 1.31}, strategy="allreduce")
+    ) == ["allreduce", "dgc"]
 
 
 def test_trials_go_on_while_it_is_not_clear_which_is_the_fastest():
     # each the same whenever it is tried: the first pass decides, also between two that are alike
-    assert undecided({"overlap": [1.0, 1.001], "dgc": [1.3, 1.301]}) == [] == undecided({"overlap": [1.0, 1.001], "dgc": [1.0, 0.999]})
+    assert (
+        undecided({"overlap": [1.0, 1.001], "dgc": [1.3, 1.301]})
+        == []
+        == undecided({"overlap": [1.0, 1.001], "dgc": [1.0, 0.999]})
+    )
     # a machine that changes its pace: those stay in that may be the fastest, in their order
     unsteady = {"terngrad": [1.0, 1.2], "overlap": [1.5, 1.6], "dgc": [1.05, 1.1]}
     assert undecided(unsteady) == ["terngrad", "dgc"]
     # who left is not asked again, even where the others became slower since
-    assert undecided({"terngrad": [1.0, 1.2, 1.7, 1.8], "overlap": [1.5, 1.6], "dgc": [1.05, 1.1, 1.6, 1.7]}) == ["terngrad", "dgc"]
+    assert undecided(
+        {"terngrad": [1.0, 1.2, 1.7, 1.8], "overlap": [1.5, 1.6], "dgc": [1.05, 1.1, 1.6, 1.7]}
+    ) == ["terngrad", "dgc"]
     # and it ends
     assert undecided({"terngrad": [1.0, 1.2] * 4, "dgc": [1.05, 1.1] * 4}) == []

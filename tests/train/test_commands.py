@@ -1,4 +1,6 @@
-"""`paceline train`, `check` and `bench`: mistakes are one line and exit code 2; what they print is what was asked for."""
+"""`paceline train`, `check` and `bench`: mistakes are one line and exit code 2; what they print is what was
+asked for.
+"""
 
 import json
 import subprocess
@@ -28,29 +30,32 @@ def test_mistakes(capsys, tmp_path):
     assert "vgg-like" in refused(capsys, "bench", "strategies", "--model", "vgg")
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--strategy", "overlp"], "unknown strategy 'overlp'; did you mean 'overlap'?"),
-    (["--strategy", "ddp,nosuch"], "unknown strategy 'nosuch'; known: ddp"),
-    (["--strategy", "overlap:fc=nope"], "fc must be auto, gradient, rows, factors; got 'nope'"),
-    (["--strategy", "overlap:lest_bytes=1"], "did you mean 'least_bytes'"),
-    (["--strategy", "priority:most_bytes=many"], "most_bytes must be a whole number; got 'many'"),
-    (["--strategy", "lazy:adapt=3"], "adapt must be true or false; got '3'"),
-    (["--strategy", "terngrad:clip=-1"], "clip must be 0 or more; got -1"),
-    (["--strategy", "dgc:ratio=7"], "ratio must be above 0, up to 1; got 7"),
-    (["--strategy", "local:period=0"], "period counts from 1"),
-    (["--strategy", "auto:loss=much"], "loss must be none, rounding, some"),
-    (["--strategy", "ddp:bucket_cap=3"], "did you mean 'bucket_cap_mb'"),
-    (["--strategy", "ps-async:servrs=2"], "did you mean 'servers'"),
-    (["--strategy", "ps-backup:backups=2"], "at most 1 can be backups"),
-    (["--strategy", "ps-async:up=zip"], "unknown codec 'zip'"),
-    (["--strategy", "gossip:period=0"], "counts from 1"),
-    (["--strategy", "tp=x"], "tp must be a whole number"),
-    (["--strategy", "fsdp pp=2"], "run it with paceline.train.Pipeline"),
-    (["--optimizer", "lar"], "did you mean 'lars'"),
-    (["--lr", "-1"], "must be positive"),
-    (["--batch", "1"], "cannot be shared by 2 ranks"),
-    (["--every", "0"], "count from 1"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--strategy", "overlp"], "unknown strategy 'overlp'; did you mean 'overlap'?"),
+        (["--strategy", "ddp,nosuch"], "unknown strategy 'nosuch'; known: ddp"),
+        (["--strategy", "overlap:fc=nope"], "fc must be auto, gradient, rows, factors; got 'nope'"),
+        (["--strategy", "overlap:lest_bytes=1"], "did you mean 'least_bytes'"),
+        (["--strategy", "priority:most_bytes=many"], "most_bytes must be a whole number; got 'many'"),
+        (["--strategy", "lazy:adapt=3"], "adapt must be true or false; got '3'"),
+        (["--strategy", "terngrad:clip=-1"], "clip must be 0 or more; got -1"),
+        (["--strategy", "dgc:ratio=7"], "ratio must be above 0, up to 1; got 7"),
+        (["--strategy", "local:period=0"], "period counts from 1"),
+        (["--strategy", "auto:loss=much"], "loss must be none, rounding, some"),
+        (["--strategy", "ddp:bucket_cap=3"], "did you mean 'bucket_cap_mb'"),
+        (["--strategy", "ps-async:servrs=2"], "did you mean 'servers'"),
+        (["--strategy", "ps-backup:backups=2"], "at most 1 can be backups"),
+        (["--strategy", "ps-async:up=zip"], "unknown codec 'zip'"),
+        (["--strategy", "gossip:period=0"], "counts from 1"),
+        (["--strategy", "tp=x"], "tp must be a whole number"),
+        (["--strategy", "fsdp pp=2"], "run it with paceline.train.Pipeline"),
+        (["--optimizer", "lar"], "did you mean 'lars'"),
+        (["--lr", "-1"], "must be positive"),
+        (["--batch", "1"], "cannot be shared by 2 ranks"),
+        (["--every", "0"], "count from 1"),
+    ],
+)
 def test_no_rank_is_started_for_a_mistake(capsys, tmp_path, monkeypatch, arguments, said):
     pytest.importorskip("sklearn")
 
@@ -58,7 +63,11 @@ def test_no_rank_is_started_for_a_mistake(capsys, tmp_path, monkeypatch, argumen
         raise AssertionError("a rank was started")
 
     monkeypatch.setattr(subprocess, "Popen", started)
-    folders = ["--record", str(tmp_path / "record"), *([] if "," in arguments[1] else ["--checkpoint", str(tmp_path / "saved")])]
+    folders = [
+        "--record",
+        str(tmp_path / "record"),
+        *([] if "," in arguments[1] else ["--checkpoint", str(tmp_path / "saved")]),
+    ]
     assert said in refused(capsys, "train", *arguments, *folders)
     assert not list(tmp_path.iterdir())
 
@@ -67,7 +76,10 @@ def test_options_in_words_reach_the_strategy():
     made = make("overlap:fc=rows,most_bytes=100000,clip_norm=1")
     assert (made.fc, made.most_bytes, made.clip_norm) == ("rows", 100000, 1)
     assert make("lazy:adapt=false,share=0.5", share=0.25).share == 0.25 and not make("lazy:adapt=False").adapt
-    assert words("ps-async", "servers=2, overlap=true", strategies()["ps-async"], 2) == {"servers": 2, "overlap": True}
+    assert words("ps-async", "servers=2, overlap=true", strategies()["ps-async"], 2) == {
+        "servers": 2,
+        "overlap": True,
+    }
 
 
 def test_a_board_needs_a_folder_and_tensorboard(capsys, tmp_path, monkeypatch):
@@ -95,11 +107,17 @@ def printed(capsys, *words):
 def test_check_prints_both(capsys, tmp_path):
     recorded(tmp_path, "overlap")
     found = json.loads(printed(capsys, "check", str(tmp_path), "--json"))
-    assert found["error"] == pytest.approx(0) and found["steps"] == 5 and found["title"].startswith("t, overlap, 2 ranks")
+    assert (
+        found["error"] == pytest.approx(0)
+        and found["steps"] == 5
+        and found["title"].startswith("t, overlap, 2 ranks")
+    )
 
 
 def test_check_takes_a_folder_of_several_runs(capsys, tmp_path):
     for strategy in ("overlap", "dgc"):
         recorded(tmp_path / f"{strategy}-0", strategy)
-    assert [one["title"].split(",")[1] for one in json.loads(printed(capsys, "check", str(tmp_path), "--json"))] == [" dgc", " overlap"]
+    assert [
+        one["title"].split(",")[1] for one in json.loads(printed(capsys, "check", str(tmp_path), "--json"))
+    ] == [" dgc", " overlap"]
     assert all(name in printed(capsys, "check", str(tmp_path)) for name in ("dgc", "overlap"))

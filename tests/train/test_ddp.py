@@ -1,4 +1,6 @@
-"""Compressed averaging within torch's DistributedDataParallel, on real processes: the same bits as without it, and the same words where it fails."""
+"""Compressed averaging within torch's DistributedDataParallel, on real processes: the same bits as without
+it, and the same words where it fails.
+"""
 
 import contextlib
 import time
@@ -20,7 +22,10 @@ def network(wrapped, plan, **options):
     import paceline.train as pt
 
     torch.manual_seed(0)
-    inner = torch.nn.Sequential(*(m for _ in range(6) for m in (torch.nn.Linear(64, 64, bias=False), torch.nn.Tanh())), torch.nn.Linear(64, 10))
+    inner = torch.nn.Sequential(
+        *(m for _ in range(6) for m in (torch.nn.Linear(64, 64, bias=False), torch.nn.Tanh())),
+        torch.nn.Linear(64, 10),
+    )
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.03) if wrapped else inner
     return (inner, *pt.parallelize(model, optimizer, plan=plan, **options))
@@ -35,7 +40,9 @@ def train(model, optimizer, steps, accumulate=1):
     for step in steps:
         optimizer.zero_grad()
         for part in range(accumulate):
-            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part))
+            x = torch.randn(
+                8, 64, generator=torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part)
+            )
             with pt.of(model).no_sync() if part < accumulate - 1 else contextlib.nullcontext():
                 (model(x) - x[:, :10]).square().mean().backward()
         optimizer.step()
@@ -48,7 +55,9 @@ def values(inner):
 
 
 def both_ways(accumulate=1):
-    """Of every plan, whether parameters are the same bits with and without DDP, and on all ranks; and that DDP trains on when it is let go."""
+    """Of every plan, whether parameters are the same bits with and without DDP, and on all ranks; and that
+    DDP trains on when it is let go.
+    """
     import torch
     import torch.distributed as dist
 
@@ -70,7 +79,9 @@ def both_ways(accumulate=1):
                     optimizer.step()
                 every = [torch.empty_like(train_on) for _ in range(dist.get_world_size())]
                 dist.all_gather(every, values(inner))
-                found[plan, "after"] = all(torch.equal(one, every[0]) for one in every) and not torch.equal(every[0], train_on)
+                found[plan, "after"] = all(torch.equal(one, every[0]) for one in every) and not torch.equal(
+                    every[0], train_on
+                )
         every = [torch.empty_like(ends[0]) for _ in range(dist.get_world_size())]
         dist.all_gather(every, ends[0])
         found[plan, "same"] = torch.equal(*ends)
@@ -80,7 +91,9 @@ def both_ways(accumulate=1):
 
 
 def goes_on(folder):
-    """A run with DDP that stops at a checkpoint and goes on without DDP, against one that was left alone: bits of what both end with."""
+    """A run with DDP that stops at a checkpoint and goes on without DDP, against one that was left alone:
+    bits of what both end with.
+    """
     import paceline.train as pt
 
     inner, model, optimizer = network(True, "dgc:ratio=0.01")
@@ -134,7 +147,9 @@ def refused():
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_same_bits_with_and_without_ddp(accumulate):
-    for rank in run("test_ddp:both_ways", world=2, arguments={"accumulate": accumulate}, environment=HERE, timeout_s=200):
+    for rank in run(
+        "test_ddp:both_ways", world=2, arguments={"accumulate": accumulate}, environment=HERE, timeout_s=200
+    ):
         assert len(rank) == 4 * len(PLANS) and [key for key, well in rank.items() if not well] == []
 
 
@@ -145,13 +160,19 @@ def test_on_three_ranks_sums_begin_elsewhere_and_replicas_stay_one_model():
 
 
 def test_a_checkpoint_of_ddp_is_taken_up_without_it(tmp_path):
-    for start, same in run("test_ddp:goes_on", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=200):
+    for start, same in run(
+        "test_ddp:goes_on", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=200
+    ):
         assert start == 6 and same
 
 
 def test_a_rank_that_hangs_is_named():
     first, _ = run("test_ddp:wait_for_nobody", world=2, environment=HERE, timeout_s=100)
-    assert first.startswith("RunError: rank 0 of 2: all-reduce") and "no sign of rank 1" in first and "12.bias" in first
+    assert (
+        first.startswith("RunError: rank 0 of 2: all-reduce")
+        and "no sign of rank 1" in first
+        and "12.bias" in first
+    )
 
 
 def test_what_does_not_go_within_ddp_is_refused():

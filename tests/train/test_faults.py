@@ -1,4 +1,6 @@
-"""Ranks that are killed, disks that are full: training ends as if nothing had happened, or goes on with what it has."""
+"""Ranks that are killed, disks that are full: training ends as if nothing had happened, or goes on with what
+it has.
+"""
 
 import contextlib
 import json
@@ -39,18 +41,41 @@ def children(process):
 
 
 def run(folder, strategy, kills=0, first=None, seed=0):
-    """The final loss and parameters, with a rank killed at `kills` random steps; from the checkpoint `first` on, if one is given."""
+    """The final loss and parameters, with a rank killed at `kills` random steps; from the checkpoint `first`
+    on, if one is given.
+    """
     chance = random.Random(seed)
     moments = sorted(chance.sample(range(8, 40), kills))
     if first is not None:
         shutil.copytree(first, folder / first.name)
-    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "60", "--checkpoint", str(folder), "--every", "5", "--keep", "12",
-                 "--timeout-s", "20", "--record", str(folder / "record")]
+    arguments = [
+        "--task",
+        "digits-cnn",
+        "--strategy",
+        strategy,
+        "--steps",
+        "60",
+        "--checkpoint",
+        str(folder),
+        "--every",
+        "5",
+        "--keep",
+        "12",
+        "--timeout-s",
+        "20",
+        "--record",
+        str(folder / "record"),
+    ]
     with tempfile.TemporaryFile() as output:
         process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=kills, output=output)
         try:
             for starts, moment in enumerate(moments, 1):
-                wait_for(lambda n=starts, at=moment: (begun(folder) == n and reached(folder) >= at) or process.poll() is not None, 120)
+                wait_for(
+                    lambda n=starts, at=moment: (
+                        (begun(folder) == n and reached(folder) >= at) or process.poll() is not None
+                    ),
+                    120,
+                )
                 os.kill(chance.choice(children(process.pid)), signal.SIGKILL)
             process.wait(timeout=200)
         finally:
@@ -86,7 +111,8 @@ def wait_for(done, seconds):
 @pytest.mark.parametrize("strategy", ["onebit", "overlap"])
 def test_a_killed_rank_costs_nothing_but_time(tmp_path, strategy):
     whole = run(tmp_path / "whole", strategy)
-    # what `overlap` chooses in its first step depends on the link as measured then: both have that step in common
+    # what `overlap` chooses in its first step depends on the link as measured then: both have that step in
+    # common
     cut = run(tmp_path / "cut", strategy, kills=2, first=tmp_path / "whole" / "step-000000005")
     assert cut == whole
     assert begun(tmp_path / "cut") == 3
@@ -135,8 +161,13 @@ def test_no_room_is_noticed_where_it_is_real(tmp_path):
 
 
 def test_a_rank_that_has_no_room_does_not_keep_the_others_waiting(tmp_path):
-    first, second = run_ranks("workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=150)
-    assert first["seconds"] < 60 and "step 2 was not written: rank1.pt could not be written by its rank" in first["problem"]
+    first, second = run_ranks(
+        "workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=150
+    )
+    assert (
+        first["seconds"] < 60
+        and "step 2 was not written: rank1.pt could not be written by its rank" in first["problem"]
+    )
     assert "No space left" in second["problem"]
     assert first["steps"] == [1, 3]  # and what was begun in vain is gone
 
@@ -162,14 +193,34 @@ def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path, capsys):
 
 @pytest.mark.parametrize("strategy", ["ddp", "allreduce"])
 def test_a_rank_that_hangs_ends_the_run(tmp_path, strategy):
-    arguments = ["--task", "digits-cnn", "--strategy", strategy, "--steps", "100000", "--checkpoint", str(tmp_path / "saved"), "--every", "1000",
-                 "--timeout-s", "8", "--record", str(tmp_path / "record")]
+    arguments = [
+        "--task",
+        "digits-cnn",
+        "--strategy",
+        strategy,
+        "--steps",
+        "100000",
+        "--checkpoint",
+        str(tmp_path / "saved"),
+        "--every",
+        "1000",
+        "--timeout-s",
+        "8",
+        "--record",
+        str(tmp_path / "record"),
+    ]
     record = tmp_path / "record" / "record.jsonl"
     with tempfile.TemporaryFile() as output:
         process = elastic("paceline.train.tasks.loop", arguments, world=2, restarts=0, output=output)
         ranks = []
         try:
-            wait_for(lambda: (record.exists() and record.read_text().count('"kind": "step"') > 10) or process.poll() is not None, 120)
+            wait_for(
+                lambda: (
+                    (record.exists() and record.read_text().count('"kind": "step"') > 10)
+                    or process.poll() is not None
+                ),
+                120,
+            )
             ranks = children(process.pid)
             os.kill(ranks[1], signal.SIGSTOP)
             began = time.monotonic()
@@ -202,5 +253,7 @@ def test_broken_checkpoints_are_refused_in_one_line(tmp_path):
     data = tmp_path / "step-000000003" / "model.pt"
     data.write_bytes(data.read_bytes()[:-10] + b"0123456789")
     assert "checksum differs" in saved.check(3)
-    with pytest.raises(RunError, match="no checkpoint in .* is whole: .*checksum differs.*; remove the folder"):
+    with pytest.raises(
+        RunError, match="no checkpoint in .* is whole: .*checksum differs.*; remove the folder"
+    ):
         saved._newest()

@@ -1,4 +1,6 @@
-"""Loops that are not the plain one, on real processes: the same result as that of `allreduce` (or one clear line) under every strategy."""
+"""Loops that are not the plain one, on real processes: the same result as that of `allreduce` (or one clear
+line) under every strategy.
+"""
 
 from pathlib import Path
 
@@ -66,7 +68,13 @@ def apart(make, step, plans=DEFERRED, **options):
 def mlp():
     import torch
 
-    return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 24),
+        torch.nn.Tanh(),
+        torch.nn.Linear(24, 24),
+        torch.nn.Tanh(),
+        torch.nn.Linear(24, 4),
+    )
 
 
 def plain_step(net, opt, number):
@@ -84,7 +92,11 @@ class Turns:
         class Net(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.one, self.two, self.head = torch.nn.Linear(16, 24), torch.nn.Linear(16, 24), torch.nn.Linear(24, 4)
+                self.one, self.two, self.head = (
+                    torch.nn.Linear(16, 24),
+                    torch.nn.Linear(16, 24),
+                    torch.nn.Linear(24, 4),
+                )
 
             def forward(self, x, which):
                 return self.head((self.one if which else self.two)(x).tanh())
@@ -103,6 +115,7 @@ def alternating():
 
 def accumulating():
     """Without `no_sync`, as DDP allows; a pass that is thrown away does not count."""
+
     def step(net, opt, number):
         opt.zero_grad()
         net(data(number + 50)).square().mean().backward()
@@ -116,6 +129,7 @@ def accumulating():
 
 def accumulating_in_turns():
     """The second pass of a step does not use what the first did."""
+
     def step(net, opt, number):
         opt.zero_grad()
         for part in range(2):
@@ -168,7 +182,13 @@ def clipped():
             before = [p.detach().clone() for p in net.parameters()]
             plain_step(net, opt, number)
             pt.of(net).synchronize()
-            found.append(float(torch.cat([(p - b).reshape(-1) for p, b in zip(net.parameters(), before, strict=True)]).norm()))
+            found.append(
+                float(
+                    torch.cat(
+                        [(p - b).reshape(-1) for p, b in zip(net.parameters(), before, strict=True)]
+                    ).norm()
+                )
+            )
         pt.close(net)
         return found
 
@@ -272,7 +292,9 @@ def lazily_accumulated():
 
 
 def copied():
-    """A copy is a model of its own: plain, with its own weights, and the one that it was made of trains on."""
+    """A copy is a model of its own: plain, with its own weights, and the one that it was made of trains
+    on.
+    """
     import copy
 
     import torch
@@ -291,7 +313,11 @@ def copied():
         pt.of(net).synchronize()
         twin.zero_grad()
         twin(data(5)).sum().backward()
-        found[plan] = (torch.equal(twin(data(5)), expected), not torch.equal(net(data(5)), expected), twin[0].weight.grad is not None)
+        found[plan] = (
+            torch.equal(twin(data(5)), expected),
+            not torch.equal(net(data(5)), expected),
+            twin[0].weight.grad is not None,
+        )
         plain_step(net, opt, 3)
         pt.close(net)
     return found
@@ -305,7 +331,15 @@ def one_after_another():
     from paceline.train import comm
 
     found = {}
-    for plan in (*DEFERRED, "allreduce", "terngrad", "powersgd", "dgc:ratio=0.1", "lazy:adapt=false", "local:period=2"):
+    for plan in (
+        *DEFERRED,
+        "allreduce",
+        "terngrad",
+        "powersgd",
+        "dgc:ratio=0.1",
+        "lazy:adapt=false",
+        "local:period=2",
+    ):
         expected = ends(plan, mlp, plain_step)
         plain, comm.in_turn = comm.in_turn, lambda: True
         try:
@@ -347,36 +381,63 @@ SAME = ("alternating", "accumulating", "accumulating_in_turns", "by_another_meth
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_same_result_as_allreduce(world):
-    for rank in run("test_hard_loops:check", world=world, arguments={"names": SAME}, environment=HERE, timeout_s=280):
+    for rank in run(
+        "test_hard_loops:check", world=world, arguments={"names": SAME}, environment=HERE, timeout_s=280
+    ):
         for name, found in rank.items():
             assert isinstance(found, dict), f"{name}: {found}"
             assert all(distance < 2e-6 for distance in found.values()), f"{name}: {found}"
 
 
 def test_the_first_step_is_clipped_too():
-    for rank in run("test_hard_loops:check", world=2, arguments={"names": ["clipped"]}, environment=HERE, timeout_s=200):
+    for rank in run(
+        "test_hard_loops:check", world=2, arguments={"names": ["clipped"]}, environment=HERE, timeout_s=200
+    ):
         for norms in rank["clipped"].values():
             assert norms == pytest.approx([1e-3] * 3, rel=1e-2)
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("reentrant", "use_reentrant=False"), ("broken", "did not come to its end"), ("stranger", "shape (2,) that is not the model's"),
-    ("thawed", "'0.weight' needs a gradient now"), ("penalty", "use fc='gradient'"), ("twice", "first ran more than once"),
-    ("factored", "Adafactor is not known"), ("lazily_scaled", "loss scales differ"), ("lazily_accumulated", "no_sync()"),
-])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("reentrant", "use_reentrant=False"),
+        ("broken", "did not come to its end"),
+        ("stranger", "shape (2,) that is not the model's"),
+        ("thawed", "'0.weight' needs a gradient now"),
+        ("penalty", "use fc='gradient'"),
+        ("twice", "first ran more than once"),
+        ("factored", "Adafactor is not known"),
+        ("lazily_scaled", "loss scales differ"),
+        ("lazily_accumulated", "no_sync()"),
+    ],
+)
 def test_what_cannot_be_done_is_one_line(name, said):
-    for rank in run("test_hard_loops:check", world=2, arguments={"names": [name]}, environment=HERE, timeout_s=100):
-        assert said in rank[name] and rank[name].startswith(("RunError: ", "SpecError: ")) and "\n" not in rank[name]
+    for rank in run(
+        "test_hard_loops:check", world=2, arguments={"names": [name]}, environment=HERE, timeout_s=100
+    ):
+        assert (
+            said in rank[name]
+            and rank[name].startswith(("RunError: ", "SpecError: "))
+            and "\n" not in rank[name]
+        )
 
 
 def test_copies_of_a_model_are_models_of_their_own():
-    for rank in run("test_hard_loops:check", world=2, arguments={"names": ["copied"]}, environment=HERE, timeout_s=200):
+    for rank in run(
+        "test_hard_loops:check", world=2, arguments={"names": ["copied"]}, environment=HERE, timeout_s=200
+    ):
         assert isinstance(rank["copied"], dict), rank["copied"]
         assert all(all(each) for each in rank["copied"].values()), rank["copied"]
 
 
 def test_jobs_one_after_another_as_on_nccl():
-    found = run("test_hard_loops:check", world=2, arguments={"names": ["one_after_another", "late_in_turn"]}, environment=HERE, timeout_s=250)
+    found = run(
+        "test_hard_loops:check",
+        world=2,
+        arguments={"names": ["one_after_another", "late_in_turn"]},
+        environment=HERE,
+        timeout_s=250,
+    )
     for rank in found:
         assert isinstance(rank["one_after_another"], dict), rank["one_after_another"]
         assert all(all(each) for each in rank["one_after_another"].values()), rank["one_after_another"]

@@ -26,7 +26,9 @@ print(kept, min(faults[2:]))
 
 
 def pages(**environment):
-    kept, faults = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    kept, faults = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     return kept == "True", int(faults)
 
 

@@ -1,4 +1,6 @@
-"""A run that a scheduler stops, resizes, kills and starts again goes on where it was; the same steps, the same losses."""
+"""A run that a scheduler stops, resizes, kills and starts again goes on where it was; the same steps, the
+same losses.
+"""
 
 import json
 import os
@@ -32,14 +34,39 @@ class Scheduler:
         run = self.folder / str(self.attempt)
         run.mkdir()
         (self.folder / "limit").write_text(str(limit))
-        common = {"PACELINE_NODES": len(allocation), "PACELINE_DEVICES": sum(allocation), "PACELINE_RENDEZVOUS": f"file://{run}/rendezvous",
-                  "PACELINE_CHECKPOINT": self.folder / "checkpoint", "PACELINE_PROGRESS": self.folder / "progress",
-                  "PACELINE_LIMIT": self.folder / "limit", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-m", "paceline.cli", "train", "--task", "digits-cnn", "--strategy", self.strategy, "--steps", str(STEPS),
-                   "--every", "10", "--record", str(self.folder / "record"), "--json"]
+        common = {
+            "PACELINE_NODES": len(allocation),
+            "PACELINE_DEVICES": sum(allocation),
+            "PACELINE_RENDEZVOUS": f"file://{run}/rendezvous",
+            "PACELINE_CHECKPOINT": self.folder / "checkpoint",
+            "PACELINE_PROGRESS": self.folder / "progress",
+            "PACELINE_LIMIT": self.folder / "limit",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "paceline.cli",
+            "train",
+            "--task",
+            "digits-cnn",
+            "--strategy",
+            self.strategy,
+            "--steps",
+            str(STEPS),
+            "--every",
+            "10",
+            "--record",
+            str(self.folder / "record"),
+            "--json",
+        ]
         out = []
         for rank, devices in enumerate(allocation):
-            own = {"PACELINE_NODE_RANK": rank, "PACELINE_NODE_DEVICES": devices, "PACELINE_FIRST_DEVICE": sum(allocation[:rank])}
+            own = {
+                "PACELINE_NODE_RANK": rank,
+                "PACELINE_NODE_DEVICES": devices,
+                "PACELINE_FIRST_DEVICE": sum(allocation[:rank]),
+            }
             environment = {**os.environ, **{key: str(value) for key, value in {**common, **own}.items()}}
             out.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         return out
@@ -47,7 +74,11 @@ class Scheduler:
     def done(self):
         """Work done and checkpointed, as it was told last."""
         path = self.folder / "progress"
-        return tuple(map(int, path.read_text().splitlines()[-1].split())) if path.exists() and path.read_text() else (0, 0)
+        return (
+            tuple(map(int, path.read_text().splitlines()[-1].split()))
+            if path.exists() and path.read_text()
+            else (0, 0)
+        )
 
     def wait_for(self, steps):
         deadline = time.monotonic() + 250
@@ -69,7 +100,9 @@ def ended(command):
 def losses(folder):
     """By step, each as it was last done."""
     lines = [json.loads(line) for line in (folder / "record" / "record.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}, [line for line in lines if line["kind"] == "run"]
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}, [
+        line for line in lines if line["kind"] == "run"
+    ]
 
 
 def uninterrupted(folder):
@@ -94,7 +127,8 @@ def test_train_can_be_killed_stopped_resized_and_started_again(tmp_path):
     os.kill(ranks_of(command.pid)[0], signal.SIGKILL)
     assert ended(command)[0] == 128 + signal.SIGKILL
 
-    nodes = job.start([2, 1], limit=41)  # goes on from the checkpoint of step 20 on three ranks; TERM comes late to one node, and twice
+    # goes on from the checkpoint of step 20 on three ranks; TERM comes late to one node, and twice
+    nodes = job.start([2, 1], limit=41)
     job.wait_for(41)
     for command in (*nodes, nodes[0]):
         command.send_signal(signal.SIGTERM)
@@ -122,7 +156,9 @@ def test_where_a_process_stands(monkeypatch):
     monkeypatch.setenv("PACELINE_NODE_RANK", "2")
     monkeypatch.setenv("PACELINE_DEVICES", "6")
     monkeypatch.setenv("PACELINE_RENDEZVOUS", "file:///somewhere")
-    assert Place.given() == Place(nodes=3, node_rank=2, world=6, here=2, first=4, rendezvous="file:///somewhere")
+    assert Place.given() == Place(
+        nodes=3, node_rank=2, world=6, here=2, first=4, rendezvous="file:///somewhere"
+    )
     monkeypatch.setenv("PACELINE_NODE_DEVICES", "1")
     monkeypatch.setenv("PACELINE_FIRST_DEVICE", "5")
     assert (Place.given().here, Place.given().first) == (1, 5)

@@ -1,4 +1,6 @@
-"""A user's own loop: the lines of docs/training.md as they stand, models with every oddity under every strategy, and mistakes."""
+"""A user's own loop: the lines of docs/training.md as they stand, models with every oddity under every
+strategy, and mistakes.
+"""
 
 import os
 import subprocess
@@ -22,16 +24,45 @@ loader = [(torch.randn(8, 20), torch.randint(0, 10, (8,))) for _ in range(5)]
 AFTER = """
 print("through", sum(float(p.detach().sum()) for p in model.parameters()))
 """
-NAMES = ["ddp", "allreduce", "overlap", "priority", "lazy", "terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16",
-         "bf16", "local", "post-local", "diloco", "auto"]
+NAMES = [
+    "ddp",
+    "allreduce",
+    "overlap",
+    "priority",
+    "lazy",
+    "terngrad",
+    "dgc",
+    "powersgd",
+    "qsgd",
+    "signsgd",
+    "onebit",
+    "topk",
+    "randomk",
+    "fp16",
+    "bf16",
+    "local",
+    "post-local",
+    "diloco",
+    "auto",
+]
 #: averaged before the last of six steps
 OPTIONS = {"local": {"period": 3}, "diloco": {"period": 3}, "post-local": {"period": 2, "after": 4}}
 
 
 def launched(script, world):
     """What a script prints under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(world),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        str(script),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250)
     return done.returncode, done.stdout + done.stderr
@@ -63,24 +94,42 @@ def test_oddities_of_models_and_loops_under_every_strategy():
 
 
 def test_half_precision_passes_under_overlap_are_those_under_all_reduce():
-    runs = [("odd", {"strategy": f"ddp {average} bf16", "options": {"most_bytes": 20000} if average == "overlap" else {}})
-            for average in ("allreduce", "overlap")]
-    plain, over = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)[0]
+    runs = [
+        (
+            "odd",
+            {
+                "strategy": f"ddp {average} bf16",
+                "options": {"most_bytes": 20000} if average == "overlap" else {},
+            },
+        )
+        for average in ("allreduce", "overlap")
+    ]
+    plain, over = run(
+        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )[0]
     assert over["losses"] == pytest.approx(plain["losses"], rel=0.02)
 
 
 def test_mistakes_are_one_line_on_all_ranks():
-    asked = [("overlap", {"grad_scaler": True}, ""),
-             ("lazy", {"grad_scaler": True}, "RunError: lazy adds gradients"),
-             ("dgc", {"scaler": True}, "SpecError: dgc keeps part of the gradients"),
-             ("allreduce", {"twice": True}, "RunError: this model is kept the same by 'averaging' already"),
-             ("terngrad", {"options": {"speed": 1}}, "UnknownName: unknown option of strategy 'terngrad' 'speed'"),
-             ("ddp", {"options": {"speed": 1}}, "UnknownName: unknown option of strategy 'ddp' 'speed'"),
-             (3, {}, "SpecError: plan is a name, a plan or a strategy; got 3"),
-             ("overlap", {"parameters": "half"}, "SpecError: parameter '2.weight' needs a gradient but is not in the optimizer"),
-             ("allreduce", {}, "")]
+    asked = [
+        ("overlap", {"grad_scaler": True}, ""),
+        ("lazy", {"grad_scaler": True}, "RunError: lazy adds gradients"),
+        ("dgc", {"scaler": True}, "SpecError: dgc keeps part of the gradients"),
+        ("allreduce", {"twice": True}, "RunError: this model is kept the same by 'averaging' already"),
+        ("terngrad", {"options": {"speed": 1}}, "UnknownName: unknown option of strategy 'terngrad' 'speed'"),
+        ("ddp", {"options": {"speed": 1}}, "UnknownName: unknown option of strategy 'ddp' 'speed'"),
+        (3, {}, "SpecError: plan is a name, a plan or a strategy; got 3"),
+        (
+            "overlap",
+            {"parameters": "half"},
+            "SpecError: parameter '2.weight' needs a gradient but is not in the optimizer",
+        ),
+        ("allreduce", {}, ""),
+    ]
     runs = [("mistaken", {"plan": plan, **more}) for plan, more, _ in asked]
-    for rank in run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250):
+    for rank in run(
+        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    ):
         for (plan, _, message), said in zip(asked, rank, strict=True):
             assert said.startswith(message) and bool(said) == bool(message), (plan, said)
             assert "\n" not in said

@@ -16,37 +16,77 @@ HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 def test_sharded_and_tensor_parallel_plans_follow_one_process():
-    runs = [("planned", {"kind": kind, "plan": plan}) for kind, plan in (
-        ("gpt", "fsdp fp32"), ("llama", "fsdp fp32 recompute=full"), ("gpt", "hsdp shard=1 fp32"), ("gpt", "tp=2 fp32"), ("llama", "tp=2 fp32"),
-        ("gpt", "zero1 fp32 recompute=selective"), ("gpt", "ddp fp32 offload=activations"))]
-    first, *_ = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    runs = [
+        ("planned", {"kind": kind, "plan": plan})
+        for kind, plan in (
+            ("gpt", "fsdp fp32"),
+            ("llama", "fsdp fp32 recompute=full"),
+            ("gpt", "hsdp shard=1 fp32"),
+            ("gpt", "tp=2 fp32"),
+            ("llama", "tp=2 fp32"),
+            ("gpt", "zero1 fp32 recompute=selective"),
+            ("gpt", "ddp fp32 offload=activations"),
+        )
+    ]
+    first, *_ = run(
+        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )
     for (_, request), (losses, alone) in zip(runs, first, strict=True):
         assert losses == pytest.approx(alone, rel=2e-3), request
 
 
 def test_compressed_gradients_go_through_fsdp():
-    runs = [("planned", {"kind": "gpt", "plan": f"fsdp fp32 {scheme}", "steps": 12}) for scheme in ("terngrad", "qsgd", "onebit")]
-    first, second = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    runs = [
+        ("planned", {"kind": "gpt", "plan": f"fsdp fp32 {scheme}", "steps": 12})
+        for scheme in ("terngrad", "qsgd", "onebit")
+    ]
+    first, second = run(
+        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )
     for (_, request), (losses, alone), (other, _) in zip(runs, first, second, strict=True):
         assert losses == other and losses[-1] < losses[0] - 0.3 * (alone[0] - alone[-1]), request
 
 
-@pytest.mark.parametrize(("world", "plans"), [
-    (2, (("gpt", "pp=2 gpipe mbs=2 gbs=8"), ("llama", "pp=2 1f1b mbs=2 gbs=8 recompute=full"),
-         ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8 recompute=full"), ("llama", "pp=2 vpp=2 zb-v mbs=2 gbs=8"))),
-    (4, (("gpt", "pp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 tp=2 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 zero1 1f1b mbs=2 gbs=8"),
-         ("llama", "pp=2 fsdp 1f1b mbs=2 gbs=8"), ("gpt", "pp=2 fsdp 1f1b mbs=2 gbs=8 recompute=selective"))),
-])
+@pytest.mark.parametrize(
+    ("world", "plans"),
+    [
+        (
+            2,
+            (
+                ("gpt", "pp=2 gpipe mbs=2 gbs=8"),
+                ("llama", "pp=2 1f1b mbs=2 gbs=8 recompute=full"),
+                ("gpt", "pp=2 vpp=2 interleaved mbs=2 gbs=8 recompute=full"),
+                ("llama", "pp=2 vpp=2 zb-v mbs=2 gbs=8"),
+            ),
+        ),
+        (
+            4,
+            (
+                ("gpt", "pp=2 1f1b mbs=2 gbs=8"),
+                ("gpt", "pp=2 tp=2 1f1b mbs=2 gbs=8"),
+                ("gpt", "pp=2 zero1 1f1b mbs=2 gbs=8"),
+                ("llama", "pp=2 fsdp 1f1b mbs=2 gbs=8"),
+                ("gpt", "pp=2 fsdp 1f1b mbs=2 gbs=8 recompute=selective"),
+            ),
+        ),
+    ],
+)
 def test_pipelines_follow_one_process(world, plans):
     runs = [("staged", {"kind": kind, "plan": f"{plan} fp32"}) for kind, plan in plans]
-    first, *_ = run("workers:parallel_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    first, *_ = run(
+        "workers:parallel_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )
     for (_, request), (losses, alone) in zip(runs, first, strict=True):
         assert losses == pytest.approx(alone, rel=2e-3), request
 
 
 def test_overflow_skips_the_step_on_all_ranks():
-    runs = [("scaled", {"strategy": name}) for name in ("allreduce", "terngrad", "onebit", "overlap", "priority", "switches")]
-    runs.append(("scaled", {"strategy": "terngrad", "tell": False}))  # keeps nothing back: finds out by itself
+    runs = [
+        ("scaled", {"strategy": name})
+        for name in ("allreduce", "terngrad", "onebit", "overlap", "priority", "switches")
+    ]
+    # keeps nothing back: finds out by itself
+    runs.append(("scaled", {"strategy": "terngrad", "tell": False}))
     ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
     for i, (_, request) in enumerate(runs):
         for rank in ranks:
@@ -57,8 +97,13 @@ def test_overflow_skips_the_step_on_all_ranks():
 @pytest.mark.parametrize("strategy", ["overlap", "onebit"])
 def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, strategy):
     def train(folder, until, world):
-        return run("workers:resumed", world=world, arguments={"folder": str(folder), "strategy": strategy, "steps": 10, "until": until},
-                   environment=HERE, timeout_s=250)[0]
+        return run(
+            "workers:resumed",
+            world=world,
+            arguments={"folder": str(folder), "strategy": strategy, "steps": 10, "until": until},
+            environment=HERE,
+            timeout_s=250,
+        )[0]
 
     whole = train(tmp_path / "whole", 8, 2)
     assert whole["steps"] == [6, 8]
@@ -77,10 +122,18 @@ def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, 
 
 def test_a_run_goes_on_under_another_strategy(tmp_path):
     names = ["dgc", "overlap", "terngrad", "lazy", "local", "diloco", "auto", "allreduce"]
-    both = run("workers:handed_on", world=2, arguments={"folder": str(tmp_path), "names": names}, environment=HERE, timeout_s=250)
+    both = run(
+        "workers:handed_on",
+        world=2,
+        arguments={"folder": str(tmp_path), "names": names},
+        environment=HERE,
+        timeout_s=250,
+    )
     for rank in both:
         assert [one["start"] for one in rank] == [2 * i for i in range(len(names))]
         # dgc takes momentum and weight decay away from the optimizer, and must not hand that on
         assert {(one["momentum"], one["weight_decay"]) for one in rank} == {(0.9, 0.01)}
-    with pytest.raises(RunError, match="is of another model or optimizer: .*size mismatch for bias.*; name another folder"):
+    with pytest.raises(
+        RunError, match="is of another model or optimizer: .*size mismatch for bias.*; name another folder"
+    ):
         Checkpoints(tmp_path).load(net := nn.Linear(7, 7), torch.optim.SGD(net.parameters(), lr=0.1))

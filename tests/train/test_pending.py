@@ -33,10 +33,18 @@ def saved(parameter):
 
 
 READS = {
-    "data": lambda p: p.data, "detach": lambda p: p.detach(), "operator": lambda p: p + 0, "lists": lambda p: torch._foreach_add([p], 0)[0],
-    "in place": lambda p: torch.zeros(2, 3).lerp_(p.detach(), 1.0), "numpy": lambda p: torch.from_numpy(p.detach().numpy()),
-    "deepcopy": copy.deepcopy, "pickle": saved, "keyword": lambda p: torch.add(torch.zeros(2, 3), other=p),
-    "pointer": lambda p: (p.data_ptr(), p)[1], "words": lambda p: (str(p), p)[1], "equal": lambda p: (torch.equal(p, p), p)[1],
+    "data": lambda p: p.data,
+    "detach": lambda p: p.detach(),
+    "operator": lambda p: p + 0,
+    "lists": lambda p: torch._foreach_add([p], 0)[0],
+    "in place": lambda p: torch.zeros(2, 3).lerp_(p.detach(), 1.0),
+    "numpy": lambda p: torch.from_numpy(p.detach().numpy()),
+    "deepcopy": copy.deepcopy,
+    "pickle": saved,
+    "keyword": lambda p: torch.add(torch.zeros(2, 3), other=p),
+    "pointer": lambda p: (p.data_ptr(), p)[1],
+    "words": lambda p: (str(p), p)[1],
+    "equal": lambda p: (torch.equal(p, p), p)[1],
 }
 
 
@@ -54,8 +62,18 @@ def test_looking_does_not(pending):
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.zero_grad()
     parameter.grad = None
-    assert parameter.shape == (2, 3) and parameter.numel() == 6 and parameter.dim() == 2 and parameter.requires_grad and parameter.is_leaf
-    assert parameter.dtype == torch.float32 and parameter.device.type == "cpu" and isinstance(parameter, nn.Parameter)
+    assert (
+        parameter.shape == (2, 3)
+        and parameter.numel() == 6
+        and parameter.dim() == 2
+        and parameter.requires_grad
+        and parameter.is_leaf
+    )
+    assert (
+        parameter.dtype == torch.float32
+        and parameter.device.type == "cpu"
+        and isinstance(parameter, nn.Parameter)
+    )
     assert {parameter: 1}[parameter] == 1
     assert not asked and type(parameter) is Pending
 

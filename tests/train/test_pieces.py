@@ -28,7 +28,12 @@ from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.probe import Machine
 
 
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=12), st.integers(1, 5), st.integers(64, 4000), st.integers(1, 5))
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(64, 4000),
+    st.integers(1, 5),
+)
 def test_pieces_cover_every_parameter_once_and_have_a_part_for_each_rank(sizes, world, least, factor):
     parameters = [(f"p{i}", nn.Parameter(torch.randn(n))) for i, n in enumerate(sizes)]
     before = {name: p.detach().clone() for name, p in parameters}
@@ -104,7 +109,8 @@ def test_a_weight_read_by_another_module_is_awaited_there():
 
 
 def test_fully_connected_layers_send_what_is_least():
-    fc6 = Shape(n_in=25088, n_out=4096, rows=2)  # VGG-16, 128 ranks, 2 samples each: half the words of the gradient
+    # VGG-16, 128 ranks, 2 samples each: half the words of the gradient
+    fc6 = Shape(n_in=25088, n_out=4096, rows=2)
     assert fc6.sent_bytes("gradient", 128) / fc6.sent_bytes("rows", 128) == pytest.approx(1.9, abs=0.15)
     assert Shape(n_in=2048, n_out=2048, rows=8).choose(2, 12.5e6, 1e11) == "factors"
     assert Shape(n_in=64, n_out=64, rows=4096).choose(2, 12.5e6, 1e11) == "gradient"
@@ -112,12 +118,25 @@ def test_fully_connected_layers_send_what_is_least():
 
 
 def profile(layers=8, size=(512, 512), forward=0.05, backward=0.1):
-    each = tuple(Layer(name=f"l{i}.weight", shape=size, need_s=forward * i / layers, ready_s=backward * (layers - i) / layers) for i in range(layers))
+    each = tuple(
+        Layer(
+            name=f"l{i}.weight",
+            shape=size,
+            need_s=forward * i / layers,
+            ready_s=backward * (layers - i) / layers,
+        )
+        for i in range(layers)
+    )
     return Profile(layers=each, forward_s=forward, backward_s=backward, update_s=0.004)
 
 
 def setting(link, world=2, **rates):
-    return Setting(machine=Machine(latency_s=1e-4, link_Bps=link, reduce_Bps=link, flops=1e11), world=world, rates=Rates(**rates), cores=2)
+    return Setting(
+        machine=Machine(latency_s=1e-4, link_Bps=link, reduce_Bps=link, flops=1e11),
+        world=world,
+        rates=Rates(**rates),
+        cores=2,
+    )
 
 
 @pytest.mark.parametrize("link", [2.5e6, 12.5e6, 60e6, 125e6, 1e9, 1e11])
@@ -135,16 +154,26 @@ def test_the_model_keeps_to_its_bounds(link):
 
 def test_overlap_gains_most_where_communication_takes_as_long_as_the_passes():
     p = profile()
-    gains = {link: averaging_s(p, setting(link), lambda _: Float32()) / overlap_s(p, setting(link)) for link in (2e6, 2e7, 6e7, 1e8, 1e11)}
+    gains = {
+        link: averaging_s(p, setting(link), lambda _: Float32()) / overlap_s(p, setting(link))
+        for link in (2e6, 2e7, 6e7, 1e8, 1e11)
+    }
     assert max(gains, key=gains.get) in (6e7, 1e8)
     assert 1.1 < max(gains.values()) < 1.5
     assert gains[1e11] == pytest.approx(1, abs=0.05) and gains[2e6] == pytest.approx(1, abs=0.05)
 
 
 def test_auto_says_no_where_compression_does_not_pay():
-    rates = {"encode_s": {"terngrad": 2e-9, "dgc": 2e-9}, "decode_s": {"terngrad": 2e-9, "dgc": 2e-9}, "copy_s": 1e-10}
+    rates = {
+        "encode_s": {"terngrad": 2e-9, "dgc": 2e-9},
+        "decode_s": {"terngrad": 2e-9, "dgc": 2e-9},
+        "copy_s": 1e-10,
+    }
     slow, fast = (choose(profile(), setting(link, **rates), ("terngrad", "dgc")) for link in (2.5e6, 1e11))
-    assert slow.strategy == "dgc" and slow.expected_s["dgc"] < slow.expected_s["terngrad"] < slow.expected_s["allreduce"] / 4
+    assert (
+        slow.strategy == "dgc"
+        and slow.expected_s["dgc"] < slow.expected_s["terngrad"] < slow.expected_s["allreduce"] / 4
+    )
     assert fast.strategy == "allreduce" and "nothing is faster" in fast.reason
     assert choose(profile(), setting(2.5e6, **rates), ()).strategy in ("allreduce", "overlap", "priority")
 
@@ -152,17 +181,33 @@ def test_auto_says_no_where_compression_does_not_pay():
 def test_a_compressor_that_takes_the_momentum_over_makes_the_update_cheaper():
     plain = setting(12.5e6, copy_s=1e-10)
     chosen = {"dgc": "dgc", "terngrad": "terngrad"}
-    with_it, without = ({name: step_s(name, replace(profile(), momentum=momentum), plain) for name in chosen} for momentum in (True, False))
+    with_it, without = (
+        {name: step_s(name, replace(profile(), momentum=momentum), plain) for name in chosen}
+        for momentum in (True, False)
+    )
     assert with_it["dgc"] == pytest.approx(without["dgc"] - 0.004 + 1.5e-10 * profile().bytes / 4)
     assert with_it["terngrad"] == without["terngrad"]
 
 
 def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
-    assert [piece_bytes(link, 2) for link in (1e6, 1e8, 1e12)] == [(1 << 18, 1 << 20), (500_000, 2_000_000), (2 << 20, 8 << 20)]
-    # several senders to one port: what is in flight must fit into its queue, of 0.2 s here, where the link is slow
-    assert [piece_bytes(link, 4)[1] for link in (1e5, 2.4e6, 12e6, 1e8)] == [1 << 17, 160_000, 800_000, 1_333_333]
+    assert [piece_bytes(link, 2) for link in (1e6, 1e8, 1e12)] == [
+        (1 << 18, 1 << 20),
+        (500_000, 2_000_000),
+        (2 << 20, 8 << 20),
+    ]
+    # several senders to one port: what is in flight must fit into its queue, of 0.2 s here, where the link is
+    # slow
+    assert [piece_bytes(link, 4)[1] for link in (1e5, 2.4e6, 12e6, 1e8)] == [
+        1 << 17,
+        160_000,
+        800_000,
+        1_333_333,
+    ]
     assert all(3 / 4 * IN_FLIGHT * piece_bytes(link, 4)[1] <= 0.2001 * link for link in (2.4e6, 12e6, 1e8))
-    quick, slow = (replace(setting(1e11), machine=replace(setting(1e11).machine, latency_s=latency)) for latency in (0.0, 1e-3))
+    quick, slow = (
+        replace(setting(1e11), machine=replace(setting(1e11).machine, latency_s=latency))
+        for latency in (0.0, 1e-3)
+    )
     # eight layers of a megabyte in two pieces, each of which goes out and comes back
     assert overlap_s(profile(), slow) - overlap_s(profile(), quick) >= 4e-3
     # of DDP's reductions only the last does not hide: twice round a ring of two
@@ -171,9 +216,13 @@ def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
 
 def test_a_reduction_goes_round_the_ring_unless_it_is_small():
     four = setting(1e9, world=4)
-    assert four.reply_s("gather", 1e6) == four.reply_s("sum", 1 << 15) == pytest.approx(1e-4) and four.reply_s("sum", 40_000) == pytest.approx(6e-4)
+    assert four.reply_s("gather", 1e6) == four.reply_s("sum", 1 << 15) == pytest.approx(
+        1e-4
+    ) and four.reply_s("sum", 40_000) == pytest.approx(6e-4)
     measured = replace(four, machine=replace(four.machine, reduce_latency_s=3e-4))
-    assert measured.reply_s("max", 1e5) == pytest.approx(3e-4) and measured.reply_s("max", 4) == pytest.approx(1e-4)
+    assert measured.reply_s("max", 1e5) == pytest.approx(3e-4) and measured.reply_s(
+        "max", 4
+    ) == pytest.approx(1e-4)
 
 
 def test_passes_and_encoders_share_the_cores():
@@ -188,7 +237,9 @@ def test_ddp_reduces_whole_buckets_at_a_rate_of_their_own():
     at = setting(1e9)
     slower = replace(at, machine=replace(at.machine, whole_Bps=2.5e8))
     # eight megabytes: the first bucket is ready long before the end, the rest of it not
-    assert step_s("ddp", profile(), slower) - step_s("ddp", profile(), at) == pytest.approx(7e6 * (4e-9 - 1e-9), rel=0.2)
+    assert step_s("ddp", profile(), slower) - step_s("ddp", profile(), at) == pytest.approx(
+        7e6 * (4e-9 - 1e-9), rel=0.2
+    )
     assert step_s("allreduce", profile(), slower) == step_s("allreduce", profile(), at)
     # on a link slower than both, the link decides
     behind = [replace(one, machine=one.machine.behind(1e8)) for one in (at, slower)]
@@ -226,7 +277,9 @@ def test_lars_and_lamb_follow_their_formulas():
 
 
 def test_schedules():
-    assert scaled_lr(0.1, 1024) == pytest.approx(0.4) and scaled_lr(0.1, 1024, rule="sqrt") == pytest.approx(0.2)
+    assert scaled_lr(0.1, 1024) == pytest.approx(0.4) and scaled_lr(0.1, 1024, rule="sqrt") == pytest.approx(
+        0.2
+    )
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = warmup(optimizer, 4)
     seen = []
@@ -268,8 +321,12 @@ def test_recomputation_changes_nothing_but_memory(kind):
 def test_mistakes_are_one_line():
     with pytest.raises(UnknownName, match="did you mean 'terngrad'"):
         strategies.make("ternagrad")
-    for name, allowed in (("overlap", "fc, least_bytes, most_bytes"), ("lazy", "share, interval, most, adapt, least_bytes"),
-                          ("terngrad:clip=2", "did you mean 'seed'"), ("diloco", "it has period, outer_lr, outer_momentum$")):
+    for name, allowed in (
+        ("overlap", "fc, least_bytes, most_bytes"),
+        ("lazy", "share, interval, most, adapt, least_bytes"),
+        ("terngrad:clip=2", "did you mean 'seed'"),
+        ("diloco", "it has period, outer_lr, outer_momentum$"),
+    ):
         with pytest.raises(UnknownName, match=allowed):
             strategies.make(name, speed=3)
     assert strategies.make("overlap:fc=rows,most_bytes=1000000", clip_norm=1.0).most_bytes == 1_000_000
@@ -301,7 +358,10 @@ def test_a_record_is_read_back_and_checked(tmp_path):
 
 
 def test_a_measured_timeline_has_the_format_of_a_simulated_one(tmp_path):
-    events = [Event("conv1.weight", "sum", "gradients", 4000, 10.0, 10.5), Event("conv1.weight", "arithmetic", "gradients", 0, 10.5, 10.6)]
+    events = [
+        Event("conv1.weight", "sum", "gradients", 4000, 10.0, 10.5),
+        Event("conv1.weight", "arithmetic", "gradients", 0, 10.5, 10.6),
+    ]
     found = timeline(events, [("forward", 9.5, 9.8), ("backward", 9.8, 10.2)], "run")
     assert [span.start_s for span in found.spans] == pytest.approx([0, 0.3, 0.5, 1.0])
     assert {span.stream for span in found.spans} == {"compute", "communication (gradients)", "arithmetic"}

@@ -22,8 +22,18 @@ HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 def tiny(samples=100, batch=10):
     x, y = torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.int64)
-    return Task(name="tiny", model=lambda: torch.nn.Linear(2, 2), train=(x, y), test=(x, y), batch=batch, epochs=4, lr=0.1, momentum=0.9, warmup=0.1,
-                target=0.5)
+    return Task(
+        name="tiny",
+        model=lambda: torch.nn.Linear(2, 2),
+        train=(x, y),
+        test=(x, y),
+        batch=batch,
+        epochs=4,
+        lr=0.1,
+        momentum=0.9,
+        warmup=0.1,
+        target=0.5,
+    )
 
 
 def test_the_rate_rises_and_falls_to_nothing():
@@ -37,7 +47,8 @@ def test_the_rate_rises_and_falls_to_nothing():
 def test_a_batch_that_grows_sees_as_many_samples_in_fewer_steps():
     steps = course(tiny(), growth=4, warmup=2)
     assert sum(step.batch for step in steps) == 400 and len(steps) < 40
-    assert [step.batch for step in steps[18:]] == [10, 10, 40, 40, 40, 80]  # the last takes what is left of the epochs
+    # the last takes what is left of the epochs
+    assert [step.batch for step in steps[18:]] == [10, 10, 40, 40, 40, 80]
     assert steps[0].rate == 0.5 and steps[2].rate == 1.0
     assert steps[-1].rate == pytest.approx(100 / 160)  # there are 100 samples: beyond, the rate falls
     with pytest.raises(SpecError, match="1 to that, got 101"):
@@ -48,9 +59,13 @@ def test_samples_of_a_step_do_not_depend_on_where_a_run_began():
     sizes = [30, 30, 30, 30, 50, 30]
     whole = list(batches(tiny(), sizes, seed=3))
     assert [len(one) for one in whole] == sizes
-    assert sorted(torch.cat(whole)[:100].tolist()) == sorted(torch.cat(whole)[100:].tolist()) == list(range(100))
+    assert (
+        sorted(torch.cat(whole)[:100].tolist()) == sorted(torch.cat(whole)[100:].tolist()) == list(range(100))
+    )
     for start in range(6):
-        assert [one.tolist() for one in batches(tiny(), sizes, seed=3, start=start)] == [one.tolist() for one in whole[start:]]
+        assert [one.tolist() for one in batches(tiny(), sizes, seed=3, start=start)] == [
+            one.tolist() for one in whole[start:]
+        ]
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -71,11 +86,30 @@ def test_runs_side_by_side_are_the_runs_one_after_another():
 
 def test_uneven_shares_give_the_gradient_of_the_whole_batch_and_noise_is_recorded(tmp_path):
     pytest.importorskip("sklearn")
-    runs = [{"task": "digits-cnn", "strategy": "allreduce", "steps": 5, "batch": 64, "noise": True, "record": str(tmp_path / "three")}]
-    deferred = [{**runs[0], "strategy": name, "noise": False, "record": None} for name in ("overlap", "overlap:fc=factors")]
-    three, *others = run("paceline.train.tasks.loop:several", world=3, arguments={"runs": [*runs, *deferred]}, timeout_s=200)[0]
+    runs = [
+        {
+            "task": "digits-cnn",
+            "strategy": "allreduce",
+            "steps": 5,
+            "batch": 64,
+            "noise": True,
+            "record": str(tmp_path / "three"),
+        }
+    ]
+    deferred = [
+        {**runs[0], "strategy": name, "noise": False, "record": None}
+        for name in ("overlap", "overlap:fc=factors")
+    ]
+    three, *others = run(
+        "paceline.train.tasks.loop:several", world=3, arguments={"runs": [*runs, *deferred]}, timeout_s=200
+    )[0]
     assert [one["final_loss"] for one in others] == pytest.approx([three["final_loss"]] * 2, rel=1e-4)
-    two = run("paceline.train.tasks.loop:several", world=2, arguments={"runs": [{**runs[0], "record": None}]}, timeout_s=200)[0][0]
+    two = run(
+        "paceline.train.tasks.loop:several",
+        world=2,
+        arguments={"runs": [{**runs[0], "record": None}]},
+        timeout_s=200,
+    )[0][0]
     assert three["final_loss"] == pytest.approx(two["final_loss"], rel=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "three" / "record.jsonl").read_text().splitlines()]
     scales = [line["noise_samples"] for line in lines if line["kind"] == "step"]
@@ -88,11 +122,24 @@ def test_uneven_shares_give_the_gradient_of_the_whole_batch_and_noise_is_recorde
 
 
 def test_predicted_phases_lie_beside_measured_steps(tmp_path):
-    spans = tuple(Span(name, "compute", start, end, "compute", {}, 0) for name, start, end in (
-        ("forward", 0.0, 0.1), ("backward", 0.1, 0.4), ("update", 0.4, 0.41), ("forward", 0.5, 0.6), ("backward", 0.6, 0.9), ("update", 0.9, 0.91)))
+    spans = tuple(
+        Span(name, "compute", start, end, "compute", {}, 0)
+        for name, start, end in (
+            ("forward", 0.0, 0.1),
+            ("backward", 0.1, 0.4),
+            ("update", 0.4, 0.41),
+            ("forward", 0.5, 0.6),
+            ("backward", 0.6, 0.9),
+            ("update", 0.9, 0.91),
+        )
+    )
     with Record(tmp_path) as log:
         log.write("run", task="t", strategy="s", world=2)
-        log.write("predicted", compute_backward_s=0.15, seconds={"forward": 0.1, "backward": 0.2, "update": 0.01, "step": 0.31})
+        log.write(
+            "predicted",
+            compute_backward_s=0.15,
+            seconds={"forward": 0.1, "backward": 0.2, "update": 0.01, "step": 0.31},
+        )
         for step in range(1, 9):
             log.write("step", step=step, loss=1.0, forward_s=0.1, backward_s=0.3, update_s=0.01, step_s=0.41)
     assert check(tmp_path).trace is None  # a run without a timeline
@@ -101,7 +148,11 @@ def test_predicted_phases_lie_beside_measured_steps(tmp_path):
     assert found.parts.endswith(f"both, step by step: {tmp_path / 'check.json'}")
     predicted = [span for span in Timeline.load(tmp_path / "check.json").spans if span.stream == "predicted"]
     assert [(span.name, round(span.start_s, 3), round(span.end_s, 3)) for span in predicted[:4]] == [
-        ("forward", 0.0, 0.1), ("backward", 0.1, 0.25), ("wait for gradients", 0.25, 0.3), ("update", 0.3, 0.31)]
+        ("forward", 0.0, 0.1),
+        ("backward", 0.1, 0.25),
+        ("wait for gradients", 0.25, 0.3),
+        ("update", 0.3, 0.31),
+    ]
     assert predicted[4].start_s == pytest.approx(0.5)
 
 
@@ -114,11 +165,14 @@ def test_tasks_are_what_they_say():
     assert (len(text.train[1]), len(text.test[1])) == (60_000, 20_000)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"noise": True, "strategies": ["overlap"]}, "the noise scale is measured with ddp or allreduce"),
-    ({"seeds": 0}, "count from 1"),
-    ({"board": True}, "name one with --record"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise": True, "strategies": ["overlap"]}, "the noise scale is measured with ddp or allreduce"),
+        ({"seeds": 0}, "count from 1"),
+        ({"board": True}, "name one with --record"),
+    ],
+)
 def test_mistakes_are_one_line(arguments, message):
     from paceline.errors import PacelineError
 
@@ -130,11 +184,23 @@ def test_one_process_acts_out_what_ranks_do():
     from paceline.train.tasks import alone
 
     pytest.importorskip("sklearn")
-    names = ("ddp", "terngrad", "dgc:ratio=0.01,warmup_steps=4", "dgc:ratio=0.01,momentum=0", "onebit", "powersgd")
-    runs = [{"task": "digits-cnn", "strategy": name, "steps": 10, "lr": 0.2, "weight_decay": 0.01} for name in names]
+    names = (
+        "ddp",
+        "terngrad",
+        "dgc:ratio=0.01,warmup_steps=4",
+        "dgc:ratio=0.01,momentum=0",
+        "onebit",
+        "powersgd",
+    )
+    runs = [
+        {"task": "digits-cnn", "strategy": name, "steps": 10, "lr": 0.2, "weight_decay": 0.01}
+        for name in names
+    ]
     real = run("paceline.train.tasks.loop:several", world=2, arguments={"runs": runs}, timeout_s=200)[0]
     acted = alone.several([{**one, "world": 2} for one in runs])
-    assert [one["final_loss"] for one in acted] == pytest.approx([one["final_loss"] for one in real], rel=1e-5)
+    assert [one["final_loss"] for one in acted] == pytest.approx(
+        [one["final_loss"] for one in real], rel=1e-5
+    )
     assert [one["accuracy"] for one in acted] == [one["accuracy"] for one in real]
     with pytest.raises(SpecError, match="one process acts out"):
         alone.train("digits-cnn", "overlap", steps=1)
@@ -148,7 +214,9 @@ def test_asynchronous_updates_converge_by_default():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dgc_that_sends_everything_is_sgd(nesterov):
-    """Momentum and weight decay act as the optimizer's own, in layers that are compressed and in those that are not."""
+    """Momentum and weight decay act as the optimizer's own, in layers that are compressed and in those that
+    are not.
+    """
     import torch
 
     from paceline.train.tasks.alone import Acted
@@ -156,13 +224,27 @@ def test_dgc_that_sends_everything_is_sgd(nesterov):
     def trained(strategy):
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.Tanh(), torch.nn.Linear(48, 3))
-        opt = torch.optim.SGD([{"params": net[0].parameters(), "weight_decay": 0.05}, {"params": net[2].parameters()}], lr=0.1, momentum=0.9,
-                              nesterov=nesterov)
+        opt = torch.optim.SGD(
+            [{"params": net[0].parameters(), "weight_decay": 0.05}, {"params": net[2].parameters()}],
+            lr=0.1,
+            momentum=0.9,
+            nesterov=nesterov,
+        )
         acted = Acted(net, strategy, opt, 2)
         for _ in range(12):
             x = torch.randn(2, 16, 48)
-            acted.mean([dict(zip(dict(net.named_parameters()), torch.autograd.grad(net(part).square().mean(), list(net.parameters())), strict=True))
-                        for part in x])
+            acted.mean(
+                [
+                    dict(
+                        zip(
+                            dict(net.named_parameters()),
+                            torch.autograd.grad(net(part).square().mean(), list(net.parameters())),
+                            strict=True,
+                        )
+                    )
+                    for part in x
+                ]
+            )
             opt.step()
         return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
@@ -180,4 +262,5 @@ def test_tensorboard_reads_what_the_record_says(tmp_path):
     assert set(events.Tags()["scalars"]) == {"loss", "forward_s", "backward_s", "update_s", "step_s"}
     for name in events.Tags()["scalars"]:
         assert [(event.step, event.value) for event in events.Scalars(name)] == [
-            (line["step"], pytest.approx(line[name], rel=1e-6)) for line in steps], name
+            (line["step"], pytest.approx(line[name], rel=1e-6)) for line in steps
+        ], name

@@ -21,7 +21,9 @@ from paceline.train.strategies.auto import Auto, Choice
 
 
 def ordered(jobs=60, seed=0):
-    """Jobs of one to three collectives with random delays between, on two channels; the digest of what was issued and the results."""
+    """Jobs of one to three collectives with random delays between, on two channels; the digest of what was
+    issued and the results.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     chance = random.Random(seed * 100 + rank)
 
@@ -30,7 +32,9 @@ def ordered(jobs=60, seed=0):
         total = (yield Collective("sum", [torch.full((i + 1,), float(rank + i))]))[0][0]
         if i % 3:
             time.sleep(chance.random() * 3e-3)
-            parts = yield Collective("gather", [torch.tensor([rank, i], dtype=torch.int16), torch.full((3,), float(rank))])
+            parts = yield Collective(
+                "gather", [torch.tensor([rank, i], dtype=torch.int16), torch.full((3,), float(rank))]
+            )
             assert [p[0].tolist() for p in parts] == [[r, i] for r in range(world)]
         if i % 3 == 2:
             (rows,) = yield Collective("exchange", [torch.arange(world * 2.0).view(world, 2) + 100 * rank])
@@ -41,7 +45,15 @@ def ordered(jobs=60, seed=0):
         tickets = []
         for i in range(jobs):
             channel = "gradients" if i % 4 or i % 3 else "parameters"
-            tickets.append(engine.submit(f"job {i}", job(i), channel=channel, after=tickets[-1:] if i % 7 == 0 else (), bare=i % 5 == 0))
+            tickets.append(
+                engine.submit(
+                    f"job {i}",
+                    job(i),
+                    channel=channel,
+                    after=tickets[-1:] if i % 7 == 0 else (),
+                    bare=i % 5 == 0,
+                )
+            )
             time.sleep(chance.random() * 1e-3)
         results = [t.wait() for t in tickets]
         assert results == [sum(r + i for r in range(world)) for i in range(jobs)]
@@ -49,10 +61,12 @@ def ordered(jobs=60, seed=0):
 
 
 def duplex(size=1 << 20, late=0.05, times=4):
-    """Seconds of a gather of `size` bytes in which rank 1 comes late: what rank 0 has announced must not make one direction wait for the other.
+    """Seconds of a gather of `size` bytes in which rank 1 comes late: what rank 0 has announced must not make
+    one direction wait for the other.
 
     The least of a few: on a busy machine a single one may be held up.
     """
+
     def job():
         yield Collective("gather", [torch.zeros(size, dtype=torch.uint8)])
 
@@ -90,17 +104,25 @@ def stalls(how):
 
 
 def held(like=None, patience_s=10.0):
-    """Threads and open files of this process; on a busy machine what was let go takes a moment to be gone: as few as `like`, if that can be had."""
+    """Threads and open files of this process; on a busy machine what was let go takes a moment to be gone: as
+    few as `like`, if that can be had.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         found = [len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("task", "fd")]
-        if like is None or all(now <= then for now, then in zip(found, like, strict=True)) or time.monotonic() > deadline:
+        if (
+            like is None
+            or all(now <= then for now, then in zip(found, like, strict=True))
+            or time.monotonic() > deadline
+        ):
             return found
         time.sleep(0.05)
 
 
 def opened_and_closed(rounds, strategies):
-    """What is held after each round of one step with each strategy, and whether the optimizer is plain SGD again."""
+    """What is held after each round of one step with each strategy, and whether the optimizer is plain SGD
+    again.
+    """
     import paceline.train as pt
 
     seen = []
@@ -125,12 +147,16 @@ def opened_and_closed(rounds, strategies):
 
 
 def closes_without(how, strategy):
-    """Seconds that rank 0 needs to close where rank 1 dies or does not come, and what is said before or then."""
+    """Seconds that rank 0 needs to close where rank 1 dies or does not come, and what is said before or
+    then.
+    """
     import paceline.train as pt
 
     net, told = model(), Path(os.environ[RESULTS], "closed")
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    pt.parallelize(net, opt, plan=strategy, timeout_s=6, **({"fc": "gradient"} if strategy == "overlap" else {}))
+    pt.parallelize(
+        net, opt, plan=strategy, timeout_s=6, **({"fc": "gradient"} if strategy == "overlap" else {})
+    )
     for step in range(2):
         x, y = batch(step, dist.get_rank())
         opt.zero_grad()
@@ -147,7 +173,11 @@ def closes_without(how, strategy):
         return None
     time.sleep(0.5)
     said = []
-    for call in (torch.nn.functional.cross_entropy(net(x), y).backward, opt.step, pt.of(net).synchronize) if how == "busy" else ():
+    for call in (
+        (torch.nn.functional.cross_entropy(net(x), y).backward, opt.step, pt.of(net).synchronize)
+        if how == "busy"
+        else ()
+    ):
         try:
             call()
         except RunError as error:
@@ -171,16 +201,35 @@ def model(seed=0, kind="mlp"):
 
     torch.manual_seed(seed)
     if kind == "mlp":
-        return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 70), nn.ReLU(), nn.Linear(70, 10))
+        return nn.Sequential(
+            nn.Linear(20, 64),
+            nn.ReLU(),
+            nn.Linear(64, 300),
+            nn.ReLU(),
+            nn.Linear(300, 70),
+            nn.ReLU(),
+            nn.Linear(70, 10),
+        )
     if kind == "cnn":
         return nn.Sequential(
-            nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(320, 128), nn.ReLU(), nn.Linear(128, 10))
+            nn.Unflatten(1, (1, 4, 5)),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(320, 128),
+            nn.ReLU(),
+            nn.Linear(128, 10),
+        )
     return Tied()
 
 
 class Tied(torch.nn.Module):
-    """Weights used twice, an attention that reads its projection's weight, a layer that is not always used."""
+    """Weights used twice, an attention that reads its projection's weight, a layer that is not always
+    used.
+    """
 
     def __init__(self):
         super().__init__()
@@ -206,9 +255,17 @@ def optimizer_of(name, parameters):
     if name in ("lars", "lamb"):
         from paceline.train import LAMB, LARS
 
-        return LARS(parameters, lr=0.5, weight_decay=1e-3, eta=0.02) if name == "lars" else LAMB(parameters, lr=0.01)
+        return (
+            LARS(parameters, lr=0.5, weight_decay=1e-3, eta=0.02)
+            if name == "lars"
+            else LAMB(parameters, lr=0.01)
+        )
     half = len(parameters) // 2
-    return torch.optim.SGD([{"params": parameters[:half]}, {"params": parameters[half:], "weight_decay": 1e-3}], lr=0.05, momentum=0.9)
+    return torch.optim.SGD(
+        [{"params": parameters[:half]}, {"params": parameters[half:], "weight_decay": 1e-3}],
+        lr=0.05,
+        momentum=0.9,
+    )
 
 
 def batch(step, rank, size=8):
@@ -217,7 +274,9 @@ def batch(step, rank, size=8):
     return x, (x[:, :10].argmax(1))
 
 
-def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accumulate=1, options=None, checksum=True):
+def follow(
+    strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accumulate=1, options=None, checksum=True
+):
     """Trains; the parameters at the end (rank 0) with a checksum of every rank, and the losses."""
     import paceline.train as pt
 
@@ -227,7 +286,9 @@ def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accu
     scheduler = None
     if strategy is None:
         total = sum(p.numel() for p in net.parameters()) * 4
-        net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=total / buckets / 1e6, find_unused_parameters=kind == "tied")
+        net = torch.nn.parallel.DistributedDataParallel(
+            net, bucket_cap_mb=total / buckets / 1e6, find_unused_parameters=kind == "tied"
+        )
     else:
         net, opt = pt.parallelize(net, opt, plan=strategy, **(options or {}))
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 10, 0.5)
@@ -257,7 +318,9 @@ def follow(strategy=None, steps=20, kind="mlp", optimizer="sgd", buckets=3, accu
 
 
 def follow_all(runs):
-    """Several trainings one after another in the same processes: starting Python and torch takes longer than they do."""
+    """Several trainings one after another in the same processes: starting Python and torch takes longer than
+    they do.
+    """
     return [follow(**run) for run in runs]
 
 
@@ -320,7 +383,9 @@ def staged(kind, plan, steps=4):
     from paceline.train import Pipeline
 
     net, ids = decoder(kind)
-    runner = Pipeline(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss)
+    runner = Pipeline(
+        net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss
+    )
     mine = ids.chunk(runner.dp)[runner.replica]
     losses = []
     for _ in range(steps):
@@ -342,11 +407,20 @@ class Switches(Auto):
         super().__init__(watch=2, trial=False)
 
     def _choose(self):
-        return Choice(strategy="overlap", expected_s={}, mixes={"overlap": {"0.weight": Float32()}}, reason="", setting=None, profile=None)
+        return Choice(
+            strategy="overlap",
+            expected_s={},
+            mixes={"overlap": {"0.weight": Float32()}},
+            reason="",
+            setting=None,
+            profile=None,
+        )
 
 
 def scaled(strategy, steps=6, tell=True):
-    """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with half the scale."""
+    """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with
+    half the scale.
+    """
     import paceline.train as pt
 
     rank = dist.get_rank()
@@ -396,7 +470,9 @@ def resumed(folder, strategy, steps, until):
 
 
 def pretend(runs, world=2):
-    """The same trainings under torch's fake process group, in this process alone; the digests of what they issued."""
+    """The same trainings under torch's fake process group, in this process alone; the digests of what they
+    issued.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -432,7 +508,9 @@ def wired(strategies, steps=4):
 
 
 def added_up(steps, interval=1, most=4):
-    """Under `lazy`, with gradients that stay the same: how many of them the bottom layer has had after each step, and the interval then."""
+    """Under `lazy`, with gradients that stay the same: how many of them the bottom layer has had after each
+    step, and the interval then.
+    """
     import paceline.train as pt
 
     bottom, top = torch.nn.Linear(40, 40, bias=False), torch.nn.Linear(40, 40, bias=False)
@@ -461,7 +539,11 @@ class Odd(torch.nn.Module):
         self.embed, self.head = nn.Embedding(50, 64), nn.Linear(64, 50, bias=False)
         self.head.weight = self.embed.weight
         self.conv, self.norm = nn.Conv1d(64, 64, 3, padding=1), nn.BatchNorm1d(64)
-        self.spare, self.frozen, self.mid = nn.Linear(64, 64), nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 64)
+        self.spare, self.frozen, self.mid = (
+            nn.Linear(64, 64),
+            nn.Linear(64, 64).requires_grad_(False),
+            nn.Linear(64, 64),
+        )
         self.calls = 0
 
     def forward(self, ids):
@@ -473,7 +555,9 @@ class Odd(torch.nn.Module):
 
 
 def odd(strategy, options, steps=6):
-    """A loop with a scheduler, accumulation, an evaluation and states saved and loaded on the way; each rank begins with weights of its own."""
+    """A loop with a scheduler, accumulation, an evaluation and states saved and loaded on the way; each rank
+    begins with weights of its own.
+    """
     import paceline.train as pt
 
     rank, ddp = dist.get_rank(), strategy == "ddp"
@@ -488,7 +572,9 @@ def odd(strategy, options, steps=6):
     for step in range(steps):
         opt.zero_grad()
         for part in range(2):
-            ids = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
+            ids = torch.randint(
+                0, 50, (8, 12), generator=torch.Generator().manual_seed(100 * step + 10 * part + rank)
+            )
             with contextlib.nullcontext() if part else pt.of(net).no_sync():
                 loss = torch.nn.functional.cross_entropy(outer(ids), ids[:, 0]) / 2
                 loss.backward()
@@ -503,12 +589,22 @@ def odd(strategy, options, steps=6):
                 assert torch.isfinite(outer(ids)).all()
             outer.train()
     # running statistics are each rank's own under DDP
-    values = torch.cat([v.reshape(-1) for k, v in net.state_dict().items() if v.is_floating_point() and not (ddp and "running" in k)])
+    values = torch.cat(
+        [
+            v.reshape(-1)
+            for k, v in net.state_dict().items()
+            if v.is_floating_point() and not (ddp and "running" in k)
+        ]
+    )
     every = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(every, values)
     pt.close(outer)
-    return {"same": all(torch.equal(every[0], one) for one in every), "losses": losses, "tied": net.head.weight is net.embed.weight,
-            "frozen": rank > 0 or torch.equal(frozen, net.frozen.weight)}
+    return {
+        "same": all(torch.equal(every[0], one) for one in every),
+        "losses": losses,
+        "tied": net.head.weight is net.embed.weight,
+        "frozen": rank > 0 or torch.equal(frozen, net.frozen.weight),
+    }
 
 
 def mistaken(plan, options=None, twice=False, grad_scaler=False, scaler=False, parameters="all"):
@@ -517,7 +613,9 @@ def mistaken(plan, options=None, twice=False, grad_scaler=False, scaler=False, p
 
     net = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     opt = torch.optim.SGD((net if parameters == "all" else net[0]).parameters(), lr=0.05, momentum=0.9)
-    scaled = torch.amp.GradScaler("cpu", init_scale=8.0) if grad_scaler else pt.Scaler(8.0) if scaler else None
+    scaled = (
+        torch.amp.GradScaler("cpu", init_scale=8.0) if grad_scaler else pt.Scaler(8.0) if scaler else None
+    )
     try:
         for _ in range(1 + twice):
             pt.parallelize(net, opt, plan=plan, **(options or {}))
@@ -581,12 +679,22 @@ def handed_on(folder, names):
         saved.wait()
         dist.barrier()
         pt.close(net)
-        out.append({"start": start, "momentum": opt.param_groups[0]["momentum"], "weight_decay": opt.param_groups[0]["weight_decay"]})
+        out.append(
+            {
+                "start": start,
+                "momentum": opt.param_groups[0]["momentum"],
+                "weight_decay": opt.param_groups[0]["weight_decay"],
+            }
+        )
     return out
 
 
-def interrupted(folder, strategy, options=None, kind="mlp", optimizer="sgd", steps=9, at=4, options_then=None, size_then=8):
-    """Trains, and once more from the checkpoint of step `at` on: bits of parameters and optimizer state at both ends, and what layers exchange."""
+def interrupted(
+    folder, strategy, options=None, kind="mlp", optimizer="sgd", steps=9, at=4, options_then=None, size_then=8
+):
+    """Trains, and once more from the checkpoint of step `at` on: bits of parameters and optimizer state at
+    both ends, and what layers exchange.
+    """
     import paceline.train as pt
 
     rank, out = dist.get_rank(), []
@@ -594,7 +702,12 @@ def interrupted(folder, strategy, options=None, kind="mlp", optimizer="sgd", ste
     for again in (False, True):
         net = model(kind=kind)
         opt = optimizer_of(optimizer, net.parameters())
-        pt.parallelize(net, opt, plan=strategy, **((options_then if again and options_then is not None else options) or {}))
+        pt.parallelize(
+            net,
+            opt,
+            plan=strategy,
+            **((options_then if again and options_then is not None else options) or {}),
+        )
         start = saved.load(net, opt) if again else 0
         found = any(getattr(pt.of(net), name, None) for name in ("parts", "_agreed", "steps"))
         if kind == "tied":
@@ -611,10 +724,20 @@ def interrupted(folder, strategy, options=None, kind="mlp", optimizer="sgd", ste
         arranged = getattr(pt.of(net), "_arrangement", None)
         state = pt.of(net).optimizer_state()["state"]
         pt.close(net)
-        kept = [*net.state_dict().values(), *(value for one in state.values() for value in one.values() if isinstance(value, torch.Tensor))]
+        kept = [
+            *net.state_dict().values(),
+            *(value for one in state.values() for value in one.values() if isinstance(value, torch.Tensor)),
+        ]
         bits = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in kept)).hexdigest()
-        out.append({"start": start, "found": found, "bits": bits, "arranged": arranged and [*arranged.factors.values()], "finite": all(
-            bool(torch.isfinite(tensor).all()) for tensor in kept)})
+        out.append(
+            {
+                "start": start,
+                "found": found,
+                "bits": bits,
+                "arranged": arranged and [*arranged.factors.values()],
+                "finite": all(bool(torch.isfinite(tensor).all()) for tensor in kept),
+            }
+        )
     return out
 
 
@@ -623,7 +746,9 @@ def interrupted_all(folder, runs):
 
 
 def split_and_whole(plans, rounds):
-    """Threads and files held after each round of two steps under each plan; of the last round, what became of models and optimizers."""
+    """Threads and files held after each round of two steps under each plan; of the last round, what became of
+    models and optimizers.
+    """
     seen, out = [], []
     for number in range(rounds):
         out = [closed(plan, last=number == rounds - 1) for plan in plans]
@@ -633,13 +758,17 @@ def split_and_whole(plans, rounds):
 
 
 def closed(plan, last):
-    """Two steps under a plan, then it is closed; two more of each rank by itself, with all samples, unless it has some stages only."""
+    """Two steps under a plan, then it is closed; two more of each rank by itself, with all samples, unless it
+    has some stages only.
+    """
     import paceline.train as pt
 
     net, ids = decoder("gpt")
     kinds, rank, said = [type(module) for module in net.modules()], dist.get_rank(), None
     if "pp=" in plan:
-        runner = pt.Pipeline(net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss)
+        runner = pt.Pipeline(
+            net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss
+        )
         opt, parts, mine = runner.optimizer, runner.stages, ids.chunk(runner.dp)[runner.replica]
         for _ in range(2):
             runner.step(mine, mine)
@@ -650,7 +779,11 @@ def closed(plan, last):
         except RunError as error:
             said = str(error)
     else:
-        opt, parts, tp = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), [net], 2 if "tp=2" in plan else 1
+        opt, parts, tp = (
+            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+            [net],
+            2 if "tp=2" in plan else 1,
+        )
         pt.parallelize(net, opt, plan=plan)
         for _ in range(2):
             descend(net, opt, ids.chunk(dist.get_world_size() // tp)[rank // tp])
@@ -660,9 +793,15 @@ def closed(plan, last):
     parameters = {p for part in parts for p in part.parameters()}
     state = [value for entries in opt.state.values() for value in entries.values()]
     return {
-        "plan": plan, "said": said, "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()),
-        "plain": {type(p).__name__ for p in parameters} == {"Parameter"} and {type(value).__name__ for value in state} == {"Tensor"},
-        "state": len(opt.state) == len(parameters), "kinds": "tp=" in plan or kinds == [type(module) for module in net.modules()],
+        "plan": plan,
+        "said": said,
+        "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()),
+        "plain": (
+            {type(p).__name__ for p in parameters} == {"Parameter"}
+            and {type(value).__name__ for value in state} == {"Tensor"}
+        ),
+        "state": len(opt.state) == len(parameters),
+        "kinds": "tp=" in plan or kinds == [type(module) for module in net.modules()],
         "losses": None if "pp=" in plan else [descend(net, opt, ids) for _ in range(2)],
     }
 

@@ -46,14 +46,31 @@ def subject():
 
 def test_whatif(capsys):
     shown = run(capsys, "whatif", *GPT, "--set", "network.inter.bandwidth=800Gb/s", "--set", "nodes=8")
-    assert "network.inter.bandwidth=800Gb/s, nodes=8" in shown and "the throughput" in shown and "fell by" in shown
+    assert (
+        "network.inter.bandwidth=800Gb/s, nodes=8" in shown
+        and "the throughput" in shown
+        and "fell by" in shown
+    )
     data = json.loads(run(capsys, "whatif", *GPT, "--set", "nodes=8", "--json"))
-    assert data["speedup"] == pytest.approx(data["after"]["throughput"] / data["before"]["throughput"]) and data["reasons"][0]["text"]
+    assert (
+        data["speedup"] == pytest.approx(data["after"]["throughput"] / data["before"]["throughput"])
+        and data["reasons"][0]["text"]
+    )
 
 
 def test_sweep(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    shown = run(capsys, "whatif", *SMALL, "--plan", "overlap", "--sweep", "nodes=1..4", "--plot", str(tmp_path / "s.png"))
+    shown = run(
+        capsys,
+        "whatif",
+        *SMALL,
+        "--plan",
+        "overlap",
+        "--sweep",
+        "nodes=1..4",
+        "--plot",
+        str(tmp_path / "s.png"),
+    )
     assert "weak scaling" in shown and "efficiency" in shown
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads(run(capsys, "whatif", *SMALL, "--sweep", "nodes=1..4", "--json"))
@@ -62,19 +79,40 @@ def test_sweep(capsys, tmp_path):
 
 def test_explain(capsys):
     shown = run(capsys, "explain", *SMALL)
-    for words in ("if it had no limit", "elasticities add up to", "roofline", "BSP: w + h g + s l", "average parallelism", "a device draws"):
+    for words in (
+        "if it had no limit",
+        "elasticities add up to",
+        "roofline",
+        "BSP: w + h g + s l",
+        "average parallelism",
+        "a device draws",
+    ):
         assert words in shown
     data = json.loads(run(capsys, "explain", *GPT, "--json"))
-    assert data["bottlenecks"][0]["saved_s"] > 0 and data["anatomy"]["roofline"] and data["parallelism"] and data["prediction"]["step_s"]
+    assert (
+        data["bottlenecks"][0]["saved_s"] > 0
+        and data["anatomy"]["roofline"]
+        and data["parallelism"]
+        and data["prediction"]["step_s"]
+    )
 
 
 def test_compare(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     plans = "ddp,overlap,terngrad,dgc,powersgd,local-sgd,diloco,ps-sync,ps-async,easgd"
-    shown = run(capsys, "compare", *SMALL, "--plans", plans, "--break-even", "--html", str(tmp_path / "c.html"))
-    assert all(re.search(rf"^{plan} ", shown, re.MULTILINE) for plan in plans.split(",")) and "pays at" in shown
+    shown = run(
+        capsys, "compare", *SMALL, "--plans", plans, "--break-even", "--html", str(tmp_path / "c.html")
+    )
+    assert (
+        all(re.search(rf"^{plan} ", shown, re.MULTILINE) for plan in plans.split(",")) and "pays at" in shown
+    )
     written = (tmp_path / "c.html").read_text()
-    assert written.startswith("<!doctype html>") and "data:image/png;base64," in written and "terngrad" in written and "<script" not in written
+    assert (
+        written.startswith("<!doctype html>")
+        and "data:image/png;base64," in written
+        and "terngrad" in written
+        and "<script" not in written
+    )
     data = json.loads(run(capsys, "compare", *SMALL, "--plans", "ddp,terngrad", "--json"))
     assert data["best"] in ("ddp", "terngrad") and data["rows"][1]["accuracy"]["source"]
 
@@ -87,15 +125,22 @@ def test_whole_jobs(capsys):
     assert data["job"]["steps"] > 0 and data["step_s"] > 0
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["whatif", *GPT], "--set field=value"), (["whatif", *GPT, "--set", "nodez=2"], "did you mean 'nodes'"),
-    (["whatif", *GPT, "--strong"], "--sweep"),
-    (["whatif", *GPT, "--set", "nodes=2", "--plot", "x.png"], "--plot goes with --sweep"), (["compare", *GPT, "--plans", ","], "at least one plan"),
-    (["whatif", *GPT, "--sweep", "nodes=4..1"], "a sweep goes from"), (["predict", *GPT, "--tokens", "some"], "tokens"),
-    (["predict", *GPT, "--price", "2USD/h"], "needs --tokens or --epochs"),
-    (["predict", "resnet18", "--device", "h200", "--epochs", "1"], "--cluster"),
-    (["explain", "resnet18"], "cluster"), (["whatif", *SMALL, "--sweep", "nodes=1,2", "--plot", "x.txt"], "written as .png"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["whatif", *GPT], "--set field=value"),
+        (["whatif", *GPT, "--set", "nodez=2"], "did you mean 'nodes'"),
+        (["whatif", *GPT, "--strong"], "--sweep"),
+        (["whatif", *GPT, "--set", "nodes=2", "--plot", "x.png"], "--plot goes with --sweep"),
+        (["compare", *GPT, "--plans", ","], "at least one plan"),
+        (["whatif", *GPT, "--sweep", "nodes=4..1"], "a sweep goes from"),
+        (["predict", *GPT, "--tokens", "some"], "tokens"),
+        (["predict", *GPT, "--price", "2USD/h"], "needs --tokens or --epochs"),
+        (["predict", "resnet18", "--device", "h200", "--epochs", "1"], "--cluster"),
+        (["explain", "resnet18"], "cluster"),
+        (["whatif", *SMALL, "--sweep", "nodes=1,2", "--plot", "x.txt"], "written as .png"),
+    ],
+)
 def test_mistakes_are_one_line(capsys, arguments, words):
     assert words in fails(capsys, *arguments)
 
@@ -117,17 +162,25 @@ def test_from_python():
 def answers(subject):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     return {
-        "scaling": sweep(subject, "nodes=1..4"), "sweep": sweep(subject, "network.inter.bandwidth=1Gb/s..40Gb/s"),
+        "scaling": sweep(subject, "nodes=1..4"),
+        "sweep": sweep(subject, "network.inter.bandwidth=1Gb/s..40Gb/s"),
         "words": sweep(subject, "compress=dgc,fp16"),
-        "roofline": explain(subject), "comparison": compare(subject, ["ddp", "overlap", "ps-sync"]),
+        "roofline": explain(subject),
+        "comparison": compare(subject, ["ddp", "overlap", "ps-sync"]),
     }
 
 
 @pytest.mark.parametrize("kind", ["scaling", "sweep", "words", "roofline", "comparison"])
 def test_axes_are_honest(answers, kind):
-    """An axis is named, and starts at zero or says that it is logarithmic; predictions have their interval."""
+    """An axis is named, and starts at zero or says that it is logarithmic; predictions have their
+    interval.
+    """
     axes = plots.figure(answers[kind]).axes[0]
-    value, name = (axes.get_xlim()[0], axes.get_xlabel()) if kind == "comparison" else (axes.get_ylim()[0], axes.get_ylabel())
+    value, name = (
+        (axes.get_xlim()[0], axes.get_xlabel())
+        if kind == "comparison"
+        else (axes.get_ylim()[0], axes.get_ylabel())
+    )
     scale = axes.get_xscale() if kind == "comparison" else axes.get_yscale()
     assert name and ("log scale" in name if scale == "log" else value == 0)
     legend = [text.get_text() for text in axes.get_legend().get_texts()]

@@ -1,4 +1,6 @@
-"""Bottlenecks: elasticities are finite differences, promises are kept, and both agree with the critical path."""
+"""Bottlenecks: elasticities are finite differences, promises are kept, and both agree with the critical
+path.
+"""
 
 import pytest
 
@@ -10,7 +12,8 @@ from paceline.whatif.resources import elasticity, knobs, resources
 from paceline.whatif.subject import Subject
 
 SUBJECTS = {
-    "pipeline": ("gpt3-13b", "8xdgx-a100", "tp=8 pp=2 mbs=1 gbs=64", {}), "fsdp": ("llama3-8b", "2xdgx-h100", "fsdp seq=4096", {}),
+    "pipeline": ("gpt3-13b", "8xdgx-a100", "tp=8 pp=2 mbs=1 gbs=64", {}),
+    "fsdp": ("llama3-8b", "2xdgx-h100", "fsdp seq=4096", {}),
     "slow": ("vgg11", "4xp100-node-10gbe", "ddp", {"batch": 8, "image": 64}),
     "coded": ("vgg11", "4xp100-node-10gbe", "terngrad", {"batch": 8, "image": 64}),
     "late": ("resnet18", "4xp100-node-10gbe", "ps-sync", {"batch": 8, "image": 64}),
@@ -68,7 +71,9 @@ def test_networks_save_no_more_than_the_critical_path_holds_of_them(subject, fou
 
 def test_the_worst_bottleneck_comes_first(found):
     saved = [b.saved_s for b in found.bottlenecks]
-    assert saved == sorted(saved, reverse=True) and all(b.then and b.then != b.name for b in found.bottlenecks)
+    assert saved == sorted(saved, reverse=True) and all(
+        b.then and b.then != b.name for b in found.bottlenecks
+    )
 
 
 def test_a_slow_network_is_named():
@@ -110,7 +115,9 @@ def test_readings_of_a_step():
     sent, bsp = e.anatomy.sent, e.anatomy.bsp
     assert bsp["h_bytes"] == pytest.approx(2 * 15 / 16 * 4 * e.prediction.parameters)  # a ring of sixteen
     assert bsp["supersteps"] == sum(s.count for s in sent) and bsp["seconds"] >= e.prediction.step_s * 0.9
-    assert bsp["seconds"] == pytest.approx(bsp["w_s"] + bsp["h_bytes"] * bsp["g_s_per_byte"] + bsp["supersteps"] * bsp["l_s"])
+    assert bsp["seconds"] == pytest.approx(
+        bsp["w_s"] + bsp["h_bytes"] * bsp["g_s_per_byte"] + bsp["supersteps"] * bsp["l_s"]
+    )
 
 
 def test_work_and_depth():
@@ -118,11 +125,20 @@ def test_work_and_depth():
     assert sum(layer.work * layer.count for layer in e.anatomy.layers) >= e.anatomy.flops
     assert all(layer.depth >= 1 and layer.parallelism > 1 for layer in e.anatomy.layers if layer.work > 1e6)
     double = explain(Subject.of("resnet18", "2xp100-node-10gbe", "ddp", batch=16, image=64))
-    assert double.forms[-1].most > 1.7 * e.forms[-1].most  # samples are independent: work doubles, depth hardly grows
+    # samples are independent: work doubles, depth hardly grows
+    assert double.forms[-1].most > 1.7 * e.forms[-1].most
 
 
 def test_forms_of_parallelism():
-    forms = {form.name: form for form in explain(Subject.of("gpt3-13b", "8xdgx-a100", "tp=8 pp=2 mbs=1 gbs=64")).forms}
-    assert {name: form.used for name, form in forms.items() if name != "operator"} == {"data": 4, "tensor": 8, "pipeline": 2, "context": 1}
+    forms = {
+        form.name: form
+        for form in explain(Subject.of("gpt3-13b", "8xdgx-a100", "tp=8 pp=2 mbs=1 gbs=64")).forms
+    }
+    assert {name: form.used for name, form in forms.items() if name != "operator"} == {
+        "data": 4,
+        "tensor": 8,
+        "pipeline": 2,
+        "context": 1,
+    }
     assert forms["tensor"].most == 40 and forms["tensor"].sent_bytes > forms["pipeline"].sent_bytes > 0
     assert "5.9 %" in forms["pipeline"].limit  # 1 / (16 + 1)

@@ -27,15 +27,26 @@ def vgg():
     return Subject.of("vgg11", "4xp100-node-10gbe", "ddp", batch=8, image=64)
 
 
-@pytest.mark.parametrize(("text", "found"), [
-    ("1..8", ["1", "2", "4", "8"]), ("1..6", ["1", "2", "4", "6"]), ("1..9:3", ["1", "5", "9"]), ("3", ["3"]), ("a, b", ["a", "b"]),
-    ("100Gb/s..400Gb/s", ["100Gb/s", "200Gb/s", "400Gb/s"]), ("1..2Gb/s:3", ["1Gb/s", "1.5Gb/s", "2Gb/s"]), ("1..3:9", ["1", "2", "3"]),
-])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1..8", ["1", "2", "4", "8"]),
+        ("1..6", ["1", "2", "4", "6"]),
+        ("1..9:3", ["1", "5", "9"]),
+        ("3", ["3"]),
+        ("a, b", ["a", "b"]),
+        ("100Gb/s..400Gb/s", ["100Gb/s", "200Gb/s", "400Gb/s"]),
+        ("1..2Gb/s:3", ["1Gb/s", "1.5Gb/s", "2Gb/s"]),
+        ("1..3:9", ["1", "2", "3"]),
+    ],
+)
 def test_values(text, found):
     assert values(text) == found
 
 
-@pytest.mark.parametrize("text", ["nodes", "nodes=", "nodes=9..1", "nodes=a..b", "nodes=0..4", "nodes=1..4:x"])
+@pytest.mark.parametrize(
+    "text", ["nodes", "nodes=", "nodes=9..1", "nodes=a..b", "nodes=0..4", "nodes=1..4:x"]
+)
 def test_sweeps_that_cannot_be_read(vgg, text):
     with pytest.raises(SpecError, match="a sweep"):
         sweep(vgg, text)
@@ -64,7 +75,11 @@ def test_a_sweep_is_predictions_of_edits(large):
 
 def test_points_that_cannot_run_say_why(large):
     found = sweep(large, "tp=8,7")
-    assert found.points[0].prediction is not None and "7" in found.points[1].why_not and found.points[1].prediction is None
+    assert (
+        found.points[0].prediction is not None
+        and "7" in found.points[1].why_not
+        and found.points[1].prediction is None
+    )
     with pytest.raises(PlanError, match="no value of tp can run"):
         sweep(large, "tp=7,11")
 
@@ -85,7 +100,10 @@ def test_strong_scaling_keeps_the_whole_batch(vgg):
 def test_lines_beside_a_curve(vgg):
     curve = sweep(vgg, "nodes=1..64").scaling
     assert curve.ideal[0] == curve.throughput[0] and curve.efficiency[0] == 1
-    assert all(i == pytest.approx(curve.throughput[0] / curve.devices[0] * n) for i, n in zip(curve.ideal, curve.devices, strict=True))
+    assert all(
+        i == pytest.approx(curve.throughput[0] / curve.devices[0] * n)
+        for i, n in zip(curve.ideal, curve.devices, strict=True)
+    )
     assert all(low < t < high for low, t, high in zip(curve.low, curve.throughput, curve.high, strict=True))
     assert curve.naive[-1] < curve.ideal[-1] and curve.pays_to == 4  # 10 Gb/s between nodes
 
@@ -124,7 +142,10 @@ def test_compression_pays_below_the_break_even_and_not_above(words):
 
     def gain(rate):
         edit = f"network.inter.bandwidth={rate}B/s"
-        coded, plain = (apply(s, [edit]).predict().step_s for s in (subject, Subject.of("vgg11", subject.cluster, "", batch=8)))
+        coded, plain = (
+            apply(s, [edit]).predict().step_s
+            for s in (subject, Subject.of("vgg11", subject.cluster, "", batch=8))
+        )
         return math.log(plain / coded)
 
     assert gain(even / 1.1) > 0 > gain(even * 1.1)

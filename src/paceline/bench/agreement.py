@@ -11,8 +11,27 @@ from paceline.errors import PlanError
 from paceline.predict import distributed, simulated
 from paceline.spec.plan import Plan
 
-MODELS = ("gpt3-1.3b", "gpt3-6.7b", "gpt3-13b", "gpt3-175b", "llama2-7b", "llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b")
-CLUSTERS = ("1xdgx-h100", "4xdgx-h100", "32xdgx-h100", "256xdgx-h100", "2xdgx-a100", "16xdgx-a100", "8xdgx-b200", "16xp4d")
+MODELS = (
+    "gpt3-1.3b",
+    "gpt3-6.7b",
+    "gpt3-13b",
+    "gpt3-175b",
+    "llama2-7b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3-405b",
+    "mixtral-8x7b",
+)
+CLUSTERS = (
+    "1xdgx-h100",
+    "4xdgx-h100",
+    "32xdgx-h100",
+    "256xdgx-h100",
+    "2xdgx-a100",
+    "16xdgx-a100",
+    "8xdgx-b200",
+    "16xp4d",
+)
 _ANY = (1, 1, 2, 4, 8, 16)
 
 
@@ -51,19 +70,42 @@ def compare(count: int, seed: int = 0) -> Iterator[Pair]:
 
 
 def random_plan(draw: random.Random, devices: int, experts: bool) -> Plan:
-    """A plan for so many devices; PlanError where its degrees need more. It may still not be one that a model can run."""
+    """A plan for so many devices; PlanError where its degrees need more. It may still not be one that a model
+    can run.
+    """
     tp, pp, cp = draw.choice((1, 1, 2, 4, 8)), draw.choice(_ANY), draw.choice((1, 1, 1, 2))
     dp = devices // (tp * pp * cp)
     if not dp:
         raise PlanError("more ranks than devices")
-    schedule = draw.choice(("1f1b", "1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipev", "looped-bfs")) if pp > 1 else ""
+    schedule = (
+        draw.choice(("1f1b", "1f1b", "interleaved", "gpipe", "zb-h1", "zb-v", "dualpipev", "looped-bfs"))
+        if pp > 1
+        else ""
+    )
     vpp = draw.choice((2, 4)) if schedule in ("interleaved", "looped-bfs") else 1
     mbs = draw.choice((1, 1, 2, 4))
-    micro_batches = draw.choice((pp // 2, pp, 2 * pp, 2 * pp + 1, 4 * pp)) if pp > 1 else draw.choice((1, 2, 8))
-    sharding = draw.choice(("ddp", "zero1", "zero2") if pp > 1 else ("ddp", "zero1", "fsdp", "fsdp", "hsdp")) if dp * cp > 1 else "none"
+    micro_batches = (
+        draw.choice((pp // 2, pp, 2 * pp, 2 * pp + 1, 4 * pp)) if pp > 1 else draw.choice((1, 2, 8))
+    )
+    sharding = (
+        draw.choice(("ddp", "zero1", "zero2") if pp > 1 else ("ddp", "zero1", "fsdp", "fsdp", "hsdp"))
+        if dp * cp > 1
+        else "none"
+    )
     return Plan(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=draw.choice((1, 2, 4, 8)) if experts else 1, vpp=vpp, mbs=mbs, gbs=dp * mbs * micro_batches,
-        seq=draw.choice((2048, 4096)), sharding=sharding, sp=tp > 1 and draw.random() < 0.5, schedule=schedule,
-        recompute=draw.choice(("none", "selective", "full")), precision=draw.choice(("bf16", "bf16", "fp8")),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=draw.choice((1, 2, 4, 8)) if experts else 1,
+        vpp=vpp,
+        mbs=mbs,
+        gbs=dp * mbs * micro_batches,
+        seq=draw.choice((2048, 4096)),
+        sharding=sharding,
+        sp=tp > 1 and draw.random() < 0.5,
+        schedule=schedule,
+        recompute=draw.choice(("none", "selective", "full")),
+        precision=draw.choice(("bf16", "bf16", "fp8")),
         framework=draw.choice(("", "", "megatron-2022", "nemo", "torch", "jax")),
     )

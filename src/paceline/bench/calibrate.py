@@ -49,7 +49,8 @@ from paceline.capture import capture
 
 #: shares of the time allowed: peaks and bandwidth, host; the rest goes to the operators
 PEAK_SHARE, HOST_SHARE = 0.2, 0.1
-#: probes there are, about; each gets its share of the time that is left, in rounds of which the better one counts:
+#: probes there are, about; each gets its share of the time that is left, in rounds of which the better one
+#: counts:
 #: one thread that waits for a processor stalls all, and may do so for seconds
 PROBES, ROUNDS = 90, 2
 #: sides of the square products whose best rate is called the peak
@@ -60,13 +61,24 @@ EMULATED = 0.5
 BUSY = 0.5
 #: elements of the tensor that is copied to measure bandwidth
 COPIED = {"cpu": 1 << 25, "cuda": 1 << 28}
-#: what `_host` gives where the host's constants come from: they are of larger networks, and of a host that feeds a GPU
+#: what `_host` gives where the host's constants come from: they are of larger networks, and of a host that
+#: feeds a GPU
 REFERENCE_HOST = {"cpu": 1.0, "cuda": 0.47}
 #: width, depth and batch of the small network whose steps the host bounds
 SMALL_WIDTH, SMALL_DEPTH, SMALL_BATCH = 16, 12, 4
 #: major compute capability, or both parts of it -> architecture of the catalog
-CAPABILITIES = {"3": "kepler", "5": "maxwell", "6": "pascal", "7.0": "volta", "7.5": "turing", "8": "ampere", "8.9": "ada", "9": "hopper",
-                "10": "blackwell", "12": "blackwell"}
+CAPABILITIES = {
+    "3": "kepler",
+    "5": "maxwell",
+    "6": "pascal",
+    "7.0": "volta",
+    "7.5": "turing",
+    "8": "ampere",
+    "8.9": "ada",
+    "9": "hopper",
+    "10": "blackwell",
+    "12": "blackwell",
+}
 
 
 @dataclass(slots=True)
@@ -102,7 +114,9 @@ def _quoted(text: str) -> str:
 
 
 def calibrate(output: Path, seconds: float) -> str:
-    """Measure this machine for about `seconds`, write the device file `output`, and say in short what was found."""
+    """Measure this machine for about `seconds`, write the device file `output`, and say in short what was
+    found.
+    """
     if output.suffix != ".toml":
         raise SpecError(f"a device file must end in .toml, got {str(output)!r}")
     if not (seconds > 0 and math.isfinite(seconds)):
@@ -124,11 +138,15 @@ def calibrate(output: Path, seconds: float) -> str:
 
 @contextmanager
 def _settings(target: torch.device) -> Iterator[None]:
-    """fp32 means fp32, and convolutions take the fastest algorithm, as in the measurements behind the curves."""
+    """fp32 means fp32, and convolutions take the fastest algorithm, as in the measurements behind the
+    curves.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=target.type == "cuda", deterministic=False, allow_tf32=False):
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=target.type == "cuda", deterministic=False, allow_tf32=False
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
@@ -161,23 +179,47 @@ def _describe(name: str, target: torch.device) -> _Sheet:
         return _Sheet({"name": name, "title": found.name, "like": devices.get(found.name).name})
     except UnknownName:
         pass
-    architecture = CAPABILITIES.get(f"{found.major}.{found.minor}") or CAPABILITIES.get(str(found.major)) or "generic"
+    architecture = (
+        CAPABILITIES.get(f"{found.major}.{found.minor}") or CAPABILITIES.get(str(found.major)) or "generic"
+    )
     vendor = "amd" if torch.version.hip else "nvidia"
-    facts = {"memory.size": found.total_memory, "chip.sms": found.multi_processor_count, "cache.l2": getattr(found, "L2_cache_size", 0)}
-    return _Sheet({"name": name, "title": found.name, "vendor": vendor, "architecture": architecture}, _known(facts))
+    facts = {
+        "memory.size": found.total_memory,
+        "chip.sms": found.multi_processor_count,
+        "cache.l2": getattr(found, "L2_cache_size", 0),
+    }
+    return _Sheet(
+        {"name": name, "title": found.name, "vendor": vendor, "architecture": architecture}, _known(facts)
+    )
 
 
 def _describe_cpu(name: str) -> _Sheet:
     info = _cpu_info()
     maker = info.get("vendor_id", "unknown")
     threads = torch.get_num_threads()
-    title = f"{info.get('model name') or platform.processor() or platform.machine()}, {threads} thread{'s'[: threads > 1]}"
-    text = {"name": name, "title": title, "vendor": {"AuthenticAMD": "amd", "GenuineIntel": "intel"}.get(maker, maker),
-            "architecture": platform.machine(), "kind": "cpu"}
+    title = (
+        f"{info.get('model name') or platform.processor() or platform.machine()}, {threads}"
+        f" thread{'s'[: threads > 1]}"
+    )
+    text = {
+        "name": name,
+        "title": title,
+        "vendor": {"AuthenticAMD": "amd", "GenuineIntel": "intel"}.get(maker, maker),
+        "architecture": platform.machine(),
+        "kind": "cpu",
+    }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _Sheet(text, _known({
-        "memory.size": memory, "chip.sms": threads, "chip.clock": float(info.get("cpu MHz", 0)) * 1e6, "cache.l2": _last_level_cache(),
-    }))
+    return _Sheet(
+        text,
+        _known(
+            {
+                "memory.size": memory,
+                "chip.sms": threads,
+                "chip.clock": float(info.get("cpu MHz", 0)) * 1e6,
+                "cache.l2": _last_level_cache(),
+            }
+        ),
+    )
 
 
 def _known(facts: dict[str, float]) -> dict[str, float]:
@@ -196,7 +238,9 @@ def _cpu_info() -> dict[str, str]:
 
 def _last_level_cache() -> float:
     """Bytes of the largest cache; 0 where the system does not say."""
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [
+        path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
     return max((float(size[:-1]) * 1024 for size in sizes if size.endswith("K")), default=0.0)
 
 
@@ -233,8 +277,12 @@ def _peak(clock: Clock, dtype: torch.dtype, budget: float, fp32: float) -> float
 
 
 def _host(device: Device, clock: Clock, budget: float) -> float:
-    """Seconds of a step so small that the host bounds it, over what the host's constants give for the same step."""
-    module = nn.Sequential(*(layer for _ in range(SMALL_DEPTH) for layer in (nn.Linear(SMALL_WIDTH, SMALL_WIDTH), nn.ReLU()))).to(clock.target)
+    """Seconds of a step so small that the host bounds it, over what the host's constants give for the same
+    step.
+    """
+    module = nn.Sequential(
+        *(layer for _ in range(SMALL_DEPTH) for layer in (nn.Linear(SMALL_WIDTH, SMALL_WIDTH), nn.ReLU()))
+    ).to(clock.target)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9, foreach=True)
     x = torch.zeros(SMALL_BATCH, SMALL_WIDTH, device=clock.target)
 
@@ -256,7 +304,9 @@ def _host(device: Device, clock: Clock, budget: float) -> float:
 
 
 def _scales(device: Device, clock: Clock, end: float) -> dict[str, float]:
-    """Measured over predicted time, as a factor for each group, for each kind of operator, and for all the rest."""
+    """Measured over predicted time, as a factor for each group, for each kind of operator, and for all the
+    rest.
+    """
     target, curves = chip(device), curves_for(device)
     dtypes = [dtype for dtype in ("fp32", "bf16") if device.peak(dtype) >= EMULATED * device.peak("fp32")]
     least: dict[int, tuple[float, Op]] = {}
@@ -270,7 +320,9 @@ def _scales(device: Device, clock: Clock, end: float) -> dict[str, float]:
     for measured, op in least.values():
         packed = pack_ops([op])
         group = packed.groups.names[0]
-        groups[group].append(curves.scale_of(group) * measured / float(times(packed, target, curves).seconds[0]))
+        groups[group].append(
+            curves.scale_of(group) * measured / float(times(packed, target, curves).seconds[0])
+        )
     kinds: dict[str, list[float]] = defaultdict(list)
     for group, values in groups.items():
         kinds[group.partition(".")[0]].append(geometric_mean(values))
@@ -282,10 +334,19 @@ def _summary(output: Path, device: Device, load: float) -> str:
     peaks = ", ".join(f"{dtype} {show(peak, 'flops')}" for dtype, peak in device.peak_flops.items())
     lines = [
         f"{output}: {device.title}",
-        f"  {peaks}; memory {show(device.memory_bytes, 'bytes')} at {show(device.memory_bandwidth_Bps, 'bandwidth')}",
-        f"  host {device.calibration['host']:.2f} x the reference host's time per call; {len(device.calibration) - 1} factors for operators",
+        (
+            f"  {peaks}; memory {show(device.memory_bytes, 'bytes')} at"
+            f" {show(device.memory_bandwidth_Bps, 'bandwidth')}"
+        ),
+        (
+            f"  host {device.calibration['host']:.2f} x the reference host's time per call;"
+            f" {len(device.calibration) - 1} factors for operators"
+        ),
         f"  use it: paceline predict MODEL --device {output}",
     ]
     if load > BUSY:
-        lines.append(f"  other work kept {load:.1f} processors busy, which slows what is measured: calibrate again when the machine is idle")
+        lines.append(
+            f"  other work kept {load:.1f} processors busy, which slows what is measured: calibrate again"
+            " when the machine is idle"
+        )
     return "\n".join(lines)

@@ -30,7 +30,9 @@ class Clock:
             self.filler_s = min(self._events(lambda: self.filler @ self.filler, 1) for _ in range(3))
 
     def seconds(self, run: Run, budget: float) -> float:
-        """The median time of a call, over about `budget`; of three calls at least, after one that is not counted."""
+        """The median time of a call, over about `budget`; of three calls at least, after one that is not
+        counted.
+        """
         end = time.perf_counter() + budget
         run()
         samples = [self._sample(run, 1)]
@@ -48,7 +50,10 @@ class Clock:
         return time.perf_counter() - start
 
     def _events(self, run: Run, calls: int) -> float:
-        """Device seconds. Products ahead of the calls keep the device busy for as long as the host takes to issue them."""
+        """Device seconds.
+
+        Products ahead of the calls keep the device busy for as long as the host takes to issue them.
+        """
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         for _ in range(math.ceil(calls * ISSUE_S / self.filler_s) if self.filler_s else 0):
             torch.mm(self.filler, self.filler)

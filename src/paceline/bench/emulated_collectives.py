@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OPS = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast")
-#: what a veth pair and two kernels' network stacks reach when no link is shaped, per direction; and a message's overhead
+#: what a veth pair and two kernels' network stacks reach when no link is shaped, per direction; and a
+#: message's overhead
 UNSHAPED_BPS, LATENCY_S = 1.2e9, 1e-3
 
 
@@ -33,12 +34,12 @@ class Line:
     predicted_s: float
 
     @property
-    def algorithm_Bps(self) -> float:  # noqa: N802
+    def algorithm_Bps(self) -> float:
         """Size over time."""
         return self.size_bytes / self.seconds
 
     @property
-    def bus_Bps(self) -> float:  # noqa: N802
+    def bus_Bps(self) -> float:
         """The same in terms of what the links carry."""
         return self.algorithm_Bps * bus_factor(self.op, self.hosts)
 
@@ -53,18 +54,41 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"tcp": self.tcp, "lines": [{**asdict(line), "algorithm_Bps": line.algorithm_Bps, "bus_Bps": line.bus_Bps} for line in self.lines]}
+        return {
+            "tcp": self.tcp,
+            "lines": [
+                {**asdict(line), "algorithm_Bps": line.algorithm_Bps, "bus_Bps": line.bus_Bps}
+                for line in self.lines
+            ],
+        }
 
     def __rich__(self) -> Table:
         from rich.table import Table
 
         table = Table(title=f"gloo on an emulated cluster, TCP {self.tcp}")
-        for title in ("hosts", "link", "operation", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "predicted (us)"):
+        for title in (
+            "hosts",
+            "link",
+            "operation",
+            "size (B)",
+            "time (us)",
+            "algbw (GB/s)",
+            "busbw (GB/s)",
+            "predicted (us)",
+        ):
             table.add_column(title, justify="left" if title in ("operation", "link") else "right")
         for line in self.lines:
             link = "unshaped" if line.link_Bps is None else show(line.link_Bps, "bandwidth")
-            table.add_row(str(line.hosts), link, line.op, str(line.size_bytes), f"{line.seconds * 1e6:.0f}", f"{line.algorithm_Bps / 1e9:.4f}",
-                          f"{line.bus_Bps / 1e9:.4f}", f"{line.predicted_s * 1e6:.0f}")
+            table.add_row(
+                str(line.hosts),
+                link,
+                line.op,
+                str(line.size_bytes),
+                f"{line.seconds * 1e6:.0f}",
+                f"{line.algorithm_Bps / 1e9:.4f}",
+                f"{line.bus_Bps / 1e9:.4f}",
+                f"{line.predicted_s * 1e6:.0f}",
+            )
         return table
 
 
@@ -106,8 +130,9 @@ def worker(sizes: Sequence[int]) -> dict[str, Any]:
     return {**out, "tcp": CONGESTION.read_text().strip()}
 
 
-def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) -> float:  # noqa: N803
-    """A message's overhead, and the bytes that the busiest link carries beyond what its token bucket has saved up.
+def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) -> float:
+    """A message's overhead, and the bytes that the busiest link carries beyond what its token bucket has
+    saved up.
 
     gloo's reduce-scatter is an all-reduce of which each keeps a part.
     """
@@ -117,7 +142,9 @@ def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) 
     return LATENCY_S + max(0.0, traffic - burst_bytes(link_Bps)) / (link_Bps * PAYLOAD)
 
 
-def measure(*, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_bytes: int = 4_000_000) -> Measured:  # noqa: N803
+def measure(
+    *, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_bytes: int = 4_000_000
+) -> Measured:
     """Every operation, from 64 kB on in steps of four."""
     import torch  # noqa: F401  (the ranks need it: said before a cluster is made)
 
@@ -131,9 +158,23 @@ def measure(*, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_
         with EmulatedCluster(hosts=count, congestion="reno") as cluster:  # as in `bench strategies`
             for link in links_Bps:
                 cluster.shape(link)
-                ranks = run("paceline.bench.emulated_collectives:worker", world=count, on=cluster, arguments={"sizes": sizes})
+                ranks = run(
+                    "paceline.bench.emulated_collectives:worker",
+                    world=count,
+                    on=cluster,
+                    arguments={"sizes": sizes},
+                )
                 tcp = ranks[0]["tcp"]
                 for op in OPS:
-                    lines += [Line(op=op, hosts=count, link_Bps=link, size_bytes=size, seconds=max(rank[op][i] for rank in ranks),
-                                   predicted_s=predicted_s(op, size, count, link)) for i, size in enumerate(sizes)]
+                    lines += [
+                        Line(
+                            op=op,
+                            hosts=count,
+                            link_Bps=link,
+                            size_bytes=size,
+                            seconds=max(rank[op][i] for rank in ranks),
+                            predicted_s=predicted_s(op, size, count, link),
+                        )
+                        for i, size in enumerate(sizes)
+                    ]
     return Measured(lines=tuple(lines), tcp=tcp)

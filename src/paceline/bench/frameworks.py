@@ -1,4 +1,6 @@
-"""What a framework and its host add to a step or take from it, as properties of the framework named in a row."""
+"""What a framework and its host add to a step or take from it, as properties of the framework named in
+a row.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from paceline.catalog import frameworks
 from paceline.errors import SpecError
 from paceline.spec.framework import Framework
 
-#: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per tensor (cuBLAS)
+#: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per
+#: tensor (cuBLAS)
 ROWWISE_RATE = 0.65
 
 
@@ -19,8 +22,11 @@ def of_module(row: Mapping[str, Any]) -> Framework:
     """The framework of a row of the common schema that ran a captured module."""
     text, options = row["framework"], row.get("options") or ""
     found = re.search(r"variable_update=(\w+)", options)
-    if found:  # tf_cnn_benchmarks; variables on devices are spread over them, so that traffic is that of an all-reduce
-        served = found[1] == "distributed_replicated" or (found[1] == "parameter_server" and "local_parameter_device=cpu" in options)
+    # tf_cnn_benchmarks; variables on devices are spread over them, so that traffic is that of an all-reduce
+    if found:
+        served = found[1] == "distributed_replicated" or (
+            found[1] == "parameter_server" and "local_parameter_device=cpu" in options
+        )
         return frameworks.get("tensorflow-1-server" if served else "tensorflow-1")
     words = (("MXNet", "nvidia-mxnet"), ("TensorFlow", "nvidia-tensorflow"), ("Paddle", "nvidia-paddle"))
     return frameworks.get(next((name for word, name in words if word in text), "nvidia-torch"))
@@ -35,29 +41,40 @@ def vtrain() -> Framework:
 
 
 def vtrain_single() -> Framework:
-    """The same on one node: per-layer times there contain two more passes over the scores, forward and backward."""
+    """The same on one node: per-layer times there contain two more passes over the scores, forward and
+    backward.
+    """
     return replace(vtrain(), unfused_mask=True)
 
 
 #: words of the column `framework`, first match wins -> framework
 _NAMES = (
-    (("Sep 2020", "Jan 2021", "SC21", "PTD-P"), "megatron-2021"), (("Megatron-LM (2022)",), "megatron-2022"),
-    (("DeepSpeed ZeRO-3",), "deepspeed-zero3"), (("Megatron-DeepSpeed", "DeepSpeed"), "megatron-deepspeed"), (("Meta internal",), "meta-4d"),
+    (("Sep 2020", "Jan 2021", "SC21", "PTD-P"), "megatron-2021"),
+    (("Megatron-LM (2022)",), "megatron-2022"),
+    (("DeepSpeed ZeRO-3",), "deepspeed-zero3"),
+    (("Megatron-DeepSpeed", "DeepSpeed"), "megatron-deepspeed"),
+    (("Meta internal",), "meta-4d"),
     (("NeMo 24.0", "NeMo Megatron 23"), "nemo-2024"),
-    (("NeMo", "Nemo", "PyTorch NVIDIA Release"), "nemo"), (("Megatron",), "megatron-core"), (("llm-foundry",), "llm-foundry"),
-    (("MaxText", "maxtext", "JAX", "PAX"), "jax"), (("llm.c",), "llm.c"),
+    (("NeMo", "Nemo", "PyTorch NVIDIA Release"), "nemo"),
+    (("Megatron",), "megatron-core"),
+    (("llm-foundry",), "llm-foundry"),
+    (("MaxText", "maxtext", "JAX", "PAX"), "jax"),
+    (("llm.c",), "llm.c"),
 )
 
 
 def distributed(row: Mapping[str, Any]) -> Framework | None:
-    """The framework of a row of the common schema that ran on many devices; None where it says nothing that is known."""
+    """The framework of a row of the common schema that ran on many devices; None where it says nothing that
+    is known.
+    """
     text = row["framework"]
     logged = "mlcommons" in (row.get("source_path") or "")
     if "torchtitan" in text or ("PyTorch 2.0" in text and not logged):
         return _torch(row)
     if "bigscience" in (row.get("source_id") or ""):
         return kept_in_fp32(row, _bigscience(row))
-    if logged and row.get("tp") and "NVIDIA" in row["gpu"]:  # their submissions run NVIDIA's code, whatever stack they name
+    # their submissions run NVIDIA's code, whatever stack they name
+    if logged and row.get("tp") and "NVIDIA" in row["gpu"]:
         return frameworks.get("nvidia-mlperf")
     for words, name in _NAMES:
         if any(word in text for word in words):
@@ -100,10 +117,16 @@ def _bridge(row: Mapping[str, Any]) -> str:
 
 
 def _bigscience(row: Mapping[str, Any]) -> Framework:
-    """Processes were bound to the wrong sockets until 25 February 2022, which the source found and repaired: hosts were half as fast."""
+    """Processes were bound to the wrong sockets until 25 February 2022, which the source found and repaired:
+    hosts were half as fast.
+    """
     found = frameworks.get("bigscience")
     day = (row.get("notes") or "")[:5]
-    return replace(found, issue_s=2 * found.issue_s, issue_backward_s=2 * found.issue_backward_s) if day < "02-25" else found
+    return (
+        replace(found, issue_s=2 * found.issue_s, issue_backward_s=2 * found.issue_backward_s)
+        if day < "02-25"
+        else found
+    )
 
 
 def sharding(row: Mapping[str, Any]) -> str:
@@ -112,7 +135,13 @@ def sharding(row: Mapping[str, Any]) -> str:
     if "offload" in text:
         raise SpecError("offloaded to the host")
     words = (
-        ("zero3", "fsdp"), ("zero2", "zero2"), ("fsdp", "fsdp"), ("shard_grad_op", "fsdp"), ("zero1", "zero1"), ("distributed", "zero1"))
+        ("zero3", "fsdp"),
+        ("zero2", "zero2"),
+        ("fsdp", "fsdp"),
+        ("shard_grad_op", "fsdp"),
+        ("zero1", "zero1"),
+        ("distributed", "zero1"),
+    )
     for word, kind in words:
         if word in text:
             return kind
@@ -120,7 +149,9 @@ def sharding(row: Mapping[str, Any]) -> str:
 
 
 def sequence_parallel(row: Mapping[str, Any]) -> bool:
-    """Whether norms are split over the tensor-parallel ranks: where a row says so, and in frameworks that always do."""
+    """Whether norms are split over the tensor-parallel ranks: where a row says so, and in frameworks that
+    always do.
+    """
     options = (row.get("options") or "").lower()
     if "sequence parallel" in options:
         return "no sequence parallel" not in options
@@ -137,7 +168,14 @@ def recompute(row: Mapping[str, Any]) -> str:
 def precision(row: Mapping[str, Any]) -> str:
     """Of the products in the layers."""
     text = (row.get("precision") or "").lower()
-    for word, kind in (("fp4", "fp4"), ("fp8", "fp8"), ("float8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")):
+    for word, kind in (
+        ("fp4", "fp4"),
+        ("fp8", "fp8"),
+        ("float8", "fp8"),
+        ("bf16", "bf16"),
+        ("fp16", "fp16"),
+        ("fp32", "fp32"),
+    ):
         if word in text:
             return kind
     raise SpecError("no precision given")
@@ -145,7 +183,11 @@ def precision(row: Mapping[str, Any]) -> str:
 
 def kept_in_fp32(row: Mapping[str, Any], found: Framework) -> Framework:
     """The framework where a row says that gradients are kept and reduced in fp32."""
-    return replace(found, fp32_gradients=True, reduce_fp32=True) if "fp32 grad" in (row.get("precision") or "") else found
+    return (
+        replace(found, fp32_gradients=True, reduce_fp32=True)
+        if "fp32 grad" in (row.get("precision") or "")
+        else found
+    )
 
 
 def adapters(row: Mapping[str, Any]) -> bool:

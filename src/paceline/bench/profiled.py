@@ -1,4 +1,5 @@
-"""Profiled training steps (`benchmarks/profile_steps.py`): read them, capture the same step, pair the operators.
+"""Profiled training steps (`benchmarks/profile_steps.py`): read them, capture the same step, pair the
+operators.
 
 A profile lists, per operator and shape, how often it ran and how long its kernels took. Captured
 operators of the same name and size are paired with it; where the counts agree, each gets its share.
@@ -22,8 +23,18 @@ _PHASE = {"forward": "fwd", "backward": "bwd", "recompute": "bwd", "optimizer": 
 _TYPES = {"c10::BFloat16": "half", "float": "fp32", "c10::Half": "half", "long int": "int64", "bool": "bool"}
 #: names under which a GPU runs what capture calls otherwise
 _NAMES = {
-    "clamp_min_": "relu", "clamp_min": "relu", "relu_": "relu", "add_": "add", "mul_": "mul", "div_": "div", "clamp": "hardtanh",
-    "clamp_": "hardtanh", "hardtanh_": "hardtanh", "silu_": "silu", "hardswish_": "hardswish", "rsub": "sub",
+    "clamp_min_": "relu",
+    "clamp_min": "relu",
+    "relu_": "relu",
+    "add_": "add",
+    "mul_": "mul",
+    "div_": "div",
+    "clamp": "hardtanh",
+    "clamp_": "hardtanh",
+    "hardtanh_": "hardtanh",
+    "silu_": "silu",
+    "hardswish_": "hardswish",
+    "rsub": "sub",
 }
 
 
@@ -51,7 +62,9 @@ class _Bucket:
 
 
 def pair(row: dict[str, Any], workload: Workload) -> tuple[list[Measured], float]:
-    """Captured operators with their measured times, and the share of the step's device time they account for."""
+    """Captured operators with their measured times, and the share of the step's device time they
+    account for.
+    """
     profile: dict[Any, _Bucket] = defaultdict(_Bucket)
     for entry in row["ops"]:
         key = _profile_key(entry)
@@ -76,7 +89,9 @@ def pair(row: dict[str, Any], workload: Workload) -> tuple[list[Measured], float
     for key, ops in captured.items():
         if key in profile:
             out += _share(key, ops, profile[key])
-    out += _share_optimizer([op for segment in workload.segments for op in segment.ops if op.kind == "optimizer"], profile)
+    out += _share_optimizer(
+        [op for segment in workload.segments for op in segment.ops if op.kind == "optimizer"], profile
+    )
     return out, sum(m.seconds for m in out) / row["device_s"]
 
 
@@ -84,7 +99,13 @@ def _share(key: Any, ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
     if key[1] == "conv" and key[0] == "bwd":
         yield from _share_conv(ops, bucket)
         return
-    several = bucket.calls % len(ops) == 0 or ops[0].kind in ("attention", "scatter", "rnn", "batchnorm", "optimizer")
+    several = bucket.calls % len(ops) == 0 or ops[0].kind in (
+        "attention",
+        "scatter",
+        "rnn",
+        "batchnorm",
+        "optimizer",
+    )
     if not several and abs(bucket.calls - len(ops)) > 0.25 * len(ops):
         return
     parts = len(ops) if several else bucket.calls
@@ -122,14 +143,21 @@ def _share_conv(ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
         known = 1.0
     for which, members in passes.items():
         for op in members:
-            yield Measured(op, bucket.seconds * split[which] / known / len(members), bucket.kernels / len(ops))
+            yield Measured(
+                op, bucket.seconds * split[which] / known / len(members), bucket.kernels / len(ops)
+            )
 
 
 def _conv_pass(kernel: str) -> str | None:
     name = kernel.lower()
     if "dgrad" in name:
         return "dgrad"
-    if "wgrad" in name or "splitk" in name or "reduc" in name or re.search(r"_nt[nt]$|_nt_|nt_align|_nt$", name):
+    if (
+        "wgrad" in name
+        or "splitk" in name
+        or "reduc" in name
+        or re.search(r"_nt[nt]$|_nt_|nt_align|_nt$", name)
+    ):
         return "wgrad"
     if re.search(r"_[nt]n[nt]$|_[nt]n_|[nt]n_align|_nn$", name):
         return "dgrad"
@@ -143,7 +171,8 @@ def _elements(dims: Any) -> int:
 
 
 def _profile_key(entry: Sequence[Any]) -> Any:
-    # a compiled graph's own annotation hides the pass it runs in: that is the backward one, the forward pass is found first
+    # a compiled graph's own annotation hides the pass it runs in: that is the backward one, the forward pass
+    # is found first
     phase, name = entry[0] if "CompiledFxGraph" not in entry[0] else "bwd", entry[1].split("::")[-1]
     try:
         dims = json.loads(entry[2])
@@ -171,13 +200,19 @@ def _profile_key(entry: Sequence[Any]) -> Any:
         return phase, "reduce", _elements(dims[0])
     if name == "copy_":
         layout = entry[4][:2]
-        contiguous = layout in ("cc", "ll") or any("vectorized" in k or "unrolled" in k or "Memcpy" in k for k in entry[-1])
+        contiguous = layout in ("cc", "ll") or any(
+            "vectorized" in k or "unrolled" in k or "Memcpy" in k for k in entry[-1]
+        )
         same = types[0] == types[1]
         return phase, "copy", _elements(dims[0]), types[0], types[1], contiguous if same else None
     if name == "fill_":
         return phase, "fill", _elements(dims[0])
     if name == "cat":
-        return phase, "cat", sum(_elements(d) for d in dims[0]) if dims[0] and isinstance(dims[0][0], list) else -1
+        return (
+            phase,
+            "cat",
+            sum(_elements(d) for d in dims[0]) if dims[0] and isinstance(dims[0][0], list) else -1,
+        )
     if name.startswith(("max_pool2d", "avg_pool2d", "_adaptive_avg_pool2d")):
         return phase, "pool", "max" in name, max(_elements(d) for d in dims if isinstance(d, list))
     if name == "gather":
@@ -197,12 +232,22 @@ def _profile_conv_key(phase: str, name: str, dims: Any, concrete: list[str]) -> 
         padding, stride, dilation = (json.loads(concrete[i]) for i in (2, 3, 4))
         groups = int(concrete[5])
         points = [
-            (x[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1 for i in range(len(x) - 2)
+            (x[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1
+            for i in range(len(x) - 2)
         ]
     else:
         grad, x, weight = dims[:3]
         stride, groups, points = json.loads(concrete[4]), int(concrete[9]), grad[2:]
-    shape = (x[0], x[1], weight[0], groups, math.prod(x[2:]), math.prod(points), math.prod(weight[2:]), max(stride))
+    shape = (
+        x[0],
+        x[1],
+        weight[0],
+        groups,
+        math.prod(x[2:]),
+        math.prod(points),
+        math.prod(weight[2:]),
+        max(stride),
+    )
     return phase, "conv", shape
 
 

@@ -17,12 +17,19 @@ from paceline.capture.resolve import resolve
 #: spread of the values that stand for weights and inputs: small enough that nothing overflows
 SPREAD = 0.02
 _CLASSES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
-    "sgd-plain": (SGD, {}), "sgd": (SGD, {"momentum": 0.9}), "adam": (Adam, {}), "adamw": (AdamW, {}),
+    "sgd-plain": (SGD, {}),
+    "sgd": (SGD, {"momentum": 0.9}),
+    "adam": (Adam, {}),
+    "adamw": (AdamW, {}),
 }
 
 
-def build(model: str, batch: int, options: Mapping[str, Any]) -> tuple[nn.Module, Callable[[nn.Module], Tensor], Optimizer]:
-    """The module of a model's name with weights, a function that runs it forward to its loss, and its optimizer; `options` as for capture."""
+def build(
+    model: str, batch: int, options: Mapping[str, Any]
+) -> tuple[nn.Module, Callable[[nn.Module], Tensor], Optimizer]:
+    """The module of a model's name with weights, a function that runs it forward to its loss, and its
+    optimizer; `options` as for capture.
+    """
     job, usual = resolve(model, batch=batch, seq=options.get("seq"), image=options.get("image"))
     module = allocate(job.module).train()
     args, kwargs = pytree.tree_map_only(Tensor, _filled, (job.args, dict(job.kwargs)))
@@ -44,7 +51,11 @@ def allocate(module: nn.Module) -> nn.Module:
                     continue
                 if id(old) not in made:
                     new = _filled(old)
-                    made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+                    made[id(old)] = (
+                        nn.Parameter(new, requires_grad=old.requires_grad)
+                        if isinstance(old, nn.Parameter)
+                        else new
+                    )
                 table[name] = made[id(old)]  # type: ignore[assignment]
     return module
 

@@ -1,10 +1,13 @@
-"""What the ranks of `bench.strategies` run: the same network under each strategy, timed on links that change under it.
+"""What the ranks of `bench.strategies` run: the same network under each strategy, timed on links that change
+under it.
 
-All strategies are alive at once and take turns in blocks of a few steps, round after round, each round in the reverse order of the one before:
-a machine whose pace drifts is as slow for one as for the others, and strategies can be compared round by round. Everything that is done once
-(parameters sent round, the first plain steps of a strategy) runs on the bare link; the link is slow while steps are timed and while a strategy
-looks at it to decide. Rank 0 writes a line as each block ends, so that little is lost if time runs out; before those of a link a line of facts,
-from which steps are predicted: a profile of one rank alone, encoders, the bare link.
+All strategies are alive at once and take turns in blocks of a few steps, round after round, each round in the
+reverse order of the one before: a machine whose pace drifts is as slow for one as for the others, and
+strategies can be compared round by round. Everything that is done once (parameters sent round, the first
+plain steps of a strategy) runs on the bare link; the link is slow while steps are timed and while a strategy
+looks at it to decide. Rank 0 writes a line as each block ends, so that little is lost if time runs out;
+before those of a link a line of facts, from which steps are predicted: a profile of one rank alone, encoders,
+the bare link.
 """
 
 from __future__ import annotations
@@ -42,9 +45,11 @@ LOOKING = ("overlap", "priority", "auto")
 _WATCHED = {"auto": 3}
 #: steps timed at a time, at most
 _MOST = 40
-#: steps before those timed, by the seconds that one takes less than: where parameters arrive under the next, some until they do so evenly
+#: steps before those timed, by the seconds that one takes less than: where parameters arrive under the next,
+#: some until they do so evenly
 _LEADS, _OTHERS = {0.5: 3, 4.0: 1}, {1.0: 1}
-#: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest; once, what takes so many seconds
+#: rounds in which all strategies are timed; then those predicted to take up to so many times the fastest;
+#: once, what takes so many seconds
 _FULL, _NEAR, _ONCE_S = 3, 1.3, 4.0
 #: seconds of steps before those timed: memory that is used for the first time is slow
 _WARM_S = 0.3
@@ -52,15 +57,38 @@ _WARM_S = 0.3
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
     """A network of 20 to 30 MB of gradients, the shape of one input, and the batch of one rank."""
+
     def conv(*channels: int) -> list[nn.Module]:
-        return [part for a, b in itertools.pairwise(channels) for part in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())]
+        return [
+            part
+            for a, b in itertools.pairwise(channels)
+            for part in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())
+        ]
 
     if name == "cnn":
-        layers = [*conv(3, 32, 64), nn.MaxPool2d(2), *conv(64, 128), nn.MaxPool2d(2), *conv(128, 256), nn.MaxPool2d(2), *conv(256, 512, 512, 512)]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)), (3, 24, 24), 16
+        layers = [
+            *conv(3, 32, 64),
+            nn.MaxPool2d(2),
+            *conv(64, 128),
+            nn.MaxPool2d(2),
+            *conv(128, 256),
+            nn.MaxPool2d(2),
+            *conv(256, 512, 512, 512),
+        ]
+        return (
+            nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
+            (3, 24, 24),
+            16,
+        )
     if name == "vgg-like":
         layers = [*conv(3, 32), nn.MaxPool2d(2), *conv(32, 64), nn.MaxPool2d(2), *conv(64, 64), nn.Flatten()]
-        return nn.Sequential(*layers, nn.Linear(2304, 2048), nn.ReLU(), nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 10)), (3, 24, 24), 16
+        return (
+            nn.Sequential(
+                *layers, nn.Linear(2304, 2048), nn.ReLU(), nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 10)
+            ),
+            (3, 24, 24),
+            16,
+        )
     if name == "mlp":
         widths = (1024, 1536, 1536, 1024)
         layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
@@ -100,7 +128,9 @@ class Trial:
         return str(getattr(pt.of(self.net), "choice").strategy) if self.kind == "auto" else ""  # noqa: B009
 
     def prepare(self, narrow: Callable[[], None], widen: Callable[[], None], warm: int) -> None:
-        """First steps on the bare link, `warm` of them as they will be; the narrow one is there where the strategy looks."""
+        """First steps on the bare link, `warm` of them as they will be; the narrow one is there where the
+        strategy looks.
+        """
         for _ in range(_WATCHED.get(self.kind, 0)):
             self.step()
         if self.kind in LOOKING:
@@ -120,8 +150,9 @@ class Trial:
     def timed(self, steps: int, lead: int) -> dict[str, float]:
         """Per step: seconds, bytes that this host sends, and seconds of processor time of this rank.
 
-        After `lead` steps, from update to update: what hides under the next step is seen to hide. Without them, from rest to rest. Of `none`,
-        each step as long as that of the slowest rank: who waits for the others has no other floor.
+        After `lead` steps, from update to update: what hides under the next step is seen to hide. Without
+        them, from rest to rest. Of `none`, each step as long as that of the slowest rank: who waits for the
+        others has no other floor.
         """
         self.synchronize()
         before = sent_bytes()
@@ -137,10 +168,16 @@ class Trial:
         took, worked = ends[-1] - ends[0], time.process_time() - worked
         self.synchronize()
         if self.name == "none":
-            each = torch.tensor([after - before for before, after in itertools.pairwise(ends)], dtype=torch.float64)
+            each = torch.tensor(
+                [after - before for before, after in itertools.pairwise(ends)], dtype=torch.float64
+            )
             dist.all_reduce(each, op=dist.ReduceOp.MAX)
             took = float(each.sum())
-        return {"step_s": took / steps, "cpu_s": worked / steps, "sent_bytes": (sent_bytes() - before) / (lead + steps)}
+        return {
+            "step_s": took / steps,
+            "cpu_s": worked / steps,
+            "sent_bytes": (sent_bytes() - before) / (lead + steps),
+        }
 
 
 def profile(trial: Trial, warm: int = 8, steps: int = 8) -> dict[str, Any]:
@@ -165,20 +202,40 @@ def facts(model: str, alone: Trial, strategies: Sequence[str]) -> dict[str, Any]
     device = torch.device("cpu")
     dist.barrier()
     found = profile(alone)
-    schemes = tuple(dict.fromkeys([*(s for s in strategies if s.partition(":")[0] in SCHEMES), *LOSSES["some"]]))
+    schemes = tuple(
+        dict.fromkeys([*(s for s in strategies if s.partition(":")[0] in SCHEMES), *LOSSES["some"]])
+    )
     with Engine() as engine:
         machine = probe(engine, device, whole=True)
-    measured = rates(schemes, [p.numel() for p in network(model)[0].parameters()], dist.get_world_size(), device)
+    measured = rates(
+        schemes, [p.numel() for p in network(model)[0].parameters()], dist.get_world_size(), device
+    )
     dist.barrier()
     own, threads = cores(device)
-    return agree({"profile": found, "rates": asdict(measured), "machine": asdict(machine), "cores": own, "threads": threads, "on": _here()})
+    return agree(
+        {
+            "profile": found,
+            "rates": asdict(measured),
+            "machine": asdict(machine),
+            "cores": own,
+            "threads": threads,
+            "on": _here(),
+        }
+    )
 
 
 def _here() -> str:
     """The machine, for people."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     tcp = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    return f"{os.cpu_count()} cores ({names[0] if names else platform.machine()}), torch {torch.__version__}, TCP {tcp}"
+    return (
+        f"{os.cpu_count()} cores ({names[0] if names else platform.machine()}), torch {torch.__version__},"
+        f" TCP {tcp}"
+    )
 
 
 class _Link:
@@ -188,7 +245,7 @@ class _Link:
         self._folder = Path(folder)
         self._count = 0
 
-    def set(self, link_Bps: float | None) -> None:  # noqa: N803
+    def set(self, link_Bps: float | None) -> None:
         """All ranks call; returns when it is done."""
         dist.barrier()
         if dist.get_rank() == 0:
@@ -206,7 +263,13 @@ class _Link:
 
 
 def worker(
-    model: str, strategies: Sequence[str], links: Sequence[float | str | None], seconds: float, rounds: int, batch: int | None, folder: str,
+    model: str,
+    strategies: Sequence[str],
+    links: Sequence[float | str | None],
+    seconds: float,
+    rounds: int,
+    batch: int | None,
+    folder: str,
     output: str,
 ) -> None:
     """Times everything in turns; lines go to `output`."""
@@ -215,7 +278,9 @@ def worker(
     common = {"model": model, "batch": batch or network(model)[2], "hosts": world}
     warm = max(2, min(10, round(_WARM_S / predict(known, ("none",), world, None)["none"])))
     trials = {"none": alone}
-    for number, rate in enumerate(dict.fromkeys(best_link(known, world) if isinstance(link, str) else link for link in links)):
+    for number, rate in enumerate(
+        dict.fromkeys(best_link(known, world) if isinstance(link, str) else link for link in links)
+    ):
         if number:  # a machine's pace changes
             known = {**known, "profile": agree(profile(alone, 2, 6))}
         _write(output, {"kind": "facts", **common, **known})
@@ -230,9 +295,22 @@ def worker(
                 long = expected[name]
                 steps = max(1, min(_MOST, round(seconds / long)))
                 leads = _LEADS if trials[name].kind in LOOKING else _OTHERS
-                took = trials[name].timed(steps, lead=next((count for below, count in leads.items() if long < below), 0))
-                _write(output, {"kind": "step", **common, "link_Bps": rate, "strategy": name, "turn": turn, "steps": steps, **took,
-                                "note": trials[name].note})
+                took = trials[name].timed(
+                    steps, lead=next((count for below, count in leads.items() if long < below), 0)
+                )
+                _write(
+                    output,
+                    {
+                        "kind": "step",
+                        **common,
+                        "link_Bps": rate,
+                        "strategy": name,
+                        "turn": turn,
+                        "steps": steps,
+                        **took,
+                        "note": trials[name].note,
+                    },
+                )
         wire.set(None)
         for name in [name for name, trial in trials.items() if trial.kind in LOOKING]:
             _close(trials.pop(name))
@@ -241,10 +319,16 @@ def worker(
 
 
 def _taking_part(turn: int, strategies: Sequence[str], expected: Mapping[str, float]) -> list[str]:
-    """Who is timed in a round, in order: once is enough for the longest steps; the last rounds are between those that may be the fastest."""
+    """Who is timed in a round, in order: once is enough for the longest steps; the last rounds are between
+    those that may be the fastest.
+    """
     near = _NEAR * min((expected[name] for name in strategies if name != "none"), default=0.0)
-    chosen = [name for name in strategies
-              if not turn or (expected[name] <= _ONCE_S and (turn < _FULL or name == "none" or expected[name] <= near))]
+    chosen = [
+        name
+        for name in strategies
+        if not turn
+        or (expected[name] <= _ONCE_S and (turn < _FULL or name == "none" or expected[name] <= near))
+    ]
     return chosen if turn % 2 == 0 else chosen[::-1]
 
 
@@ -255,5 +339,6 @@ def _close(trial: Trial) -> None:
 
 def _write(output: str, line: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
-        with Path(output).open("ab", buffering=0) as file:  # whole lines: another cluster may write there, too
+        # whole lines: another cluster may write there, too
+        with Path(output).open("ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")

@@ -1,10 +1,14 @@
-"""Auto-tuning from a little truth: the best plans are run on the cluster at hand, and what that teaches ranks all of them again.
+"""Auto-tuning from a little truth: the best plans are run on the cluster at hand, and what that teaches ranks
+all of them again.
 
-    paceline plan my_net.py:build --cluster 2xthis-machine.toml --gbs 64 --measure 3                  # processes of this machine
-    paceline plan my_net.py:build --cluster 2x1xthis-machine.toml@100Mb/s --gbs 64 --measure 3        # an emulated network
+    # processes of this machine
+    paceline plan my_net.py:build --cluster 2xthis-machine.toml --gbs 64 --measure 3
+    # an emulated network
+    paceline plan my_net.py:build --cluster 2x1xthis-machine.toml@100Mb/s --gbs 64 --measure 3
 
-Two factors come out of it. The one of computation is what a step without communication takes over its prediction; the one of
-communication is what brings the steps with it nearest to their predictions then. Plans that were run are ranked by their own time.
+Two factors come out of it. The one of computation is what a step without communication takes over its
+prediction; the one of communication is what brings the steps with it nearest to their predictions then. Plans
+that were run are ranked by their own time.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ from paceline.units import parse
 STEPS, ROUNDS, WARM = 3, 3, 2
 #: ranks that this machine is asked to run at most
 MOST_RANKS = 16
-#: bandwidth over what was assumed, at least and at most; places that are tried between, and sections about the best of them
+#: bandwidth over what was assumed, at least and at most; places that are tried between, and sections about
+#: the best of them
 LEAST, BEST, PLACES, SECTIONS = 1 / 512, 8.0, 12, 12
 #: corrections of the factor of computation
 REPEATS = 4
@@ -47,7 +52,9 @@ SILENT = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of a step by plan, of a micro-batch without communication by its size and recomputation, and what could not run."""
+    """Seconds of a step by plan, of a micro-batch without communication by its size and recomputation, and
+    what could not run.
+    """
 
     steps: Mapping[Plan, float]
     alone: Mapping[tuple[int, str], float]
@@ -55,14 +62,22 @@ class Measured:
 
 
 def tune(question: Question, count: int, *, progress: Progress | None = None) -> Planned:
-    """The answer to a question about a captured model, with the best `count` plans run and everything ranked again."""
+    """The answer to a question about a captured model, with the best `count` plans run and everything ranked
+    again.
+    """
     where, options = _here(question, count), dict(question.options)
     rate = options.pop("price_per_s", None)
     where = where if rate is None else where.priced(parse(rate, "price_rate"))
-    words = {name: options.pop(name) for name in ("objective", "fix", "forbid", "allow", "pareto") if name in options}
+    words = {
+        name: options.pop(name)
+        for name in ("objective", "fix", "forbid", "allow", "pareto")
+        if name in options
+    }
     top, _ = options.pop("top", 10), options.pop("most", None)
     if options.pop("tokens", None) or options.pop("deadline_s", None):
-        raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {question.model}")
+        raise SpecError(
+            f"tokens and a deadline are for models known by their sizes, not for {question.model}"
+        )
     said = limits(*(words.get(name, ()) for name in ("fix", "forbid", "allow")))
     how = settings(said, {**options, "seq": question.seq})
     captured = Captured(question.model, how)
@@ -85,17 +100,30 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
         truth = _both(truth, measure(question.model, how, ahead, where))
         ranked = _ranked(found, truth, before)
     shown = [replace(ranked[0], lost=""), *(replace(one, lost=_lost(one, ranked[0])) for one in ranked[1:])]
-    notes = [f"{len(truth.steps)} plans were run: computation takes {compute:.2f} and communication {1 / network:.2f} times what was predicted first"]
+    notes = [
+        (
+            f"{len(truth.steps)} plans were run: computation takes {compute:.2f} and communication"
+            f" {1 / network:.2f} times what was predicted first"
+        )
+    ]
     notes += [f"not run: {plan}: {reason}" for plan, reason in truth.refused.items()]
     return replace(
-        again, top=tuple(shown[:top]), measured=best_measured(shown), notes=(*again.notes, *notes), elapsed_s=time.monotonic() - begun,
-        calibration={"compute": compute, "communication": 1 / network})
+        again,
+        top=tuple(shown[:top]),
+        measured=best_measured(shown),
+        notes=(*again.notes, *notes),
+        elapsed_s=time.monotonic() - begun,
+        calibration={"compute": compute, "communication": 1 / network},
+    )
 
 
 def _here(question: Question, count: int) -> Cluster:
     """The cluster, where it can be had on this machine."""
     if sizes(question.model) is not None or question.model.endswith(".json"):
-        raise SpecError(f"--measure runs modules with data-parallel plans, and {question.model} is known by its sizes; give FILE.py:FUNCTION")
+        raise SpecError(
+            f"--measure runs modules with data-parallel plans, and {question.model} is known by its sizes;"
+            " give FILE.py:FUNCTION"
+        )
     if not question.cluster:
         raise SpecError("--measure needs the cluster that is at hand: --cluster 2xthis-machine.toml")
     if count < 1:
@@ -103,18 +131,26 @@ def _here(question: Question, count: int) -> Cluster:
     where = clusters.get(question.cluster)
     if where.device.kind != "cpu":
         raise SpecError(
-            f"--measure runs on this machine's processors, and {where.name} has {where.device.name}; `paceline calibrate -o this-machine.toml`, then "
-            "--cluster 2xthis-machine.toml, or 2x1xthis-machine.toml@100Mb/s for an emulated network")
+            f"--measure runs on this machine's processors, and {where.name} has {where.device.name};"
+            " `paceline calibrate -o this-machine.toml`, then --cluster 2xthis-machine.toml, or"
+            " 2x1xthis-machine.toml@100Mb/s for an emulated network"
+        )
     if not 2 <= where.device_count <= MOST_RANKS:
-        raise SpecError(f"--measure runs 2 to {MOST_RANKS} ranks on this machine; {where.name} has {where.device_count}")
+        raise SpecError(
+            f"--measure runs 2 to {MOST_RANKS} ranks on this machine; {where.name} has {where.device_count}"
+        )
     return where
 
 
 # -- the truth -------------------------------------------------------------------------------------
 
 
-def measure(model: str, options: Mapping[str, Any], plans: Sequence[Plan], where: Cluster, *, timeout_s: float = 900.0) -> Measured:
-    """Runs some plans: in processes of this machine, or where the cluster has several nodes in an emulated one with its network."""
+def measure(
+    model: str, options: Mapping[str, Any], plans: Sequence[Plan], where: Cluster, *, timeout_s: float = 900.0
+) -> Measured:
+    """Runs some plans: in processes of this machine, or where the cluster has several nodes in an emulated
+    one with its network.
+    """
     world = where.device_count
     arguments = {"model": model, "options": dict(options), "plans": [str(plan) for plan in plans]}
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world))}
@@ -124,20 +160,40 @@ def measure(model: str, options: Mapping[str, Any], plans: Sequence[Plan], where
             from paceline.bench.emulate import EmulatedCluster
 
             outer = where.tiers[-1]
-            hosts = stack.enter_context(EmulatedCluster(hosts=where.nodes, link_Bps=outer.node_bandwidth_Bps or outer.bandwidth_Bps))
-        ranks = run("paceline.bench.tune:worker", world=world, arguments=arguments, on=hosts, ranks_per_host=where.node_devices,
-                    environment=threads, timeout_s=timeout_s)
-    seconds = {key: statistics.median(max(times) for times in zip(*(rank["rounds"][key] for rank in ranks), strict=True))
-               for key in ranks[0]["rounds"]}
+            hosts = stack.enter_context(
+                EmulatedCluster(hosts=where.nodes, link_Bps=outer.node_bandwidth_Bps or outer.bandwidth_Bps)
+            )
+        ranks = run(
+            "paceline.bench.tune:worker",
+            world=world,
+            arguments=arguments,
+            on=hosts,
+            ranks_per_host=where.node_devices,
+            environment=threads,
+            timeout_s=timeout_s,
+        )
+    seconds = {
+        key: statistics.median(
+            max(times) for times in zip(*(rank["rounds"][key] for rank in ranks), strict=True)
+        )
+        for key in ranks[0]["rounds"]
+    }
     refused = {plan: ranks[0]["refused"][str(plan)] for plan in plans if str(plan) in ranks[0]["refused"]}
     steps = {plan: seconds[str(plan)] for plan in plans if plan not in refused}
     if not steps:
-        raise RunError(f"--measure: none of the best {len(plans)} plans could be run; the first: {next(iter(refused.values()))}")
-    return Measured(steps=steps, alone={(p.mbs, p.recompute): seconds[_alone(p)] for p in steps}, refused=refused)
+        raise RunError(
+            f"--measure: none of the best {len(plans)} plans could be run; the first:"
+            f" {next(iter(refused.values()))}"
+        )
+    return Measured(
+        steps=steps, alone={(p.mbs, p.recompute): seconds[_alone(p)] for p in steps}, refused=refused
+    )
 
 
 def worker(model: str, options: Mapping[str, Any], plans: Sequence[str]) -> dict[str, Any]:
-    """What a rank runs: in rounds, so that what disturbs the machine disturbs all plans; seconds of a step by plan and round."""
+    """What a rank runs: in rounds, so that what disturbs the machine disturbs all plans; seconds of a step by
+    plan and round.
+    """
     import torch.distributed as dist
 
     found = [Plan.parse(text) for text in plans]
@@ -178,8 +234,11 @@ def _time(model: str, options: Mapping[str, Any], plan: Plan, alone: bool) -> fl
     wrapped = module
     if alone:
         recompute(module, plan.recompute)
-    elif plan.sharding == "ddp" and plan.relax.plain:  # torch's own, which is what such plans are predicted as
-        wrapped, optimizer = pt.parallelize(recompute(module, plan.recompute), optimizer, plan="ddp", bucket_cap_mb=plan.bucket_bytes / 2**20)
+    # torch's own, which is what such plans are predicted as
+    elif plan.sharding == "ddp" and plan.relax.plain:
+        wrapped, optimizer = pt.parallelize(
+            recompute(module, plan.recompute), optimizer, plan="ddp", bucket_cap_mb=plan.bucket_bytes / 2**20
+        )
     else:
         wrapped, optimizer = pt.parallelize(module, optimizer, plan=plan)
     held, finish = _waits(wrapped)
@@ -209,7 +268,9 @@ def _time(model: str, options: Mapping[str, Any], plan: Plan, alone: bool) -> fl
 
 
 def _waits(module: Any) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """How gradients of a module add up without being sent, and how to wait for what a step leaves under way."""
+    """How gradients of a module add up without being sent, and how to wait for what a step leaves under
+    way.
+    """
     from contextlib import nullcontext
 
     import paceline.train as pt
@@ -225,22 +286,38 @@ def _waits(module: Any) -> tuple[Callable[[], Any], Callable[[], None]]:
 
 
 def calibrated(where: Cluster, compute: float, network: float) -> Cluster:
-    """A cluster whose operators take `compute` times as long, and whose links have `network` times the bandwidth."""
+    """A cluster whose operators take `compute` times as long, and whose links have `network` times the
+    bandwidth.
+    """
     said = where.device.calibration
-    scales = {key: compute * value for key, value in {"scale.": 1.0, "host": 1.0, **said}.items() if key == "host" or key.startswith("scale.")}
+    scales = {
+        key: compute * value
+        for key, value in {"scale.": 1.0, "host": 1.0, **said}.items()
+        if key == "host" or key.startswith("scale.")
+    }
     tiers = tuple(
-        replace(tier, bandwidth_Bps=network * tier.bandwidth_Bps, node_bandwidth_Bps=tier.node_bandwidth_Bps and network * tier.node_bandwidth_Bps)
-        for tier in where.tiers)
+        replace(
+            tier,
+            bandwidth_Bps=network * tier.bandwidth_Bps,
+            node_bandwidth_Bps=tier.node_bandwidth_Bps and network * tier.node_bandwidth_Bps,
+        )
+        for tier in where.tiers
+    )
     return replace(where, device=replace(where.device, calibration={**said, **scales}), tiers=tiers)
 
 
 def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float, float]:
-    """Computation over its prediction, and the bandwidth over that assumed with which measured steps are met best."""
+    """Computation over its prediction, and the bandwidth over that assumed with which measured steps are met
+    best.
+    """
     plans = {(plan.mbs, plan.recompute): plan for plan in truth.steps}
     compute = 1.0
     for _ in range(REPEATS):  # a little of a step does not scale with it
         device = calibrated(where, compute, 1.0).device
-        apart = [math.log(seconds / predict(captured.get(plans[key]), device).step_s) for key, seconds in truth.alone.items()]
+        apart = [
+            math.log(seconds / predict(captured.get(plans[key]), device).step_s)
+            for key, seconds in truth.alone.items()
+        ]
         compute *= math.exp(statistics.fmean(apart))
 
     def steps(network: float) -> list[float]:
@@ -249,7 +326,8 @@ def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float,
 
     def error(logarithm: float) -> float:
         found = steps(math.exp(logarithm))
-        # absolute, not squared: a plan that runs in another way than it is predicted is not to move the factor of all
+        # absolute, not squared: a plan that runs in another way than it is predicted is not to move the
+        # factor of all
         return sum(abs(math.log(a / b)) for a, b in zip(found, truth.steps.values(), strict=True))
 
     slow, fast = steps(LEAST), steps(BEST)
@@ -278,19 +356,35 @@ def least(of: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _both(one: Measured, other: Measured) -> Measured:
-    return Measured(steps={**one.steps, **other.steps}, alone={**one.alone, **other.alone}, refused={**one.refused, **other.refused})
+    return Measured(
+        steps={**one.steps, **other.steps},
+        alone={**one.alone, **other.alone},
+        refused={**one.refused, **other.refused},
+    )
 
 
 def _ranked(found: Sequence[Ranked], truth: Measured, before: Mapping[Plan, float]) -> list[Ranked]:
-    """Plans that ran are worth what was measured; of the others it is taken that they are as far off, on average, as those were."""
-    apart = [math.log(truth.steps[one.plan] / one.prediction.step_s) for one in found if one.plan in truth.steps]
+    """Plans that ran are worth what was measured; of the others it is taken that they are as far off, on
+    average, as those were.
+    """
+    apart = [
+        math.log(truth.steps[one.plan] / one.prediction.step_s) for one in found if one.plan in truth.steps
+    ]
     usual = math.exp(statistics.fmean(apart)) if apart else 1.0
     out = []
     for one in found:
         measured = truth.steps.get(one.plan)
         factor = usual if measured is None else measured / one.prediction.step_s
         known = one.unmeasured if measured is None else ()
-        out.append(replace(one, measured_s=measured, unmeasured=known, first_s=before.get(one.plan), value=one.value * factor))
+        out.append(
+            replace(
+                one,
+                measured_s=measured,
+                unmeasured=known,
+                first_s=before.get(one.plan),
+                value=one.value * factor,
+            )
+        )
     return sorted(out, key=lambda one: one.value)
 
 

@@ -13,9 +13,17 @@ if TYPE_CHECKING:
 
 
 def capture(
-    model: Any, *, batch: int = 1, seq: int | None = None, image: int | None = None,
-    precision: str | None = None, optimizer: str | None = None,
-    checkpointing: bool = False, channels_last: bool | None = None, fused_attention: bool = True, fold: bool = True,
+    model: Any,
+    *,
+    batch: int = 1,
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    checkpointing: bool = False,
+    channels_last: bool | None = None,
+    fused_attention: bool = True,
+    fold: bool = True,
     compile: bool = False,
 ) -> Workload:
     """Trace one training step of `model` and return it as a workload.
@@ -28,7 +36,9 @@ def capture(
     default, or the most that the model takes if that is less.
     """
     batch = checks.whole("batch", batch)
-    seq, image = (None if size is None else checks.whole(name, size) for name, size in (("seq", seq), ("image", image)))
+    seq, image = (
+        None if size is None else checks.whole(name, size) for name, size in (("seq", seq), ("image", image))
+    )
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -45,8 +55,12 @@ def capture(
     with without_compiler(), random_state_kept():
         job, usual = resolve(model, batch=batch, seq=seq, image=image)
         settings = Settings(
-            precision=precision, optimizer=optimizer or usual.optimizer, checkpointing=checkpointing,
-            channels_last=usual.channels_last if channels_last is None else channels_last, fused_attention=fused_attention, fold=fold,
+            precision=precision,
+            optimizer=optimizer or usual.optimizer,
+            checkpointing=checkpointing,
+            channels_last=usual.channels_last if channels_last is None else channels_last,
+            fused_attention=fused_attention,
+            fold=fold,
             compile=compile,
         )
         with fallbacks.noticed() as messages:

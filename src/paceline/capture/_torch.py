@@ -1,4 +1,6 @@
-"""Every private or fragile torch API that capture relies on; `tests/capture/test_torch_private.py` has one test each."""
+"""Every private or fragile torch API that capture relies on; `tests/capture/test_torch_private.py` has one
+test each.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def node_sequence(node: Any) -> int:
 
 
 def function_modes() -> int:
-    """How many torch-function modes are active; the autograd engine runs hooks (and so recomputation) with none."""
+    """How many torch-function modes are active; the autograd engine runs hooks (and so recomputation) with
+    none.
+    """
     return int(torch._C._len_torch_function_stack())
 
 
@@ -46,7 +50,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Within it `torch.compiler.is_compiling()` is true, so that model code takes the branches it takes under torch.compile."""
+    """Within it `torch.compiler.is_compiling()` is true, so that model code takes the branches it takes under
+    torch.compile.
+    """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -56,7 +62,9 @@ def compiling() -> Iterator[None]:
 
 
 class _StandIn(types.ModuleType):
-    """In the place of torch's compiler: answers `disable`, gives way to the real module when asked for anything else."""
+    """In the place of torch's compiler: answers `disable`, gives way to the real module when asked for
+    anything else.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -88,7 +96,9 @@ class _StandIn(types.ModuleType):
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Within it torch's compiler is not imported only to be told not to trace meta kernels: a second of CPU time."""
+    """Within it torch's compiler is not imported only to be told not to trace meta kernels: a second of CPU
+    time.
+    """
     name = "torch._dynamo"
     if name in sys.modules:
         yield
@@ -108,26 +118,35 @@ def opened(function: Callable[..., Any]) -> Callable[..., Any] | None:
     `multi_head_attention_forward` would pass unseen. Calling this copy with the mode switched on
     again shows them. None for functions written in C.
     """
-    if not isinstance(function, types.FunctionType) or function.__module__ not in ("torch.nn.functional", "torch.functional"):
+    if not isinstance(function, types.FunctionType) or function.__module__ not in (
+        "torch.nn.functional",
+        "torch.functional",
+    ):
         return None
     scope = dict(function.__globals__)
     for name in _OVERRIDE_CHECKS:
         if name in scope:
             scope[name] = lambda *_: False
-    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 def boolean_dispatch_targets() -> dict[Any, tuple[Any, Any, str, bool]]:
-    """Functions such as `max_pool2d` that choose between two by a flag, as (if true, if false, flag, default)."""
+    """Functions such as `max_pool2d` that choose between two by a flag, as (if true, if false, flag,
+    default).
+    """
     out: dict[Any, tuple[Any, Any, str, bool]] = {}
     for name in dir(functional):
         function = getattr(functional, name)
         code = getattr(function, "__code__", None)
         if code is None or code.co_name != "fn" or not function.__closure__:
             continue
-        cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
+        cells = dict(
+            zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True)
+        )
         if {"if_true", "if_false", "arg_name", "default"} <= set(cells):
             out[function] = (cells["if_true"], cells["if_false"], cells["arg_name"], cells["default"])
     return out

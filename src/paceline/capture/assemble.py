@@ -36,7 +36,8 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
     out: list[Segment] = []
     order: list[int] = []
     index_of: dict[int, int] = {}
-    waiting: list[tuple[int, int]] = []  # repetitions met before their pattern: backward runs last block first
+    # repetitions met before their pattern: backward runs last block first
+    waiting: list[tuple[int, int]] = []
     for run in runs:
         if run.repeat_of >= 0:
             order.append(index_of.get(run.repeat_of, -1))
@@ -65,7 +66,10 @@ def _settled(recorder: Recorder) -> list[Event]:
     freed = {e.tensor: recorder.scopes[e.segment] for e in recorder.events if e.what == "free"}
 
     def counted(number: int) -> bool:
-        return any(twin in freed and freed[twin].path == path and freed[twin].phase != "forward" for path, twin in recorder.twins.get(number, ()))
+        return any(
+            twin in freed and freed[twin].path == path and freed[twin].phase != "forward"
+            for path, twin in recorder.twins.get(number, ())
+        )
 
     return [e for e in recorder.events if e.what != "free" or not counted(e.tensor)]
 
@@ -85,7 +89,9 @@ def _runs(recorder: Recorder) -> list[_Run]:
 
 
 def _joined(runs: list[_Run]) -> list[_Run]:
-    """Calls that launch nothing and keep nothing go with the run before them; those after a repetition, its pattern has."""
+    """Calls that launch nothing and keep nothing go with the run before them; those after a repetition, its
+    pattern has.
+    """
     out: list[_Run] = []
     for run in runs:
         idle = run.repeat_of < 0 and all(e.op is None and e.what not in ("alloc", "free") for e in run.events)

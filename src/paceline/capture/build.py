@@ -17,13 +17,17 @@ _MAKERS = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_s
 
 
 class BuildMode(TorchFunctionMode):
-    """Large tensors appear on meta; small ones and computed ones stay real, so that `__init__` may read values."""
+    """Large tensors appear on meta; small ones and computed ones stay real, so that `__init__` may read
+    values.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in _MAKERS and "out" not in kwargs:
             device = kwargs.get("device")
-            if (device is None or torch.device(device).type in ("cpu", "cuda")) and _elements(args, kwargs) > SMALL:
+            if (device is None or torch.device(device).type in ("cpu", "cuda")) and _elements(
+                args, kwargs
+            ) > SMALL:
                 kwargs = {**kwargs, "device": "meta"}
                 kwargs.pop("generator", None)
         if _mixed(args, kwargs):
@@ -35,7 +39,9 @@ class BuildMode(TorchFunctionMode):
 
 def _mixed(args: Any, kwargs: Any) -> bool:
     """Whether real and meta tensors meet; values of no dimension may."""
-    devices = {t.device.type for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()}
+    devices = {
+        t.device.type for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()
+    }
     return len(devices) > 1
 
 
@@ -70,7 +76,9 @@ def inputs_to_meta(value: Any, dtype: torch.dtype | None, channels_last: bool) -
 
 
 def default_loss(output: Any) -> torch.Tensor:
-    """The loss when the user gives none: the output's own `.loss`, cross-entropy of class scores, else the mean."""
+    """The loss when the user gives none: the output's own `.loss`, cross-entropy of class scores, else the
+    mean.
+    """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -81,7 +89,9 @@ def default_loss(output: Any) -> torch.Tensor:
         scores = next(iter(scores.values()))
     if scores.dim() == 2 and scores.shape[1] > 1 and scores.is_floating_point():
         return nn.functional.cross_entropy(scores, torch.zeros(scores.shape[0], dtype=torch.int64))
-    mean: torch.Tensor = scores.float().mean() if scores.dtype in (torch.float16, torch.bfloat16) else scores.mean()
+    mean: torch.Tensor = (
+        scores.float().mean() if scores.dtype in (torch.float16, torch.bfloat16) else scores.mean()
+    )
     return mean
 
 

@@ -28,9 +28,18 @@ import torch
 Tensor = torch.Tensor
 
 DTYPE_NAMES = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int64: "int64", torch.int32: "int32",
-    torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8", torch.bool: "bool",
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
     torch.complex64: "complex64",
 }
 
@@ -83,7 +92,9 @@ def touched_bytes(tensor: Tensor) -> int:
 def _dense(tensor: Tensor) -> bool:
     """No gaps and no overlap, in whatever order of dimensions."""
     expected = 1
-    pairs = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    pairs = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    )
     for stride, size in pairs:
         if stride != expected:
             return False
@@ -128,7 +139,9 @@ def _transcendental(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
 
 
 def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Work:
-    """out[..., m, n] = a[..., m, k] @ b[..., k, n]; tags say which operands are k-contiguous and how aligned."""
+    """out[..., m, n] = a[..., m, k] @ b[..., k, n]; tags say which operands are k-contiguous and how
+    aligned.
+    """
     m, k = a.shape[-2:]
     n = b.shape[-1]
     batch = math.prod(a.shape[:-2])
@@ -138,8 +151,13 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Wo
     leads += [max(b.stride(-1), b.stride(-2)) if min(n, k) > 1 else max(n, k), n]
     align = math.gcd(*(max(1, lead) for lead in leads), 16)
     return Work(
-        "gemm", [a, b, *extra], [out], (batch, m, n, k), 2.0 * batch * m * n * k,
-        (a_layout + b_layout, f"align{align}"), DTYPE_NAMES.get(a.dtype, "fp32"),
+        "gemm",
+        [a, b, *extra],
+        [out],
+        (batch, m, n, k),
+        2.0 * batch * m * n * k,
+        (a_layout + b_layout, f"align{align}"),
+        DTYPE_NAMES.get(a.dtype, "fp32"),
     )
 
 
@@ -164,12 +182,20 @@ def _scaled_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[
     return [_gemm(args[0], args[1], tensors(out)[0])._replace(dtype="fp8")]
 
 
-def _conv_dims(x: Tensor, weight: Tensor, out: Tensor, stride: Sequence[int], groups: int, transposed: bool) -> tuple[int, ...]:
+def _conv_dims(
+    x: Tensor, weight: Tensor, out: Tensor, stride: Sequence[int], groups: int, transposed: bool
+) -> tuple[int, ...]:
     # a transposed convolution is the data gradient of a plain one with input and output exchanged
     small, large = (out, x) if transposed else (x, out)
     return (
-        x.shape[0], small.shape[1], large.shape[1], groups, math.prod(small.shape[2:]), math.prod(large.shape[2:]),
-        math.prod(weight.shape[2:]), max(stride),
+        x.shape[0],
+        small.shape[1],
+        large.shape[1],
+        groups,
+        math.prod(small.shape[2:]),
+        math.prod(large.shape[2:]),
+        math.prod(weight.shape[2:]),
+        max(stride),
     )
 
 
@@ -225,7 +251,9 @@ def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Ite
     dims = _conv_dims(x, weight, out, stride, groups, transposed)
     dtype, layout = DTYPE_NAMES.get(x.dtype, "fp32"), conv_layout(x, weight)
     yield from _brought_to(layout, [x, weight])
-    yield Work("conv", [x, weight], [out], dims, _conv_flops(dims), _conv_tags(layout, "fprop", transposed), dtype)
+    yield Work(
+        "conv", [x, weight], [out], dims, _conv_flops(dims), _conv_tags(layout, "fprop", transposed), dtype
+    )
     if bias is not None:  # cuDNN convolves first, a pointwise kernel adds the bias
         yield Work("elementwise", [out, bias], [out], (out.numel(),), tags=("strided",))
 
@@ -237,20 +265,57 @@ def _convolution_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: An
     dtype, layout = DTYPE_NAMES.get(x.dtype, "fp32"), conv_layout(x, weight)
     yield from _brought_to(layout, [grad, x, weight])
     if mask[0]:
-        yield Work("conv", [grad, weight], [out[0]], dims, _conv_flops(dims), _conv_tags(layout, "dgrad", transposed), dtype)
+        yield Work(
+            "conv",
+            [grad, weight],
+            [out[0]],
+            dims,
+            _conv_flops(dims),
+            _conv_tags(layout, "dgrad", transposed),
+            dtype,
+        )
     if mask[1]:
-        yield Work("conv", [grad, x], [out[1]], dims, _conv_flops(dims), _conv_tags(layout, "wgrad", transposed), dtype)
+        yield Work(
+            "conv",
+            [grad, x],
+            [out[1]],
+            dims,
+            _conv_flops(dims),
+            _conv_tags(layout, "wgrad", transposed),
+            dtype,
+        )
     if mask[2]:
-        yield _reduction([grad], [out[2]], grad.numel(), grad.shape[1], "outer" if _layout(grad) == "nhwc" else "inner")
+        yield _reduction(
+            [grad], [out[2]], grad.numel(), grad.shape[1], "outer" if _layout(grad) == "nhwc" else "inner"
+        )
 
 
-def _reduction(reads: Sequence[Tensor], writes: Sequence[Tensor], elements: int, kept: int, direction: str) -> Work:
+def _reduction(
+    reads: Sequence[Tensor], writes: Sequence[Tensor], elements: int, kept: int, direction: str
+) -> Work:
     return Work("reduce", reads, writes, (kept, max(1, elements // max(1, kept))), tags=(direction,))
 
 
 @handles(
-    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "std_mean", "norm", "prod",
-    "any", "all", "count_nonzero", "linalg_vector_norm", "logsumexp",
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "var",
+    "var_mean",
+    "std",
+    "std_mean",
+    "norm",
+    "prod",
+    "any",
+    "all",
+    "count_nonzero",
+    "linalg_vector_norm",
+    "logsumexp",
 )
 def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     writes = tensors(out)
@@ -259,9 +324,24 @@ def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Wor
     if len(reads) > 1 and writes[0].shape == torch.broadcast_shapes(*(t.shape for t in reads)):
         return pointwise(args, kwargs, out)  # the two-argument forms of max and min
     kept = writes[0].numel()
-    fastest = min((s, i) for i, s in enumerate(x.stride()) if s and x.shape[i] > 1)[1] if x.numel() > 1 and x.dim() else -1
-    dims = next((a for a in (*args[1:], kwargs.get("dim")) if isinstance(a, (int, list, tuple)) and not isinstance(a, bool)), None)
-    reduced = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))} if x.dim() else {-1}
+    fastest = (
+        min((s, i) for i, s in enumerate(x.stride()) if s and x.shape[i] > 1)[1]
+        if x.numel() > 1 and x.dim()
+        else -1
+    )
+    dims = next(
+        (
+            a
+            for a in (*args[1:], kwargs.get("dim"))
+            if isinstance(a, (int, list, tuple)) and not isinstance(a, bool)
+        ),
+        None,
+    )
+    reduced = (
+        {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
+        if x.dim()
+        else {-1}
+    )
     return [_reduction(reads, writes, x.numel(), kept, "inner" if fastest in reduced else "outer")]
 
 
@@ -269,7 +349,13 @@ def _channels(x: Tensor) -> int:
     return int(x.shape[1]) if x.dim() > 1 else 1
 
 
-@handles("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_batch_norm_with_update", "miopen_batch_norm")
+@handles(
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "cudnn_batch_norm",
+    "_batch_norm_with_update",
+    "miopen_batch_norm",
+)
 def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     x, c = args[0], _channels(args[0])
     training = args[5] if len(args) > 5 and isinstance(args[5], bool) else True
@@ -277,11 +363,18 @@ def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list
     return [Work("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=tags)]
 
 
-@handles("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward", "miopen_batch_norm_backward")
+@handles(
+    "native_batch_norm_backward",
+    "cudnn_batch_norm_backward",
+    "batch_norm_backward",
+    "miopen_batch_norm_backward",
+)
 def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     grad, x = args[0], args[1]
     c = _channels(x)
-    return [Work("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=("backward", _layout(grad)))]
+    return [
+        Work("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=("backward", _layout(grad)))
+    ]
 
 
 def _contiguous(operands: Sequence[Tensor]) -> Iterator[Work]:
@@ -304,21 +397,41 @@ def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> I
     reads, outs = tensors(args), tensors(out)
     rows = max(1, reads[2].numel())
     yield from _contiguous(args[:2])
-    yield Work("norm", reads, outs, (rows, reads[1].numel() // rows), tags=("backward", "weights" if len(outs) > 1 else "plain"))
+    yield Work(
+        "norm",
+        reads,
+        outs,
+        (rows, reads[1].numel() // rows),
+        tags=("backward", "weights" if len(outs) > 1 else "plain"),
+    )
 
 
 @handles("_softmax", "_log_softmax", "_safe_softmax")
 def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     x, dim = args[0], args[1] if len(args) > 1 else -1
     cols = x.shape[dim] if x.dim() else 1
-    return [Work("softmax", [x], [out], (x.numel() // max(1, cols), cols), tags=("forward", "inner" if x.stride(dim) == 1 else "outer"))]
+    return [
+        Work(
+            "softmax",
+            [x],
+            [out],
+            (x.numel() // max(1, cols), cols),
+            tags=("forward", "inner" if x.stride(dim) == 1 else "outer"),
+        )
+    ]
 
 
 @handles("_log_softmax_backward_data")
 def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
     grad, y, dim = args[:3]
     cols = y.shape[dim] if y.dim() else 1
-    yield Work("softmax", [grad, y], [out], (y.numel() // max(1, cols), cols), tags=("backward", "inner" if y.stride(dim) == 1 else "outer"))
+    yield Work(
+        "softmax",
+        [grad, y],
+        [out],
+        (y.numel() // max(1, cols), cols),
+        tags=("backward", "inner" if y.stride(dim) == 1 else "outer"),
+    )
 
 
 @handles("_softmax_backward_data")
@@ -354,14 +467,26 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 @handles(
-    "scatter", "scatter_add", "scatter_add_", "scatter_", "index_add", "index_add_", "index_put", "index_put_",
-    "_index_put_impl_", "index_copy", "index_copy_", "masked_scatter", "scatter_reduce",
+    "scatter",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_",
+    "index_add",
+    "index_add_",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "index_copy",
+    "index_copy_",
+    "masked_scatter",
+    "scatter_reduce",
 )
 def _scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
     target = args[0]
     source = max((t for t in tensors(args[1:])), key=Tensor.numel, default=target)
     writes = tensors(out)
-    if writes and writes[0] is not target and not _shares(writes[0], target):  # the out-of-place form copies first
+    # the out-of-place form copies first
+    if writes and writes[0] is not target and not _shares(writes[0], target):
         yield Work("copy", [target], writes, (target.numel(),))
     yield Work("scatter", tensors(args[1:]), [source], (source.numel(),), tags=("atomic",))
 
@@ -382,11 +507,31 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Wo
 @handles("roll")
 def _roll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     # one pass per dimension rolled
-    return [Work("copy", [args[0]], [out], (out.numel(),), tags=("strided",)) for _ in (args[1] if isinstance(args[1], (list, tuple)) else [0])]
+    return [
+        Work("copy", [args[0]], [out], (out.numel(),), tags=("strided",))
+        for _ in (args[1] if isinstance(args[1], (list, tuple)) else [0])
+    ]
 
 
-@handles("clone", "copy_", "copy", "_reshape_copy", "flip", "repeat", "tril", "triu", "constant_pad_nd", "reflection_pad2d",
-         "im2col", "col2im", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "repeat_interleave", "_pad_circular")
+@handles(
+    "clone",
+    "copy_",
+    "copy",
+    "_reshape_copy",
+    "flip",
+    "repeat",
+    "tril",
+    "triu",
+    "constant_pad_nd",
+    "reflection_pad2d",
+    "im2col",
+    "col2im",
+    "channel_shuffle",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "repeat_interleave",
+    "_pad_circular",
+)
 def _copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     reads = tensors(args)
     source = reads[-1]
@@ -408,15 +553,43 @@ def _view_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> I
 
 
 @handles(
-    "zeros", "zeros_like", "new_zeros", "zero_", "fill_", "full", "full_like", "new_full", "ones", "ones_like", "new_ones",
-    "scalar_tensor", "arange", "linspace", "eye", "zero", "fill",
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "zero_",
+    "fill_",
+    "full",
+    "full_like",
+    "new_full",
+    "ones",
+    "ones_like",
+    "new_ones",
+    "scalar_tensor",
+    "arange",
+    "linspace",
+    "eye",
+    "zero",
+    "fill",
 )
 def _fill(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     return [Work("fill", [], [out], (out.numel(),))]
 
 
-@handles("bernoulli_", "bernoulli", "uniform_", "normal_", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
-         "exponential_", "random_", "native_dropout")
+@handles(
+    "bernoulli_",
+    "bernoulli",
+    "uniform_",
+    "normal_",
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "randint",
+    "randperm",
+    "exponential_",
+    "random_",
+    "native_dropout",
+)
 def _random(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     reads = [t for t in tensors(args) if t.numel() > 1] if len(tensors(out)) > 1 else []
     writes = tensors(out)
@@ -448,9 +621,22 @@ def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]
 
 
 _POOLS = (
-    "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool3d_with_indices", "avg_pool3d",
-    "_adaptive_avg_pool3d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
-    "_upsample_nearest_exact2d", "_upsample_bicubic2d_aa", "grid_sampler_2d", "max_unpool2d", "upsample_linear1d",
+    "max_pool2d_with_indices",
+    "avg_pool2d",
+    "_adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "max_pool3d_with_indices",
+    "avg_pool3d",
+    "_adaptive_avg_pool3d",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_nearest_exact2d",
+    "_upsample_bicubic2d_aa",
+    "grid_sampler_2d",
+    "max_unpool2d",
+    "upsample_linear1d",
 )
 
 
@@ -458,13 +644,27 @@ _POOLS = (
 def _pool(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     outs = tensors(out)
     window = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else [1]
-    return [Work("pool", tensors(args), outs, (outs[0].numel(), math.prod(window) if len(window) <= 3 else 1),
-                 tags=("forward", _layout(args[0])))]
+    return [
+        Work(
+            "pool",
+            tensors(args),
+            outs,
+            (outs[0].numel(), math.prod(window) if len(window) <= 3 else 1),
+            tags=("forward", _layout(args[0])),
+        )
+    ]
 
 
 @handles(*(f"{name}_backward" for name in _POOLS))
 def _pool_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
     outs = tensors(out)
     window = args[2] if len(args) > 2 and isinstance(args[2], (list, tuple)) else [1]
-    return [Work("pool", tensors(args), outs, (outs[0].numel(), math.prod(window) if len(window) <= 3 else 1),
-                 tags=("backward", _layout(args[0])))]
+    return [
+        Work(
+            "pool",
+            tensors(args),
+            outs,
+            (outs[0].numel(), math.prod(window) if len(window) <= 3 else 1),
+            tags=("backward", _layout(args[0])),
+        )
+    ]

@@ -27,11 +27,24 @@ from paceline.capture.record import Event, Recorder
 MIN_REPEATS = 4
 #: how many of each run for real; the last of them is the pattern for the rest
 REAL_BLOCKS = 2
-_INDEX_NAMES = ("layer_idx", "layer_id", "layer_index", "idx", "index", "layer_number", "layer", "block_idx", "stage_idx", "depth")
+_INDEX_NAMES = (
+    "layer_idx",
+    "layer_id",
+    "layer_index",
+    "idx",
+    "index",
+    "layer_number",
+    "layer",
+    "block_idx",
+    "stage_idx",
+    "depth",
+)
 
 
 def signature(module: nn.Module) -> Any:
-    """Equal for modules that do the same work; tells apart shapes, classes and settings, not weights or positions."""
+    """Equal for modules that do the same work; tells apart shapes, classes and settings, not weights or
+    positions.
+    """
     own: list[tuple[str, Any]] = []
     for name, value in sorted(vars(module).items()):
         if name in _INDEX_NAMES or name.startswith("_") or name == "training":
@@ -40,20 +53,25 @@ def signature(module: nn.Module) -> Any:
             own.append((name, value == 0.0))
         elif isinstance(value, (int, str, bool, type(None), torch.dtype, torch.Size)):
             own.append((name, value))
-        elif isinstance(value, (tuple, list)) and all(isinstance(v, (int, float, str, bool, type(None))) for v in value):
+        elif isinstance(value, (tuple, list)) and all(
+            isinstance(v, (int, float, str, bool, type(None))) for v in value
+        ):
             own.append((name, tuple(value)))
         elif callable(value):
             own.append((name, getattr(value, "__name__", type(value).__name__)))
     tensors = [
         (name, tuple(t.shape), t.dtype, t.requires_grad) if t is not None else (name,)
-        for table in (module._parameters, module._buffers) for name, t in table.items()
+        for table in (module._parameters, module._buffers)
+        for name, t in table.items()
     ]
     children = tuple((name, signature(child)) for name, child in module.named_children())
     return type(module), tuple(own), tuple(tensors), children
 
 
 def repeated_blocks(module: nn.Module) -> list[tuple[str, nn.Module, Any]]:
-    """(path, block, signature) of the outermost blocks that repeat at least `MIN_REPEATS` times in one container."""
+    """(path, block, signature) of the outermost blocks that repeat at least `MIN_REPEATS` times in one
+    container.
+    """
     found: list[tuple[str, nn.Module, Any]] = []
 
     def visit(path: str, node: nn.Module) -> None:
@@ -84,7 +102,9 @@ class _Alias(NamedTuple):
 
 @dataclass(slots=True)
 class _Pattern:
-    """What a folded block repeats: where it was seen, what it returned, and which of its inputs it holds until backward."""
+    """What a folded block repeats: where it was seen, what it returned, and which of its inputs it holds
+    until backward.
+    """
 
     path: str
     outputs: list[Any]
@@ -99,14 +119,28 @@ class _Replay(torch.autograd.Function):
     """A folded block: logs a repetition forward and backward, returns empty tensors of the right shapes."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, mark: Callable[[str], None], pattern: _Pattern, held: list[bool], *inputs: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        recorder: Recorder,
+        mark: Callable[[str], None],
+        pattern: _Pattern,
+        held: list[bool],
+        *inputs: torch.Tensor,
+    ) -> Any:
         outputs = [o for o in pattern.outputs if isinstance(o, torch.Tensor)]
         mark("forward")
         recorder.note_sequence()
         with recorder.pause():
             results = tuple(o.new_empty_strided(o.shape, o.stride()) for o in outputs)
             # gradients need shapes; only what the pattern keeps for backward is kept alive
-            ctx.shapes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if t.requires_grad else None for t in inputs]
+            ctx.shapes = [
+                (
+                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+                    if t.requires_grad
+                    else None
+                )
+                for t in inputs
+            ]
         kept = [(t, twin) for t, twin, keep in zip(inputs, pattern.input_ids, held, strict=False) if keep]
         if _torch.running_node() is None:  # a recomputation stops before its results
             recorder.stands_in(results)
@@ -114,7 +148,9 @@ class _Replay(torch.autograd.Function):
         recorder.pair(kept, pattern.path)
         ctx.save_for_backward(*(t for t, _ in kept))
         ctx.recorder, ctx.mark, ctx.inputs = recorder, mark, len(held)
-        ctx.mark_non_differentiable(*(r for r, o in zip(results, outputs, strict=True) if not o.requires_grad))
+        ctx.mark_non_differentiable(
+            *(r for r, o in zip(results, outputs, strict=True) if not o.requires_grad)
+        )
         return results
 
     @staticmethod
@@ -132,7 +168,9 @@ class _Replay(torch.autograd.Function):
 class Folder:
     """Wraps the blocks of one module for the time of one capture."""
 
-    def __init__(self, recorder: Recorder, interpose: InterposeMode, enabled: bool, checkpointing: bool) -> None:
+    def __init__(
+        self, recorder: Recorder, interpose: InterposeMode, enabled: bool, checkpointing: bool
+    ) -> None:
         self.recorder = recorder
         self.interpose = interpose
         self.enabled = enabled
@@ -148,7 +186,13 @@ class Folder:
             original = block.forward
             wrapped = self._folding(path, block, key, original)
             if self.checkpointing:
-                wrapped = functools.partial(checkpoint, wrapped, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+                wrapped = functools.partial(
+                    checkpoint,
+                    wrapped,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                    determinism_check="none",
+                )
             block.forward = wrapped
         try:
             yield
@@ -156,7 +200,9 @@ class Folder:
             for _, block, _ in blocks:
                 vars(block).pop("forward", None)  # a block may be in two containers
 
-    def _folding(self, path: str, block: nn.Module, key: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _folding(
+        self, path: str, block: nn.Module, key: Any, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         calls = 0
         pattern: Any = None
         parameters = [p for p in block.parameters() if p.requires_grad]
@@ -186,7 +232,9 @@ class Folder:
         return forward
 
     def _learn(self, path: str, leaves: list[Any], result: Any) -> _Pattern:
-        """What a later block must return: shapes, not storages, so that a pattern holds no activation alive."""
+        """What a later block must return: shapes, not storages, so that a pattern holds no activation
+        alive.
+        """
         outputs, structure = pytree.tree_flatten(result)
         kept: list[Any] = []
         with self.recorder.pause():
@@ -197,25 +245,48 @@ class Folder:
                 elif position is not None:
                     kept.append(_Alias(position))
                 else:
-                    shell = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
-                    kept.append(shell.requires_grad_(output.requires_grad) if output.is_floating_point() else shell)
+                    shell = torch.empty_strided(
+                        output.shape, output.stride(), dtype=output.dtype, device=output.device
+                    )
+                    kept.append(
+                        shell.requires_grad_(output.requires_grad) if output.is_floating_point() else shell
+                    )
         inputs, number = _floating(leaves), self.recorder.tensor_id
-        fresh = [number(output) for output, shell in zip(outputs, kept, strict=True) if isinstance(shell, torch.Tensor)]
-        return _Pattern(path, kept, structure, [weakref.ref(t.untyped_storage()) for t in inputs], [number(t) for t in inputs], fresh)
+        fresh = [
+            number(output)
+            for output, shell in zip(outputs, kept, strict=True)
+            if isinstance(shell, torch.Tensor)
+        ]
+        return _Pattern(
+            path,
+            kept,
+            structure,
+            [weakref.ref(t.untyped_storage()) for t in inputs],
+            [number(t) for t in inputs],
+            fresh,
+        )
 
-    def _replay(self, path: str, call: int, pattern: _Pattern, leaves: list[Any], parameters: list[nn.Parameter]) -> Any:
-        if pattern.held is None:  # the pattern's caller has moved on: what still lives of its inputs, backward needs
+    def _replay(
+        self, path: str, call: int, pattern: _Pattern, leaves: list[Any], parameters: list[nn.Parameter]
+    ) -> Any:
+        # the pattern's caller has moved on: what still lives of its inputs, backward needs
+        if pattern.held is None:
             pattern.held = [reference() is not None for reference in pattern.inputs]
 
         def mark(phase: str) -> None:
             if phase == "forward" and _torch.running_node() is not None:
                 phase = "recompute"
-            self.recorder.events.append(Event("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0)))
+            self.recorder.events.append(
+                Event("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0))
+            )
 
         # under checkpointing something must be kept, for asking for it triggers the recomputation
         held = [True] * len(pattern.held) if self.checkpointing else pattern.held
         made = iter(_Replay.apply(self.recorder, mark, pattern, held, *_floating(leaves), *parameters))  # type: ignore[no-untyped-call]
-        results = [next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o for o in pattern.outputs]
+        results = [
+            next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o
+            for o in pattern.outputs
+        ]
         return pytree.tree_unflatten(results, pattern.structure)
 
 

@@ -31,7 +31,8 @@ Key = tuple[int, int]
 
 #: what is not saved otherwise is recomputed if that reads at most so many times the bytes of the result
 READING_MORE = 1.25
-#: inductor's thresholds: a result with several readers is stored if its expression reads more than the first, any above the second
+#: inductor's thresholds: a result with several readers is stored if its expression reads more than the first,
+#: any above the second
 READS_SHARED, READS_ANY = 4, 8
 #: products with a ragged side are padded where they do at least so many multiply-adds per element touched
 PADDING_INTENSITY = 100
@@ -39,8 +40,20 @@ PADDING_INTENSITY = 100
 SPLIT_COLUMN = 1024
 #: columns from which even the parts are too many for one more kernel
 SPLIT_TWICE = 1 << 15
-#: cost of special functions in units of one exponential per element; a random number takes many integer rounds
-_HEAVY = {"gelu": 1, "gelu_backward": 1, "erf": 1, "tanh": 1, "exp": 1, "silu": 1, "silu_backward": 1, "sigmoid": 1, "softplus": 1, "mish": 1}
+#: cost of special functions in units of one exponential per element; a random number takes many integer
+#: rounds
+_HEAVY = {
+    "gelu": 1,
+    "gelu_backward": 1,
+    "erf": 1,
+    "tanh": 1,
+    "exp": 1,
+    "silu": 1,
+    "silu_backward": 1,
+    "sigmoid": 1,
+    "softplus": 1,
+    "mish": 1,
+}
 RANDOM = 6
 #: the caching allocator's unit
 ALLOCATION_UNIT = 512
@@ -55,13 +68,17 @@ def fuse(workload: Workload) -> Workload:
     lowered = _Lowering(workload)
     saved = _Saved(lowered)
     fused = [
-        [*segment.ops] if segment.phase == "optimizer" else _schedule(_inline(nodes, lowered, saved), saved.outside)
+        [*segment.ops]
+        if segment.phase == "optimizer"
+        else _schedule(_inline(nodes, lowered, saved), saved.outside)
         for segment, nodes in zip(workload.segments, lowered.nodes, strict=True)
     ]
     fused = _with_reuse(fused)
     memory = _memory_change(workload, [list(s.ops) for s in workload.segments], fused)
     segments = tuple(
-        replace(segment, ops=tuple(ops), net=net, peak=peak, calls=len(ops), modules=0) if segment.phase != "optimizer" else segment
+        replace(segment, ops=tuple(ops), net=net, peak=peak, calls=len(ops), modules=0)
+        if segment.phase != "optimizer"
+        else segment
         for segment, ops, (net, peak) in zip(workload.segments, fused, memory, strict=True)
     )
     return replace(workload, segments=segments, options={**workload.options, "compiled": True})
@@ -105,11 +122,21 @@ class _Lowering:
         self.size: dict[int, int] = defaultdict(int)  # storage -> most bytes seen
         self._version: dict[int, int] = defaultdict(int)
         self._count = itertools.count()
-        self._fresh = itertools.count(1 + max((a.tensor for s in workload.segments for o in s.ops for a in (*o.reads, *o.writes)), default=0))
+        self._fresh = itertools.count(
+            1
+            + max(
+                (a.tensor for s in workload.segments for o in s.ops for a in (*o.reads, *o.writes)), default=0
+            )
+        )
         for access in (a for s in workload.segments for o in s.ops for a in (*o.reads, *o.writes)):
             self.size[access.tensor] = max(self.size[access.tensor], access.bytes)
-        self.nodes: list[list[_Node]] = [list(self._segment(i, s)) if s.phase != "optimizer" else [] for i, s in enumerate(workload.segments)]
-        self.maker: dict[Key, _Node] = {key: node for nodes in self.nodes for node in nodes for key in node.writes}
+        self.nodes: list[list[_Node]] = [
+            list(self._segment(i, s)) if s.phase != "optimizer" else []
+            for i, s in enumerate(workload.segments)
+        ]
+        self.maker: dict[Key, _Node] = {
+            key: node for nodes in self.nodes for node in nodes for key in node.writes
+        }
         self.readers: dict[Key, list[_Node]] = defaultdict(list)
         for node in (n for nodes in self.nodes for n in nodes):
             for key in node.reads:
@@ -125,8 +152,20 @@ class _Lowering:
         return access
 
     def _node(
-        self, segment: int, op: Op, form: str, rows: int, columns: int, reads: Iterable[Access], writes: Iterable[Access], *, heavy: float = 0.0,
-        launches: int = 1, stored: bool = False, random: bool = False, direct: bool = False,
+        self,
+        segment: int,
+        op: Op,
+        form: str,
+        rows: int,
+        columns: int,
+        reads: Iterable[Access],
+        writes: Iterable[Access],
+        *,
+        heavy: float = 0.0,
+        launches: int = 1,
+        stored: bool = False,
+        random: bool = False,
+        direct: bool = False,
     ) -> _Node:
         taken: dict[Key, int] = defaultdict(int)
         for a in reads:
@@ -141,7 +180,18 @@ class _Lowering:
             made[a.tensor, self._version[a.tensor]] = a.bytes
         special = {next(self._count): heavy} if heavy else {}
         return _Node(
-            op, segment, form, max(1, rows), max(1, columns), dict(taken), made, special, launches, stored, random, direct or form == "library",
+            op,
+            segment,
+            form,
+            max(1, rows),
+            max(1, columns),
+            dict(taken),
+            made,
+            special,
+            launches,
+            stored,
+            random,
+            direct or form == "library",
             [op.name.split(".")[-1]],
         )
 
@@ -150,13 +200,27 @@ class _Lowering:
         following: Op | None = next(ops, None)
         while following is not None:
             op, following = following, next(ops, None)
-            if op.kind == "fill" and following is not None and following.name == op.name and following.kind != "fill":
+            if (
+                op.kind == "fill"
+                and following is not None
+                and following.name == op.name
+                and following.kind != "fill"
+            ):
                 # zeros, then a part of them written: one pointwise expression, or a scatter
                 part, following = following, next(ops, None)
                 if part.kind == "scatter":
                     yield self._node(index, op, "library", op.dims[0], 1, (), op.writes)
                     target = Access(op.writes[0].tensor, part.reads[0].bytes)
-                    yield self._node(index, part, "pointwise", part.dims[0], 1, (*part.reads, target), (target,), stored=True)
+                    yield self._node(
+                        index,
+                        part,
+                        "pointwise",
+                        part.dims[0],
+                        1,
+                        (*part.reads, target),
+                        (target,),
+                        stored=True,
+                    )
                 else:
                     yield self._node(index, op, "pointwise", op.dims[0], 1, part.reads, op.writes)
                 continue
@@ -182,16 +246,31 @@ class _Lowering:
         elif kind == "pool":
             yield self._pool(index, op)
         elif "random" in op.tags and len(op.writes) > 1:  # dropout: a mask, which is kept, and its product
-            yield self._node(index, op, "pointwise", elements, 1, (), op.writes[1:], heavy=RANDOM * elements, random=True)
+            yield self._node(
+                index, op, "pointwise", elements, 1, (), op.writes[1:], heavy=RANDOM * elements, random=True
+            )
             yield self._node(index, op, "pointwise", elements, 1, (*op.reads, *op.writes[1:]), op.writes[:1])
         else:
             random = "random" in op.tags
             heavy = RANDOM if random else _HEAVY.get(op.name.split(".")[-1].rstrip("_"), 0)
             stored = kind == "scatter"
-            yield self._node(index, op, "pointwise", elements, 1, op.reads, op.writes, heavy=heavy * elements, random=random, stored=stored)
+            yield self._node(
+                index,
+                op,
+                "pointwise",
+                elements,
+                1,
+                op.reads,
+                op.writes,
+                heavy=heavy * elements,
+                random=random,
+                stored=stored,
+            )
 
     def _product(self, index: int, op: Op) -> Iterator[_Node]:
-        """A product; where a side is ragged, its operands are first copied to a whole number of 16-byte words."""
+        """A product; where a side is ragged, its operands are first copied to a whole number of 16-byte
+        words.
+        """
         batch, m, n, k = op.dims
         unit = 16 // ITEMSIZE.get(op.dtype, 4)
         padded = pm, pn, pk = tuple(-(-side // unit) * unit for side in (m, n, k))
@@ -200,19 +279,27 @@ class _Lowering:
             yield self._node(index, op, "library", 1, 1, op.reads, op.writes)
             return
         operands = list(op.reads)
-        for place, (whole, padded_elements) in enumerate((((m, k) == (pm, pk), batch * pm * pk), ((k, n) == (pk, pn), batch * pk * pn))):
+        for place, (whole, padded_elements) in enumerate(
+            (((m, k) == (pm, pk), batch * pm * pk), ((k, n) == (pk, pn), batch * pk * pn))
+        ):
             if not whole:
                 source = operands[place]
                 operands[place] = self.new(padded_elements * ITEMSIZE.get(op.dtype, 4))
-                yield self._node(index, op, "pointwise", padded_elements, 1, (source,), (operands[place],), direct=True)
-        product = replace(op, dims=(batch, *padded), tags=(op.tags[0], f"align{unit}", *op.tags[2:]), reads=tuple(operands))
+                yield self._node(
+                    index, op, "pointwise", padded_elements, 1, (source,), (operands[place],), direct=True
+                )
+        product = replace(
+            op, dims=(batch, *padded), tags=(op.tags[0], f"align{unit}", *op.tags[2:]), reads=tuple(operands)
+        )
         yield self._node(index, product, "library", 1, 1, operands, op.writes)
 
     def _reduction(self, index: int, op: Op) -> _Node:
         kept, reduced = op.dims
         if "inner" in op.tags and kept > 1:
             return self._node(index, op, "row", kept, reduced, op.reads, op.writes)
-        return self._node(index, op, "column", kept, reduced, op.reads, op.writes, launches=1 + (reduced > SPLIT_COLUMN))
+        return self._node(
+            index, op, "column", kept, reduced, op.reads, op.writes, launches=1 + (reduced > SPLIT_COLUMN)
+        )
 
     def _pool(self, index: int, op: Op) -> _Node:
         """A loop over windows; where the maximum was found takes one byte in place of eight.
@@ -225,7 +312,18 @@ class _Lowering:
             reads += tuple(replace(a, bytes=0) for a in op.reads[1:2])
             reads += tuple(replace(a, bytes=a.bytes // 8) for a in op.reads[2:])
         writes = tuple(replace(a, bytes=a.bytes // 8) if place else a for place, a in enumerate(op.writes))
-        return self._node(index, op, "pointwise", elements, 1, reads, writes, heavy=elements * window, stored=True, direct=True)
+        return self._node(
+            index,
+            op,
+            "pointwise",
+            elements,
+            1,
+            reads,
+            writes,
+            heavy=elements * window,
+            stored=True,
+            direct=True,
+        )
 
     def _batch_norm(self, index: int, op: Op) -> Iterator[_Node]:
         """Sums over batch and points, then a pointwise pass."""
@@ -244,7 +342,9 @@ class _Lowering:
         yield self._node(index, op, "pointwise", points * channels, 1, (*x, *rest, *sums), op.writes[:1])
 
     def _row_norm(self, index: int, op: Op) -> Iterator[_Node]:
-        """Statistics of each row, then a pointwise pass over it; a norm's weights get their gradient by columns."""
+        """Statistics of each row, then a pointwise pass over it; a norm's weights get their gradient by
+        columns.
+        """
         rows, columns = op.dims
         forward = op.tags[0] == "forward"
         softmax, logarithmic = op.kind == "softmax", "log" in op.name
@@ -253,9 +353,20 @@ class _Lowering:
         exponentials = rows * columns * softmax
         again = exponentials * (forward != logarithmic)
         yield self._node(index, op, "row", rows, columns, reads, statistics, heavy=exponentials * forward)
-        yield self._node(index, op, "pointwise", rows * columns, 1, (*reads, *statistics), op.writes[:1], heavy=again)
+        yield self._node(
+            index, op, "pointwise", rows * columns, 1, (*reads, *statistics), op.writes[:1], heavy=again
+        )
         if not forward and op.writes[1:]:
-            yield self._node(index, op, "column", columns, rows, reads[:4], op.writes[1:], launches=1 + (rows > SPLIT_COLUMN))
+            yield self._node(
+                index,
+                op,
+                "column",
+                columns,
+                rows,
+                reads[:4],
+                op.writes[1:],
+                launches=1 + (rows > SPLIT_COLUMN),
+            )
 
 
 # -- 2. keep or recompute -------------------------------------------------------------------------
@@ -278,7 +389,10 @@ class _Saved:
                 self.outside.add(key)
             if not later:
                 continue
-            backward = all(lowered.phases[r.segment] == "backward" for r in later) and lowered.phases[maker.segment] != "backward"
+            backward = (
+                all(lowered.phases[r.segment] == "backward" for r in later)
+                and lowered.phases[maker.segment] != "backward"
+            )
             if backward and _repeatable(maker) and not any(r.direct for r in later):
                 cheap.append(key)
             else:
@@ -342,11 +456,20 @@ def _inline(nodes: Sequence[_Node], lowered: _Lowering, saved: _Saved) -> list[_
         node.reads, node.heavy, node.names = reads, heavy, [*dict.fromkeys((*names, *node.names))]
         for key in list(node.writes):
             users = [r for r in lowered.readers.get(key, ()) if r.segment == node.segment]
-            needed = key in saved.outside or node.stored or node.random or node.form != "pointwise" or any(u.direct for u in users)
+            needed = (
+                key in saved.outside
+                or node.stored
+                or node.random
+                or node.form != "pointwise"
+                or any(u.direct for u in users)
+            )
             if not needed and len(reads) <= (READS_ANY if len(users) == 1 else READS_SHARED):
                 expressions[key] = (reads, heavy, node.names)
                 del node.writes[key]
-        if node.writes and (reads or node.random or node.stored or any(key in lowered.readers for key in node.writes)):  # else dead code
+        # else dead code
+        if node.writes and (
+            reads or node.random or node.stored or any(key in lowered.readers for key in node.writes)
+        ):
             out.append(node)
     return out
 
@@ -395,7 +518,13 @@ class _Schedule:
             return b
         lead = one if one.form != "pointwise" else two
         joined = _Kernel(
-            one.nodes + two.nodes, lead.form, lead.rows, lead.columns, min(one.first, two.first), max(one.last, two.last), one.after | two.after,
+            one.nodes + two.nodes,
+            lead.form,
+            lead.rows,
+            lead.columns,
+            min(one.first, two.first),
+            max(one.last, two.last),
+            one.after | two.after,
         )
         self.kernels[b] = joined
         self._merged[a] = b
@@ -436,7 +565,9 @@ class _Schedule:
 
 
 def _alike(one: _Kernel, two: _Kernel) -> bool:
-    """Whether one loop can do both: over the same elements, or over one number per row (per column) of the other."""
+    """Whether one loop can do both: over the same elements, or over one number per row (per column) of the
+    other.
+    """
     forms = {one.form, two.form}
     if "library" in forms:
         return False
@@ -464,7 +595,12 @@ def _schedule(nodes: Sequence[_Node], outside: set[Key]) -> list[Op]:
         makers = {made[key] for key in node.reads if key in made}
         number = schedule.add(node, makers | {r for key in node.writes for r in last_read[key[0]]})
         if node.form != "library":
-            sharing = (n for key in node.reads if node.form != "pointwise" or node.reads[key] >= node.elements for n in read_by[key])
+            sharing = (
+                n
+                for key in node.reads
+                if node.form != "pointwise" or node.reads[key] >= node.elements
+                for n in read_by[key]
+            )
             for other in dict.fromkeys((*sorted(makers, reverse=True), *sharing)):
                 if (other := schedule.find(other)) != number:
                     number = schedule.merge(other, number)
@@ -502,9 +638,16 @@ def _emit(kernel: _Kernel, readers: Mapping[Key, Sequence[_Node]], outside: set[
         heavy |= node.heavy
     launches = 1 + sum(node.launches - 1 for node in kernel.nodes)
     return Op(
-        "fused." + "_".join(names), "fused", lead.op.phase, lead.op.module, lead.op.dtype, 0.0,
-        tuple(Access(t, b) for t, b in reads.items() if b), tuple(Access(t, b) for t, b in writes.items() if b),
-        (kernel.elements, kernel.rows, int(sum(heavy.values())), launches), (kernel.form,),
+        "fused." + "_".join(names),
+        "fused",
+        lead.op.phase,
+        lead.op.module,
+        lead.op.dtype,
+        0.0,
+        tuple(Access(t, b) for t, b in reads.items() if b),
+        tuple(Access(t, b) for t, b in writes.items() if b),
+        (kernel.elements, kernel.rows, int(sum(heavy.values())), launches),
+        (kernel.form,),
     )
 
 
@@ -532,21 +675,32 @@ def _with_reuse(segments: Sequence[Sequence[Op]]) -> list[list[Op]]:
 
 
 def _memory_change(
-    workload: Workload, eager: Sequence[Sequence[Op]], fused: Sequence[Sequence[Op]],
+    workload: Workload, eager: Sequence[Sequence[Op]], fused: Sequence[Sequence[Op]]
 ) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Net and peak of each segment: as captured, plus what lifetimes by first write and last use say has changed."""
+    """Net and peak of each segment: as captured, plus what lifetimes by first write and last use say has
+    changed.
+    """
     out = []
-    for segment, before, after in zip(workload.segments, _lifetimes(workload, eager), _lifetimes(workload, fused), strict=True):
+    for segment, before, after in zip(
+        workload.segments, _lifetimes(workload, eager), _lifetimes(workload, fused), strict=True
+    ):
         changed = []
         for captured, old, new in zip((segment.net, segment.peak), before, after, strict=True):
-            total = {kind: captured.get(kind, 0) + new.get(kind, 0) - old.get(kind, 0) for kind in {*captured, *old, *new}}
+            total = {
+                kind: captured.get(kind, 0) + new.get(kind, 0) - old.get(kind, 0)
+                for kind in {*captured, *old, *new}
+            }
             changed.append({kind: size for kind, size in total.items() if size})
         out.append((changed[0], changed[1]))
     return out
 
 
-def _lifetimes(workload: Workload, segments: Sequence[Sequence[Op]]) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """(net, peak) of activations and temporaries per segment, if each storage lived from first write to last use."""
+def _lifetimes(
+    workload: Workload, segments: Sequence[Sequence[Op]]
+) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """(net, peak) of activations and temporaries per segment, if each storage lived from first write to last
+    use.
+    """
     size: dict[int, int] = defaultdict(int)
     born: dict[int, int] = {}
     dies: dict[int, tuple[int, int]] = {}
@@ -559,7 +713,8 @@ def _lifetimes(workload: Workload, segments: Sequence[Sequence[Op]]) -> list[tup
                 dies[a.tensor] = (i, j)
     phases = [s.phase for s in workload.segments]
     kind = {
-        t: "activations" if phases[i] != "backward" and phases[dies[t][0]] == "backward" else "temporary" for t, i in born.items()
+        t: "activations" if phases[i] != "backward" and phases[dies[t][0]] == "backward" else "temporary"
+        for t, i in born.items()
     }
     ending: dict[tuple[int, int], list[int]] = defaultdict(list)
     read = {a.tensor for ops in segments for op in ops for a in op.reads}

@@ -27,9 +27,7 @@ _TABLES = (dict, OrderedDict, set)
 
 
 @contextmanager
-def stand_ins(
-    modules: Sequence[nn.Module], dtype: torch.dtype | None, channels_last: bool,
-) -> Iterator[None]:
+def stand_ins(modules: Sequence[nn.Module], dtype: torch.dtype | None, channels_last: bool) -> Iterator[None]:
     """Within it, the modules hold copies of their state: floating-point tensors on meta, tied ones tied."""
     every = list({id(sub): sub for module in modules for sub in module.modules()}.values())
     memo: dict[int, Any] = {id(sub): sub for sub in every}

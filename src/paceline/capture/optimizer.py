@@ -54,14 +54,23 @@ def names() -> list[str]:
 
 def check(name: str) -> tuple[Rule, str]:
     """The rule and implementation of an optimizer name."""
-    base, _, how = name.rpartition("-") if name.endswith(tuple(f"-{h}" for h in IMPLEMENTATIONS)) else (name, "", "")
+    base, _, how = (
+        name.rpartition("-") if name.endswith(tuple(f"-{h}" for h in IMPLEMENTATIONS)) else (name, "", "")
+    )
     if base not in RULES:
-        raise UnknownName("optimizer", name, names(), f"allowed: {', '.join(RULES)}, each also with {', '.join('-' + h for h in IMPLEMENTATIONS)}")
+        raise UnknownName(
+            "optimizer",
+            name,
+            names(),
+            f"allowed: {', '.join(RULES)}, each also with {', '.join('-' + h for h in IMPLEMENTATIONS)}",
+        )
     return RULES[base], how or RULES[base].default
 
 
 def launches(shapes: Sequence[tuple[int, ...]], lists: int) -> int:
-    """Launches of a multi-tensor kernel over tensors of these shapes, walking `lists` tensors per parameter."""
+    """Launches of a multi-tensor kernel over tensors of these shapes, walking `lists` tensors per
+    parameter.
+    """
     limit = MAX_TENSORS[min(5, max(1, lists))]
     count, chunks, members = 0, 0, 0
     for shape in shapes:
@@ -97,12 +106,25 @@ def segment(name: str, parameters: Sequence[tuple[tuple[int, ...], str]]) -> tup
             temporary += rule.temporaries * size
         steps = (rule.fused,) if how == "fused" else rule.foreach
         for reads, writes in steps:
-            number = len(shapes) if how == "single" else launches(shapes, reads + (writes if reads < writes else 0))
-            ops.append(Op(
-                f"optimizer.{name}", "optimizer", "optimizer", "", dtype, 0.0,
-                tuple(Access(-1 - i, size) for i in range(reads)), tuple(Access(-1 - i, size) for i in range(writes)),
-                (len(shapes), sum(counts), number), (how,),
-            ))
+            number = (
+                len(shapes)
+                if how == "single"
+                else launches(shapes, reads + (writes if reads < writes else 0))
+            )
+            ops.append(
+                Op(
+                    f"optimizer.{name}",
+                    "optimizer",
+                    "optimizer",
+                    "",
+                    dtype,
+                    0.0,
+                    tuple(Access(-1 - i, size) for i in range(reads)),
+                    tuple(Access(-1 - i, size) for i in range(writes)),
+                    (len(shapes), sum(counts), number),
+                    (how,),
+                )
+            )
     live = {"temporary": temporary} if temporary else {}
     return Segment("optimizer", "optimizer", tuple(ops), {}, live), state
 

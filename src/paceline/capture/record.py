@@ -28,10 +28,39 @@ REAL_LIMIT = 1 << 22
 ALLOCATION_UNIT = 512
 
 _NO_KERNEL = {
-    "detach", "detach_", "alias", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh",
-    "lift", "set_", "resize_", "is_same_size", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
-    "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_has_compatible_shallow_copy_type", "record_stream", "equal",
-    "_nested_tensor_size", "requires_grad_", "set_data", "is_pinned", "as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_",
+    "detach",
+    "detach_",
+    "alias",
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+    "lift",
+    "set_",
+    "resize_",
+    "is_same_size",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "unsafe_chunk",
+    "sym_size",
+    "sym_stride",
+    "sym_numel",
+    "sym_storage_offset",
+    "_has_compatible_shallow_copy_type",
+    "record_stream",
+    "equal",
+    "_nested_tensor_size",
+    "requires_grad_",
+    "set_data",
+    "is_pinned",
+    "as_strided_",
+    "squeeze_",
+    "unsqueeze_",
+    "t_",
+    "transpose_",
 }
 
 
@@ -100,7 +129,11 @@ class Recorder:
     @contextmanager
     def inside(self, path: str, call: int) -> Iterator[int]:
         """Operators belong to a scope of their own; what follows it, to a new scope of the outer path."""
-        outer, outer_path, outer_phase = self.current, self.scopes[self.current].path, self.scopes[self.current].phase
+        outer, outer_path, outer_phase = (
+            self.current,
+            self.scopes[self.current].path,
+            self.scopes[self.current].phase,
+        )
         phase = "recompute" if _torch.running_node() is not None else "forward"
         self.recompute += phase == "recompute"
         self.current = self.scope(path, phase, call)
@@ -138,13 +171,17 @@ class Recorder:
             self.tensor_id(tensor)
 
     def stands_in(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tensors of a folded block whose allocation its pattern already counts; their release is seen here."""
+        """Tensors of a folded block whose allocation its pattern already counts; their release is seen
+        here.
+        """
         for tensor in tensors:
             number = self.tensor_id(tensor)
             self.events.append(Event("known", self._segment_now(), tensor=number, bytes=_rounded(tensor)))
 
     def pair(self, pairs: Iterable[tuple[torch.Tensor, int]], path: str) -> None:
-        """Inputs and results of a folded block with those of its pattern: who releases the one, releases the other."""
+        """Inputs and results of a folded block with those of its pattern: who releases the one, releases the
+        other.
+        """
         for tensor, twin in pairs:
             self.twins.setdefault(self.tensor_id(tensor), []).append((path, twin))
 
@@ -193,7 +230,9 @@ class Recorder:
 
     # -- operators ---------------------------------------------------------------------------
 
-    def record(self, name: str, works: Sequence[Work] | Iterator[Work], outputs: Sequence[torch.Tensor]) -> None:
+    def record(
+        self, name: str, works: Sequence[Work] | Iterator[Work], outputs: Sequence[torch.Tensor]
+    ) -> None:
         """Log one call: its pieces of work and the storages it made."""
         node = _torch.running_node()
         if node is None or self.recompute:
@@ -219,7 +258,9 @@ class Recorder:
             if t.numel():
                 number = self.tensor_id(t)
                 last = self._last_use.get(number)
-                out.append(Access(number, classify.touched_bytes(t), -1 if last is None else self._traffic - last))
+                out.append(
+                    Access(number, classify.touched_bytes(t), -1 if last is None else self._traffic - last)
+                )
         return tuple(out)
 
     @staticmethod
@@ -241,7 +282,9 @@ class RecordMode(TorchDispatchMode):
         name = func._schema.name.split("::")[-1]
         handler: Callable[..., Any] | None = classify.HANDLERS.get(name, classify.pointwise)
         returns = func._schema.returns
-        is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        is_view = bool(returns) and all(
+            r.alias_info is not None and not r.alias_info.is_write for r in returns
+        )
         if is_view or name in _NO_KERNEL:
             handler = None
         self._plans[func] = (name, handler)
@@ -260,14 +303,16 @@ class RecordMode(TorchDispatchMode):
         name, handler = self._plans.get(func) or self._plan(func)
         if name == "_local_scalar_dense" and on_meta:
             raise CaptureError(
-                "the model asks for the value of a tensor that is not computed here (.item(), bool(), or a comparison in Python); "
-                "pass the value in, or guard that branch during capture"
+                "the model asks for the value of a tensor that is not computed here (.item(), bool(), or a"
+                " comparison in Python); pass the value in, or guard that branch during capture"
             )
         known = {_torch.storage_key(t) for t in inputs} if handler is classify.pointwise else set()
         try:
             out = func(*args, **kwargs)
         except NotImplementedError as error:
-            raise CaptureError(f"operator {func} cannot run without data: {str(error).splitlines()[0]}") from error
+            raise CaptureError(
+                f"operator {func} cannot run without data: {str(error).splitlines()[0]}"
+            ) from error
         recorder.note_sequence()
         recorder.events.append(Event("call", recorder._segment_now()))
         if name.startswith("convolution"):
@@ -279,15 +324,21 @@ class RecordMode(TorchDispatchMode):
         if handler is None:
             if name.startswith(("empty", "new_empty")):
                 recorder.allocated(outputs)
-        elif known and not func._schema.is_mutable and outputs and all(_torch.storage_key(t) in known for t in outputs):
+        elif (
+            known
+            and not func._schema.is_mutable
+            and outputs
+            and all(_torch.storage_key(t) in known for t in outputs)
+        ):
             pass  # a view in all but name
         else:
             recorder.record(f"aten.{name}", handler(args, kwargs, out), outputs)
         return out
 
-
     def _as_cudnn_lays(self, name: str, args: Any, out: Any) -> Any:
-        """Results of a convolution in the layout a GPU gives them: channels-last also when only the filter lies so."""
+        """Results of a convolution in the layout a GPU gives them: channels-last also when only the filter
+        lies so.
+        """
         x, weight = args[1:3] if name == "convolution_backward" else args[:2]
         if classify.conv_layout(x, weight) != "nhwc":
             return out
@@ -295,7 +346,9 @@ class RecordMode(TorchDispatchMode):
             fmt = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
             if isinstance(out, torch.Tensor):
                 return out.contiguous(memory_format=fmt)
-            return tuple(t.contiguous(memory_format=fmt) if t is not None and t.dim() == x.dim() else t for t in out)
+            return tuple(
+                t.contiguous(memory_format=fmt) if t is not None and t.dim() == x.dim() else t for t in out
+            )
 
 
 def _rounded(tensor: torch.Tensor) -> int:
@@ -304,7 +357,11 @@ def _rounded(tensor: torch.Tensor) -> int:
 
 def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value if value.is_meta else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return (
+            value
+            if value.is_meta
+            else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        )
     if isinstance(value, (list, tuple)):
         return type(value)(_to_meta(item) for item in value)
     return value

@@ -56,7 +56,14 @@ def resolve(model: Any, *, batch: int, seq: int | None, image: int | None) -> tu
     seq = entry.seq if seq is None else seq
     per_sample = seq if entry.unit == "tokens" and seq else 1
     job = Job(
-        name=entry.name, module=module, args=inputs, loss=loss, batch=batch, seq=seq, unit=entry.unit, units_per_step=batch * per_sample,
+        name=entry.name,
+        module=module,
+        args=inputs,
+        loss=loss,
+        batch=batch,
+        seq=seq,
+        unit=entry.unit,
+        units_per_step=batch * per_sample,
     )
     return job, Usual(entry.optimizer, entry.family == "cnn")
 
@@ -67,7 +74,9 @@ def _from_tuple(value: Any, name: str, batch: int, seq: int | None) -> Job:
     module, inputs, *rest = value
     loss: Callable[[Any], torch.Tensor] | None = rest[0] if rest else None
     if isinstance(inputs, dict):
-        return Job(name=name, module=module, kwargs=inputs, loss=loss, batch=batch, seq=seq, units_per_step=batch)
+        return Job(
+            name=name, module=module, kwargs=inputs, loss=loss, batch=batch, seq=seq, units_per_step=batch
+        )
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     return Job(name=name, module=module, args=args, loss=loss, batch=batch, seq=seq, units_per_step=batch)
 
@@ -92,8 +101,14 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
             spec.loader.exec_module(loaded)
         make = getattr(loaded, function, None)
         if not callable(make):
-            functions = [n for n, v in vars(loaded).items() if inspect.isfunction(v) and v.__module__ == loaded.__name__]
-            raise UnknownName(f"function in {path}", function, functions, f"it has: {', '.join(functions) or 'none'}")
+            functions = [
+                n
+                for n, v in vars(loaded).items()
+                if inspect.isfunction(v) and v.__module__ == loaded.__name__
+            ]
+            raise UnknownName(
+                f"function in {path}", function, functions, f"it has: {', '.join(functions) or 'none'}"
+            )
         accepted = inspect.signature(make).parameters
         every = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         offered = {"batch": batch, **({"seq": seq} if seq is not None else {})}
@@ -104,11 +119,20 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
     return _from_tuple(built, f"{path}:{function}", batch, seq)
 
 
-def _vision(name: str, make: Callable[[], nn.Module], batch: int, image: int | None, channels: int = 3) -> Job:
+def _vision(
+    name: str, make: Callable[[], nn.Module], batch: int, image: int | None, channels: int = 3
+) -> Job:
     with BuildMode(), _user_code(name, "build"):
         module = make()
         side = image or 224
-        return Job(name=name, module=module, args=(torch.randn(batch, channels, side, side),), batch=batch, unit="images", units_per_step=batch)
+        return Job(
+            name=name,
+            module=module,
+            args=(torch.randn(batch, channels, side, side),),
+            batch=batch,
+            unit="images",
+            units_per_step=batch,
+        )
 
 
 def _torchvision(name: str) -> Callable[[], nn.Module]:
@@ -133,7 +157,9 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
         raise UnknownName("timm model", name, timm.list_models())
     with BuildMode(), _user_code(f"timm:{name}", "build"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # old names for a model are welcome here
-        fixed = image is not None and "img_size" in str(inspect.signature(timm.model_entrypoint(name.partition(".")[0])))
+        fixed = image is not None and "img_size" in str(
+            inspect.signature(timm.model_entrypoint(name.partition(".")[0]))
+        )
         try:
             module = timm.create_model(name, pretrained=False, **({"img_size": image} if fixed else {}))
         except TypeError:
@@ -141,7 +167,9 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
         channels, side, _ = module.default_cfg.get("input_size", (3, 224, 224))
         side = image or side
         x = torch.randn(batch, channels, side, side)
-    return Job(name=f"timm:{name}", module=module, args=(x,), batch=batch, unit="images", units_per_step=batch)
+    return Job(
+        name=f"timm:{name}", module=module, args=(x,), batch=batch, unit="images", units_per_step=batch
+    )
 
 
 def transformers() -> Any:
@@ -153,7 +181,8 @@ def transformers() -> Any:
     except ImportError:
         raise MissingExtra("transformers", "hf", "a Hugging Face configuration") from None
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
-        package.logging.set_verbosity_error()  # its advice is about weights and losses, of which there are none
+        # its advice is about weights and losses, of which there are none
+        package.logging.set_verbosity_error()
     return package
 
 
@@ -164,11 +193,25 @@ def _huggingface(path: Path, batch: int, seq: int | None) -> Job:
     return replace(job, name=hugging_face.name(config, parameters))
 
 
-def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: str, head: str | None = None, attention: str | None = None,
-                dropout: bool = True) -> Job:
-    """A transformers model from its configuration (with `model_type`), with labels so that it computes its own loss."""
+def huggingface(
+    config: dict[str, Any],
+    *,
+    batch: int,
+    seq: int | None,
+    name: str,
+    head: str | None = None,
+    attention: str | None = None,
+    dropout: bool = True,
+) -> Job:
+    """A transformers model from its configuration (with `model_type`), with labels so that it computes its
+    own loss.
+    """
     library = transformers()
-    settings = {k: v for k, v in config.items() if k not in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype")}
+    settings = {
+        k: v
+        for k, v in config.items()
+        if k not in ("model_type", "architectures", "transformers_version", "torch_dtype", "dtype")
+    }
     try:
         made = library.AutoConfig.for_model(config["model_type"], **settings)
     except Exception as error:
@@ -193,7 +236,11 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
                 continue
             options = {"attn_implementation": attention} if attention else {}
             try:
-                module = cls.from_config(made, **options) if candidate.startswith("AutoModel") else cls._from_config(made, **options)
+                module = (
+                    cls.from_config(made, **options)
+                    if candidate.startswith("AutoModel")
+                    else cls._from_config(made, **options)
+                )
                 break
             except ValueError:  # this configuration has no such head
                 continue
@@ -202,21 +249,31 @@ def huggingface(config: dict[str, Any], *, batch: int, seq: int | None, name: st
     kwargs, length = _huggingface_inputs(module, batch, seq, name)
     unit = "tokens" if length else "images"
     return Job(
-        name=name, module=module, kwargs=kwargs, batch=batch, seq=length, unit=unit,
-        units_per_step=batch * (length or 1), fallbacks=slow,
+        name=name,
+        module=module,
+        kwargs=kwargs,
+        batch=batch,
+        seq=length,
+        unit=unit,
+        units_per_step=batch * (length or 1),
+        fallbacks=slow,
     )
 
 
 #: heads to try where a configuration names no architecture; for encoder-decoders, those that run both first
 _HEADS_OF_PAIRS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 _HEADS = (
-    "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification",
-    "AutoModelForSequenceClassification", "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification",
+    "AutoModel",
 )
 
 
 def _huggingface_inputs(
-    module: Any, batch: int, seq: int | None, name: str,
+    module: Any, batch: int, seq: int | None, name: str
 ) -> tuple[dict[str, Any], int | None]:
     """Inputs with labels, and the tokens of a sample; None for models that take images."""
     config, takes = module.config, module.main_input_name
@@ -237,11 +294,16 @@ def _huggingface_inputs(
         raise CaptureError(f"{name}: inputs for models that take {takes!r} are not known; {hint}")
     kwargs: dict[str, Any] = {"input_ids": ids}
     accepted = inspect.signature(module.forward).parameters
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     if "decoder_attention_mask" in accepted:  # some decoders make one themselves and ask for its values
         kwargs["decoder_attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
     if "labels" in accepted:
-        per_sample = type(module).__name__.endswith(("ForSequenceClassification", "ForNextSentencePrediction"))
+        per_sample = type(module).__name__.endswith(
+            ("ForSequenceClassification", "ForNextSentencePrediction")
+        )
         kwargs["labels"] = torch.zeros(batch, dtype=torch.int64) if per_sample else ids
     return kwargs, length

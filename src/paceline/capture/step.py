@@ -95,17 +95,25 @@ def _traced(job: Job, settings: Settings) -> Workload:
     module.train()
     ready: dict[str, int] = {}
     collecting = gc.isenabled()
-    gc.disable()  # lifetimes follow reference counts, as on the device; a cycle collected midway would not be reproducible
+    # lifetimes follow reference counts, as on the device; a cycle collected midway would not be reproducible
+    gc.disable()
     try:
         with (
-            _ready_hooks(recorder, names, ready), _module_paths(recorder, module), folder.around(module),
-            _torch.compiling() if settings.compile else nullcontext(), RecordMode(recorder), interpose,
+            _ready_hooks(recorder, names, ready),
+            _module_paths(recorder, module),
+            folder.around(module),
+            _torch.compiling() if settings.compile else nullcontext(),
+            RecordMode(recorder),
+            interpose,
         ):
             with _user_code(job.name, "forward pass"):
                 output = module(*args, **kwargs)
                 loss = (job.loss or default_loss)(output)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise CaptureError(f"{job.name}: the loss must be one number, got {_shape(loss)}; give a loss function that returns a scalar")
+                raise CaptureError(
+                    f"{job.name}: the loss must be one number, got {_shape(loss)}; give a loss function that"
+                    " returns a scalar"
+                )
             if not loss.requires_grad:
                 raise CaptureError(f"{job.name}: the loss does not depend on any trainable parameter")
             del output
@@ -119,7 +127,8 @@ def _traced(job: Job, settings: Settings) -> Workload:
         if collecting:
             gc.enable()
     parameters = tuple(
-        Parameter(name, tuple(p.shape), DTYPE_NAMES[p.dtype], ready.get(name, -1)) for p, name in names.items()
+        Parameter(name, tuple(p.shape), DTYPE_NAMES[p.dtype], ready.get(name, -1))
+        for p, name in names.items()
     )
     trained = [(tuple(p.shape), DTYPE_NAMES[p.dtype]) for p in names if p.requires_grad]
     update, state_bytes = optimizer.segment(settings.optimizer, trained)
@@ -129,10 +138,22 @@ def _traced(job: Job, settings: Settings) -> Workload:
         "activations": sum(_allocated(t) for t in tensors((args, list(kwargs.values())))),
     }
     workload = Workload(
-        name=job.name, batch=job.batch, seq=job.seq, unit=job.unit, units_per_step=job.units_per_step,
-        precision=settings.precision, optimizer=settings.optimizer, segments=(*segments, update),
-        order=(*order, len(segments)), parameters=parameters, resident=resident,
-        options={"checkpointing": settings.checkpointing, "channels_last": settings.channels_last, "fused_attention": settings.fused_attention},
+        name=job.name,
+        batch=job.batch,
+        seq=job.seq,
+        unit=job.unit,
+        units_per_step=job.units_per_step,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        segments=(*segments, update),
+        order=(*order, len(segments)),
+        parameters=parameters,
+        resident=resident,
+        options={
+            "checkpointing": settings.checkpointing,
+            "channels_last": settings.channels_last,
+            "fused_attention": settings.fused_attention,
+        },
         captured_with={"paceline": paceline.__version__, "torch": torch.__version__},
     )
     return fuse(workload) if settings.compile else workload
@@ -143,7 +164,11 @@ def _allocated(tensor: torch.Tensor) -> int:
 
 
 def _shape(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+    return (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"{type(value).__name__}"
+    )
 
 
 @contextmanager
@@ -155,7 +180,9 @@ def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict
             return
         ready[names[parameter]] = len(ready)  # type: ignore[index]
         with recorder.pause():
-            recorder.events.append(Event("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad)))
+            recorder.events.append(
+                Event("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad))
+            )
 
     handles = [p.register_post_accumulate_grad_hook(note) for p in names if p.requires_grad]
     try:
@@ -197,14 +224,18 @@ def _user_code(name: str, what: str) -> Iterator[None]:
         raise CaptureError(f"{name}: {what}: {error}{_where(error)}") from None
     except Exception as error:
         text = str(error).strip().splitlines()
-        raise CaptureError(f"{name}: {what} raised {type(error).__name__}: {text[0] if text else ''}{_where(error)}") from error
+        raise CaptureError(
+            f"{name}: {what} raised {type(error).__name__}: {text[0] if text else ''}{_where(error)}"
+        ) from error
 
 
 def _where(error: BaseException) -> str:
     """The last frames that are neither torch's nor ours nor the import system's."""
     ours, theirs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
     frames = [
-        f for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith((theirs, "<frozen")) and (not f.filename.startswith(ours) or "catalog" in f.filename)
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith((theirs, "<frozen"))
+        and (not f.filename.startswith(ours) or "catalog" in f.filename)
     ]
     return "".join(f"\n    {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-3:])

@@ -25,7 +25,16 @@ class Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, causal: bool, extras: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        recorder: Recorder,
+        causal: bool,
+        extras: tuple[str, ...],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
         b, hq, sq, d = q.shape if q.dim() == 4 else (1, *_lead(q))
         sk, dv = v.shape[-2:]
         hk = k.shape[-3] if k.dim() > 2 else 1
@@ -51,13 +60,17 @@ class Attention(torch.autograd.Function):
             accumulator = torch.empty_like(q, dtype=torch.float32)
         tags = ("backward", *(("causal",) if ctx.causal else ()), *ctx.extras)
         reads = [grad, q, k, v, out, lse, *([mask] if mask is not None else [])]
-        work = Work("attention", reads, grads, ctx.dims, _flops(ctx.dims, ctx.causal, 5), tags, DTYPE_NAMES[q.dtype])
+        work = Work(
+            "attention", reads, grads, ctx.dims, _flops(ctx.dims, ctx.causal, 5), tags, DTYPE_NAMES[q.dtype]
+        )
         recorder.record("aten.scaled_dot_product_attention_backward", [work], [*grads, accumulator])
         return None, None, None, *grads, None
 
 
 def _laid_out(like: Tensor, size: int) -> Tensor:
-    """A result as the kernels lay it out: half-precision ones follow their input, the fp32 one (batch, length, heads, size)."""
+    """A result as the kernels lay it out: half-precision ones follow their input, the fp32 one (batch,
+    length, heads, size).
+    """
     if like.dtype != torch.float32 and size == like.shape[-1]:
         return torch.empty_like(like)
     return like.new_empty((*like.shape[:-3], like.shape[-2], like.shape[-3], size)).transpose(-2, -3)
@@ -83,7 +96,11 @@ class RmsNorm(torch.autograd.Function):
             scale = x.new_empty((rows, 1), dtype=torch.float32)
         recorder.note_sequence()
         reads = [x, *([weight] if weight is not None else [])]
-        recorder.record("aten.rms_norm", [Work("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))], [out, scale])
+        recorder.record(
+            "aten.rms_norm",
+            [Work("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))],
+            [out, scale],
+        )
         ctx.save_for_backward(x, weight, scale)
         ctx.recorder, ctx.dims = recorder, (rows, columns)
         return out
@@ -107,7 +124,15 @@ class Recurrent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recorder: Recorder, gates: int, layers: int, directions: int, batch_first: bool, states: int, x: Tensor, *rest: Tensor,
+        ctx: Any,
+        recorder: Recorder,
+        gates: int,
+        layers: int,
+        directions: int,
+        batch_first: bool,
+        states: int,
+        x: Tensor,
+        *rest: Tensor,
     ) -> Any:
         initial, weights = rest[:states], rest[states:]
         hidden = initial[0].shape[-1]
@@ -121,10 +146,24 @@ class Recurrent(torch.autograd.Function):
         recorder.note_sequence()
         dims = (layers * directions, steps, batch, x.shape[-1], hidden)
         flops = _rnn_flops(gates, layers, directions, steps, batch, x.shape[-1], hidden)
-        work = Work("rnn", [x, *weights], [out, reserve], dims, flops, ("forward", f"gates{gates}", f"layers{layers}"), DTYPE_NAMES[x.dtype])
+        work = Work(
+            "rnn",
+            [x, *weights],
+            [out, reserve],
+            dims,
+            flops,
+            ("forward", f"gates{gates}", f"layers{layers}"),
+            DTYPE_NAMES[x.dtype],
+        )
         recorder.record("aten.rnn", [work], [out, reserve, *last])
         ctx.save_for_backward(x, *rest, out, reserve)
-        ctx.recorder, ctx.dims, ctx.flops, ctx.states, ctx.counts = recorder, dims, flops, states, (gates, layers)
+        ctx.recorder, ctx.dims, ctx.flops, ctx.states, ctx.counts = (
+            recorder,
+            dims,
+            flops,
+            states,
+            (gates, layers),
+        )
         return (out, *last)
 
     @staticmethod
@@ -138,19 +177,31 @@ class Recurrent(torch.autograd.Function):
             grad_weights = [torch.empty_like(weight) for weight in weights]
         gates, layers = ctx.counts
         tags = ("backward", f"gates{gates}", f"layers{layers}")
-        work = Work("rnn", [grad, x, out, reserve, *weights], [grad_x, *grad_weights], ctx.dims, 2 * ctx.flops, tags, DTYPE_NAMES[x.dtype])
+        work = Work(
+            "rnn",
+            [grad, x, out, reserve, *weights],
+            [grad_x, *grad_weights],
+            ctx.dims,
+            2 * ctx.flops,
+            tags,
+            DTYPE_NAMES[x.dtype],
+        )
         recorder.record("aten.rnn_backward", [work], [grad_x, *grad_initial, *grad_weights])
         return None, None, None, None, None, None, grad_x, *grad_initial, *grad_weights
 
 
-def _rnn_flops(gates: int, layers: int, directions: int, steps: int, batch: int, inputs: int, hidden: int) -> float:
+def _rnn_flops(
+    gates: int, layers: int, directions: int, steps: int, batch: int, inputs: int, hidden: int
+) -> float:
     first = inputs + hidden
     later = hidden * directions + hidden
     return 2.0 * steps * batch * directions * gates * hidden * (first + (layers - 1) * later)
 
 
 def recurrent(recorder: Recorder, name: str, args: Sequence[Any]) -> Any:
-    """`torch.lstm(x, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first)` and its kin."""
+    """`torch.lstm(x, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first)` and its
+    kin.
+    """
     x, hx, params, _, layers, _, _, bidirectional, batch_first = args
     initial = list(hx) if isinstance(hx, (list, tuple)) else [hx]
     gates = {"lstm": 4, "gru": 3}.get(name, 1)

@@ -1,4 +1,6 @@
-"""The command line: each command is a file here, a few lines over a public function, which it imports when called."""
+"""The command line: each command is a file here, a few lines over a public function, which it imports when
+called.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from paceline.errors import PacelineError, missing_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on stderr and exit code 2.
+    """Run the command line, on the process's own arguments unless given; a user's mistake is one line on
+    stderr and exit code 2.
 
     Ctrl-C is one line on stderr and exit code 130, while the commands are imported too.
     """

@@ -9,16 +9,26 @@ from cyclopts import App, Parameter
 from paceline.cli.options import Json, print_json, show, whole
 from paceline.cli.throughput import score
 
-app = App(name="bench", help="Measure on an emulated cluster: hosts are network namespaces with shaped links (needs root on Linux).")
+app = App(
+    name="bench",
+    help=(
+        "Measure on an emulated cluster: hosts are network namespaces with shaped links (needs root on"
+        " Linux)."
+    ),
+)
 
 Hosts = Annotated[str, Parameter(help="hosts, one or several numbers separated by commas")]
-Link = Annotated[str, Parameter(help="rate of each host's link, one or several: 100Mbit/s, 1Gbit/s, unshaped")]
+Link = Annotated[
+    str, Parameter(help="rate of each host's link, one or several: 100Mbit/s, 1Gbit/s, unshaped")
+]
 
 
 def _links(text: str) -> list[float | None]:
     from paceline.units import parse
 
-    return [None if word.strip() == "unshaped" else parse(word.strip(), "bandwidth") for word in text.split(",")]
+    return [
+        None if word.strip() == "unshaped" else parse(word.strip(), "bandwidth") for word in text.split(",")
+    ]
 
 
 def _counts(text: str) -> list[int]:
@@ -32,19 +42,36 @@ def _counts(text: str) -> list[int]:
 
 @app.command
 def strategies(
-    *, hosts: Hosts = "2", link: Link = "100Mbit/s",
+    *,
+    hosts: Hosts = "2",
+    link: Link = "100Mbit/s",
     model: Annotated[str, Parameter(help="cnn, vgg-like or mlp, each 20 to 30 MB of gradients")] = "cnn",
     strategy: Annotated[str, Parameter(help="which, separated by commas; `none` does not communicate")] = "",
-    seconds: Annotated[float, Parameter(help="time for the steps of one strategy in one round; one step at least")] = 1.0,
-    rounds: Annotated[int, Parameter(converter=whole, help="rounds over all strategies; the median counts")] = 2,
+    seconds: Annotated[
+        float, Parameter(help="time for the steps of one strategy in one round; one step at least")
+    ] = 1.0,
+    rounds: Annotated[
+        int, Parameter(converter=whole, help="rounds over all strategies; the median counts")
+    ] = 2,
     batch: Annotated[int | None, Parameter(converter=whole, help="samples per step of one rank")] = None,
-    cpus: Annotated[float | None, Parameter(help="cores that each host may use")] = None, json_: Json = False,
+    cpus: Annotated[float | None, Parameter(help="cores that each host may use")] = None,
+    json_: Json = False,
 ) -> None:
-    """Time training steps under each strategy, predicted and measured side by side, with the bytes on the wire."""
+    """Time training steps under each strategy, predicted and measured side by side, with the bytes on the
+    wire.
+    """
     from paceline.bench.strategies import STRATEGIES, compare
 
-    found = compare(model=model, strategies=strategy.split(",") if strategy else STRATEGIES, hosts=_counts(hosts), links=_links(link),
-                    seconds=seconds, rounds=rounds, batch=batch, cpus=cpus)
+    found = compare(
+        model=model,
+        strategies=strategy.split(",") if strategy else STRATEGIES,
+        hosts=_counts(hosts),
+        links=_links(link),
+        seconds=seconds,
+        rounds=rounds,
+        batch=batch,
+        cpus=cpus,
+    )
     if json_:
         print_json(found.to_dict())
     else:
@@ -53,7 +80,10 @@ def strategies(
 
 @app.command
 def collectives(
-    *, hosts: Hosts = "2", link: Link = "100Mbit/s", largest: Annotated[str, Parameter(help="size of the largest message")] = "4 MB",
+    *,
+    hosts: Hosts = "2",
+    link: Link = "100Mbit/s",
+    largest: Annotated[str, Parameter(help="size of the largest message")] = "4 MB",
     json_: Json = False,
 ) -> None:
     """Time collectives on gloo, in the columns of nccl-tests, with the predicted time beside."""

@@ -7,12 +7,28 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Batch, ChannelsLast, Checkpointing, Image, Optimizer, Precision, Seq, workload
+from paceline.cli.options import (
+    Batch,
+    ChannelsLast,
+    Checkpointing,
+    Image,
+    Optimizer,
+    Precision,
+    Seq,
+    workload,
+)
 
 
 def capture(
-    model: str, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"], help="the file to write")], batch: Batch = 1, seq: Seq = None,
-    image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
+    model: str,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the file to write")],
+    batch: Batch = 1,
+    seq: Seq = None,
+    image: Image = None,
+    precision: Precision | None = None,
+    optimizer: Optimizer = None,
     checkpointing: Checkpointing = False,
     channels_last: ChannelsLast = None,
 ) -> None:
@@ -26,5 +42,8 @@ def capture(
     captured = workload(model, batch, seq, image, precision, optimizer, checkpointing, False, channels_last)
     captured.save(output)
     operators = sum(len(captured.segments[i].ops) for i in captured.order)
-    found = f"{captured.parameter_count:,} parameters, {operators:,} operators in {len(captured.segments)} distinct segments"
+    found = (
+        f"{captured.parameter_count:,} parameters, {operators:,} operators in {len(captured.segments)}"
+        " distinct segments"
+    )
     print(f"{output}: {captured.name}, {found}")

@@ -19,7 +19,9 @@ def devices_(*names: str, json_: Json = False) -> None:
 
 
 def clusters_(*names: str, json_: Json = False) -> None:
-    """List the catalog's clusters, or every fact of those named (such as 4xdgx-h100, or a .toml file), with sources."""
+    """List the catalog's clusters, or every fact of those named (such as 4xdgx-h100, or a .toml file), with
+    sources.
+    """
     from paceline.catalog import clusters
     from paceline.report import catalog
 
@@ -32,7 +34,9 @@ def clusters_(*names: str, json_: Json = False) -> None:
 
 
 def frameworks_(*names: str, json_: Json = False) -> None:
-    """List the catalog's frameworks, or every fact of those named (or of a .toml file): kernels, overlap, host, memory."""
+    """List the catalog's frameworks, or every fact of those named (or of a .toml file): kernels, overlap,
+    host, memory.
+    """
     from paceline.catalog import frameworks
     from paceline.report import catalog
 
@@ -40,7 +44,9 @@ def frameworks_(*names: str, json_: Json = False) -> None:
     if json_:
         print_json([catalog.framework_dict(found) for found in chosen])
     else:
-        for view in [catalog.framework_facts(f) for f in chosen] if names else [catalog.framework_table(chosen)]:
+        for view in (
+            [catalog.framework_facts(f) for f in chosen] if names else [catalog.framework_table(chosen)]
+        ):
             show(view)
 
 

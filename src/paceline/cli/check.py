@@ -11,11 +11,26 @@ from paceline.cli.options import Json, print_json, show
 
 
 def check(
-    run: Annotated[Path, Parameter(help="the folder that `paceline train --record` wrote, of one run or several, or a file like its record")],
-    plan: Annotated[Path | None, Parameter(help="a plan.json of `paceline plan --emit`, where the run does not carry its prediction")] = None,
-    /, *, json_: Json = False,
+    run: Annotated[
+        Path,
+        Parameter(
+            help=(
+                "the folder that `paceline train --record` wrote, of one run or several, or a file like its"
+                " record"
+            )
+        ),
+    ],
+    plan: Annotated[
+        Path | None,
+        Parameter(help="a plan.json of `paceline plan --emit`, where the run does not carry its prediction"),
+    ] = None,
+    /,
+    *,
+    json_: Json = False,
 ) -> None:
-    """Compare a recorded run with its prediction, phase by phase, or with that of a plan; several runs one by one."""
+    """Compare a recorded run with its prediction, phase by phase, or with that of a plan; several runs one by
+    one.
+    """
     from paceline.train.check import check as compare
     from paceline.train.check import runs
 

@@ -29,19 +29,39 @@ from paceline.cli import (
 from paceline.extend import load_all
 
 app = App(
-    name="paceline", version=__version__, suppress_keyboard_interrupt=False,
+    name="paceline",
+    version=__version__,
+    suppress_keyboard_interrupt=False,
     help="How fast will this network train there, how much memory does it need, and what is in the way?",
 )
 
 for _command in (
-    predict.predict, plan.plan, compare.compare, whatif.whatif, explain.explain, simulate.simulate, capture.capture, calibrate.calibrate,
-    validate.validate, train.train, check.check, profile.profile, throughput.throughput,
-    schedule.schedule, schedule.submit, schedule.queue, schedule.eta, schedule.cancel,
+    predict.predict,
+    plan.plan,
+    compare.compare,
+    whatif.whatif,
+    explain.explain,
+    simulate.simulate,
+    capture.capture,
+    calibrate.calibrate,
+    validate.validate,
+    train.train,
+    check.check,
+    profile.profile,
+    throughput.throughput,
+    schedule.schedule,
+    schedule.submit,
+    schedule.queue,
+    schedule.eta,
+    schedule.cancel,
 ):
     app.command(_command)
 app.command(bench.app)
 for _listing, _name in (
-    (catalog.devices_, "devices"), (catalog.clusters_, "clusters"), (catalog.frameworks_, "frameworks"), (catalog.models_, "models"),
+    (catalog.devices_, "devices"),
+    (catalog.clusters_, "clusters"),
+    (catalog.frameworks_, "frameworks"),
+    (catalog.models_, "models"),
 ):
     app.command(_listing, name=_name)
 
@@ -49,10 +69,17 @@ for _listing, _name in (
 @app.meta.default
 def _extended(
     *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    extend: Annotated[list[Path] | None, Parameter(
-        negative="", group="Every command",
-        help="a Python file to run first: it registers a policy, emitter, schedule... of yours; may be repeated",
-    )] = None,
+    extend: Annotated[
+        list[Path] | None,
+        Parameter(
+            negative="",
+            group="Every command",
+            help=(
+                "a Python file to run first: it registers a policy, emitter, schedule... of yours; may be"
+                " repeated"
+            ),
+        ),
+    ] = None,
 ) -> None:
     """Runs the files that a user named, then the command."""
     load_all([str(file) for file in extend or ()])

@@ -11,13 +11,23 @@ from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subje
 
 
 def compare(
-    model: str, /, *, cluster: Where, plans: Annotated[str, Parameter(help='separated by commas, such as "ddp,overlap,terngrad,fsdp tp=4"')],
+    model: str,
+    /,
+    *,
+    cluster: Where,
+    plans: Annotated[str, Parameter(help='separated by commas, such as "ddp,overlap,terngrad,fsdp tp=4"')],
     plan: How = "",
-    break_even: Annotated[bool, Parameter(negative="", help="also the network rates at which each relaxation pays")] = False,
-    captured: Captured | None = None, plot: Plot = None, html: Html = None,
-    require_fit: RequireFit = False, json_: Json = False,
+    break_even: Annotated[
+        bool, Parameter(negative="", help="also the network rates at which each relaxation pays")
+    ] = False,
+    captured: Captured | None = None,
+    plot: Plot = None,
+    html: Html = None,
+    require_fit: RequireFit = False,
+    json_: Json = False,
 ) -> None:
-    """Plans side by side: time, exposed communication, memory, and what each may cost in accuracy. --plan holds words that all share.
+    """Plans side by side: time, exposed communication, memory, and what each may cost in accuracy. --plan
+    holds words that all share.
 
     Parameters
     ----------

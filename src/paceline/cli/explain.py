@@ -7,9 +7,18 @@ from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subje
 
 
 def explain(
-    model: str, /, *, cluster: Where, plan: How = "", captured: Captured | None = None, plot: Plot = None, html: Html = None, json_: Json = False,
+    model: str,
+    /,
+    *,
+    cluster: Where,
+    plan: How = "",
+    captured: Captured | None = None,
+    plot: Plot = None,
+    html: Html = None,
+    json_: Json = False,
 ) -> None:
-    """Bottlenecks by the time they cost, elasticities, roofline, collectives, concurrency and power of a step.
+    """Bottlenecks by the time they cost, elasticities, roofline, collectives, concurrency and power of a
+    step.
 
     Parameters
     ----------

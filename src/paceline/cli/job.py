@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def _quantity(dimension: str) -> Any:
     """Reads a quantity with its unit."""
+
     def read(_: Any, tokens: Sequence[Any]) -> float:
         from paceline import units
         from paceline.errors import UnitError
@@ -33,10 +34,16 @@ def _quantity(dimension: str) -> Any:
 
 Count = Parameter(converter=_quantity("count"))
 Seconds = Parameter(converter=_quantity("time"))
-Price = Annotated[float | None, Parameter(
-    converter=_quantity("price_rate"),
-    help="USD per device-hour, such as 2.5 (or 2.5USD/h); by default the catalog's, whose date the answer says",
-)]
+Price = Annotated[
+    float | None,
+    Parameter(
+        converter=_quantity("price_rate"),
+        help=(
+            "USD per device-hour, such as 2.5 (or 2.5USD/h); by default the catalog's, whose date the answer"
+            " says"
+        ),
+    ),
+]
 
 
 @Parameter(name="*")
@@ -44,13 +51,30 @@ Price = Annotated[float | None, Parameter(
 class Whole:
     """A whole job: --tokens or --epochs."""
 
-    tokens: Annotated[float | None, Count, Parameter(help="train on so many, such as 15T: also time to train, goodput, money, energy")] = None
-    epochs: Annotated[float | None, Count, Parameter(help="the same for so many epochs, of ImageNet unless --samples says otherwise")] = None
+    tokens: Annotated[
+        float | None,
+        Count,
+        Parameter(help="train on so many, such as 15T: also time to train, goodput, money, energy"),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        Count,
+        Parameter(help="the same for so many epochs, of ImageNet unless --samples says otherwise"),
+    ] = None
     samples: Annotated[float | None, Count, Parameter(help="samples of an epoch")] = None
-    critical_batch: Annotated[float | None, Count, Parameter(help="batch, in tokens or samples, at which twice the data is needed")] = None
-    mtbf: Annotated[float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")] = None
-    restart: Annotated[float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")] = None
-    storage: Annotated[float | None, Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s")] = None
+    critical_batch: Annotated[
+        float | None, Count, Parameter(help="batch, in tokens or samples, at which twice the data is needed")
+    ] = None
+    mtbf: Annotated[
+        float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")
+    ] = None
+    restart: Annotated[
+        float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")
+    ] = None
+    storage: Annotated[
+        float | None,
+        Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s"),
+    ] = None
     price: Price = None
 
     @property
@@ -64,8 +88,16 @@ def show_job(found: DistributedPrediction, cluster: str, whole: Whole, json_: bo
     from paceline.catalog import clusters
     from paceline.whatif.job import Budget, job
 
-    names = {"tokens": "tokens", "epochs": "epochs", "samples": "samples", "critical_batch": "critical_batch", "mtbf": "mtbf_s",
-             "restart": "restart_s", "storage": "storage_Bps", "price": "price_per_s"}
+    names = {
+        "tokens": "tokens",
+        "epochs": "epochs",
+        "samples": "samples",
+        "critical_batch": "critical_batch",
+        "mtbf": "mtbf_s",
+        "restart": "restart_s",
+        "storage": "storage_Bps",
+        "price": "price_per_s",
+    }
     said = {field: value for name, field in names.items() if (value := getattr(whole, name)) is not None}
     answer = job(found, clusters.get(cluster), Budget(**said))
     if json_:

@@ -24,20 +24,40 @@ def whole(_: Any, tokens: Sequence[Any]) -> int:
 
 
 Batch = Annotated[int, Parameter(name=["--batch", "-b"], converter=whole, help="samples per step")]
-Seq = Annotated[int | None, Parameter(converter=whole, help=(
-    "tokens per sample, for models that take text; for hf: 4096 by default, or the model's maximum if less"
-))]
-Image = Annotated[int | None, Parameter(converter=whole, help="side of the square images, for models that take them")]
-Precision = Annotated[str, Parameter(help=(
-    "fp32 (default), tf32, bf16 (default for hf: models), fp16, amp_bf16 or amp_fp16"
-))]
-Optimizer = Annotated[str | None, Parameter(help="sgd, sgd-plain, adam or adamw, each also -fused, -foreach, -single")]
+Seq = Annotated[
+    int | None,
+    Parameter(
+        converter=whole,
+        help=(
+            "tokens per sample, for models that take text; for hf: 4096 by default, or the model's maximum if"
+            " less"
+        ),
+    ),
+]
+Image = Annotated[
+    int | None, Parameter(converter=whole, help="side of the square images, for models that take them")
+]
+Precision = Annotated[
+    str, Parameter(help="fp32 (default), tf32, bf16 (default for hf: models), fp16, amp_bf16 or amp_fp16")
+]
+Optimizer = Annotated[
+    str | None, Parameter(help="sgd, sgd-plain, adam or adamw, each also -fused, -foreach, -single")
+]
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
-ChannelsLast = Annotated[bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")]
-RequireFit = Annotated[bool, Parameter(negative="", help=(
-    "exit with code 1 where something does not fit into memory; by default that is an answer, with code 0"
-))]
+ChannelsLast = Annotated[
+    bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")
+]
+RequireFit = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        help=(
+            "exit with code 1 where something does not fit into memory; by default that is an answer, with"
+            " code 0"
+        ),
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
 
 
@@ -64,18 +84,39 @@ def end(fits: bool, require_fit: bool) -> None:
 
 
 def workload(
-    model: str, batch: int | None, seq: int | None, image: int | None, precision: str | None, optimizer: str | None, checkpointing: bool,
-    compile: bool, channels_last: bool | None,
+    model: str,
+    batch: int | None,
+    seq: int | None,
+    image: int | None,
+    precision: str | None,
+    optimizer: str | None,
+    checkpointing: bool,
+    compile: bool,
+    channels_last: bool | None,
 ) -> Workload:
     """A saved workload as it is, anything else captured."""
     from paceline.errors import SpecError
     from paceline.spec.workload import Workload
 
     if model.endswith(".json") and not model.startswith("hf:"):
-        given = [n for n, v in (("--batch", batch), ("--seq", seq), ("--image", image), ("--precision", precision), ("--optimizer", optimizer),
-                                ("--checkpointing", checkpointing or None), ("--channels-last", channels_last)) if v is not None]
+        given = [
+            n
+            for n, v in (
+                ("--batch", batch),
+                ("--seq", seq),
+                ("--image", image),
+                ("--precision", precision),
+                ("--optimizer", optimizer),
+                ("--checkpointing", checkpointing or None),
+                ("--channels-last", channels_last),
+            )
+            if v is not None
+        ]
         if given:
-            raise SpecError(f"{model} is a captured workload, whose {given[0][2:]} is fixed; capture it again to change it")
+            raise SpecError(
+                f"{model} is a captured workload, whose {given[0][2:]} is fixed; capture it again to"
+                " change it"
+            )
         saved = Workload.load(Path(model))
         if not compile:
             return saved
@@ -85,9 +126,15 @@ def workload(
     from paceline.capture import capture
 
     return capture(
-        model, batch=1 if batch is None else batch, seq=seq, image=image, precision=precision,
+        model,
+        batch=1 if batch is None else batch,
+        seq=seq,
+        image=image,
+        precision=precision,
         optimizer=optimizer,
-        checkpointing=checkpointing, channels_last=channels_last, compile=compile,
+        checkpointing=checkpointing,
+        channels_last=channels_last,
+        compile=compile,
     )
 
 
@@ -97,7 +144,9 @@ def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path 
         if prediction.timeline is None:
             from paceline.errors import SpecError
 
-            raise SpecError(f"--trace {trace}: steps of this plan are predicted without a timeline; leave --trace out")
+            raise SpecError(
+                f"--trace {trace}: steps of this plan are predicted without a timeline; leave --trace out"
+            )
         prediction.timeline.save(trace)
     if json_:
         print_json(prediction.to_dict())

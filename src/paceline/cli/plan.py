@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from cyclopts import Parameter
 
 from paceline.cli.job import Price
-from paceline.cli.options import (
-    Image,
-    Json,
-    Optimizer,
-    Precision,
-    RequireFit,
-    end,
-    print_json,
-    show,
-    whole,
-)
+from paceline.cli.options import Image, Json, Optimizer, Precision, RequireFit, end, print_json, show, whole
 
 if TYPE_CHECKING:
     from paceline.plan.search import Progress
@@ -31,38 +21,85 @@ Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 
 
 def plan(
-    model: str, /, *, cluster: Annotated[str | None, Parameter(help="such as 32xdgx-h100, or several with commas; or --gpus and --device")] = None,
-    gpus: Annotated[str | None, Parameter(help="a range of sizes to choose from, such as 64..4096, of --device")] = None,
+    model: str,
+    /,
+    *,
+    cluster: Annotated[
+        str | None, Parameter(help="such as 32xdgx-h100, or several with commas; or --gpus and --device")
+    ] = None,
+    gpus: Annotated[
+        str | None, Parameter(help="a range of sizes to choose from, such as 64..4096, of --device")
+    ] = None,
     device: Annotated[str | None, Parameter(name=["--device", "-d"], help="the device of --gpus")] = None,
-    gbs: Annotated[str | None, Parameter(help="samples per step, of all devices; several with commas")] = None,
-    seq: Annotated[str | None, Parameter(help="tokens per sample, for models that take text; several with commas")] = None, image: Image = None,
-    precision: Precision | None = None, optimizer: Optimizer = None,
+    gbs: Annotated[
+        str | None, Parameter(help="samples per step, of all devices; several with commas")
+    ] = None,
+    seq: Annotated[
+        str | None, Parameter(help="tokens per sample, for models that take text; several with commas")
+    ] = None,
+    image: Image = None,
+    precision: Precision | None = None,
+    optimizer: Optimizer = None,
     objective: Annotated[str | None, Parameter(help="time (the default), cost or energy")] = None,
-    tokens: Annotated[str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")] = None,
-    deadline: Annotated[str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")] = None,
+    tokens: Annotated[
+        str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")
+    ] = None,
+    deadline: Annotated[
+        str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")
+    ] = None,
     price: Price = None,
     fix: Annotated[Words, Parameter(help="words of a plan that are given, such as tp=8")] = None,
-    forbid: Annotated[Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")] = None,
-    allow: Annotated[Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")] = None,
-    top: Annotated[int | None, Parameter(converter=whole, help="plans to list: 10, in a study 1 per question")] = None,
-    pareto: Annotated[str | None, Parameter(help="also the front over some of time,cost,energy,memory,gpus")] = None,
-    most: Annotated[int | None, Parameter(converter=whole, help="plans to simulate at most: 256, of a captured model all")] = None,
-    engine: Annotated[str, Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster")] = "local",
-    measure: Annotated[int | None, Parameter(converter=whole, help="run so many of the best plans here, and rank again by what that teaches")] = None,
-    emit: Annotated[str | None, Parameter(
-        help="write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or your own",
-    )] = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")] = None,
+    forbid: Annotated[
+        Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")
+    ] = None,
+    allow: Annotated[
+        Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")
+    ] = None,
+    top: Annotated[
+        int | None, Parameter(converter=whole, help="plans to list: 10, in a study 1 per question")
+    ] = None,
+    pareto: Annotated[
+        str | None, Parameter(help="also the front over some of time,cost,energy,memory,gpus")
+    ] = None,
+    most: Annotated[
+        int | None, Parameter(converter=whole, help="plans to simulate at most: 256, of a captured model all")
+    ] = None,
+    engine: Annotated[
+        str,
+        Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster"),
+    ] = "local",
+    measure: Annotated[
+        int | None,
+        Parameter(
+            converter=whole, help="run so many of the best plans here, and rank again by what that teaches"
+        ),
+    ] = None,
+    emit: Annotated[
+        str | None,
+        Parameter(
+            help=(
+                "write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or"
+                " your own"
+            )
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")
+    ] = None,
     html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,
-    require_fit: RequireFit = False, json_: Json = False,
+    require_fit: RequireFit = False,
+    json_: Json = False,
 ) -> None:
-    """Find the best plan: degrees, batch split, schedule, sharding, recomputation; proven within a gap, with the runners-up and why they lost.
+    """Find the best plan: degrees, batch split, schedule, sharding, recomputation; proven within a gap, with
+    the runners-up and why they lost.
 
     Parameters
     ----------
     model
-        a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and shares its work by data.
-        Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as written at its top
+        a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and
+        shares its work by data.
+        Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as
+        written at its top
     """
     from paceline import units
     from paceline.errors import DoesNotFit, SpecError
@@ -70,13 +107,35 @@ def plan(
 
     if output is not None and not emit:
         raise SpecError("--output is the folder of --emit; say what to write, such as --emit torchrun")
-    words = {"fix": _split(fix), "forbid": _split(forbid), "allow": _split(allow), "pareto": _split([pareto] if pareto else None)}
-    numbers = {"tokens": units.parse(tokens, "count") if tokens else None, "deadline_s": units.parse(deadline, "time") if deadline else None}
+    words = {
+        "fix": _split(fix),
+        "forbid": _split(forbid),
+        "allow": _split(allow),
+        "pareto": _split([pareto] if pareto else None),
+    }
+    numbers = {
+        "tokens": units.parse(tokens, "count") if tokens else None,
+        "deadline_s": units.parse(deadline, "time") if deadline else None,
+    }
     said: dict[str, Any] = {
-        **words, **numbers, "objective": objective, "top": top, "most": most, "image": image, "precision": precision,
-        "optimizer": optimizer, "gpus": gpus, "device": device, "price_per_s": price}
+        **words,
+        **numbers,
+        "objective": objective,
+        "top": top,
+        "most": most,
+        "image": image,
+        "precision": precision,
+        "optimizer": optimizer,
+        "gpus": gpus,
+        "device": device,
+        "price_per_s": price,
+    }
     options = {name: value for name, value in said.items() if value not in (None, [])}
-    axes: dict[str, Any] = {"clusters": _list(cluster), "gbs": _numbers("--gbs", gbs), "seq": _numbers("--seq", seq)}
+    axes: dict[str, Any] = {
+        "clusters": _list(cluster),
+        "gbs": _numbers("--gbs", gbs),
+        "seq": _numbers("--seq", seq),
+    }
     if model.endswith(".toml"):
         asked = read(Path(model), {name: value for name, value in {**axes, **options}.items() if value})
     else:
@@ -95,14 +154,25 @@ def plan(
     end(fits, require_fit)
 
 
-def _single(question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool) -> None:
+def _single(
+    question: Question, measure: int | None, emit: list[str], output: Path, html: Path | None, json_: bool
+) -> None:
     from paceline import units
     from paceline.api import plan as run
 
     q = question
     with _progress(json_) as progress:
         if measure is None:
-            found = run(q.model, q.cluster, gpus=q.gpus, device=q.device, gbs=q.gbs, seq=q.seq, progress=progress, **q.options)
+            found = run(
+                q.model,
+                q.cluster,
+                gpus=q.gpus,
+                device=q.device,
+                gbs=q.gbs,
+                seq=q.seq,
+                progress=progress,
+                **q.options,
+            )
         else:
             from paceline.bench.tune import tune
 
@@ -124,11 +194,14 @@ def _single(question: Question, measure: int | None, emit: list[str], output: Pa
         for path in written:
             print(f"wrote {path}")
     if found.interrupted:
-        _stop(f"the best so far is {found.best.plan}, {units.show(found.best.prediction.step_s, 'time')} per step")
+        _stop(
+            f"the best so far is {found.best.plan}, {units.show(found.best.prediction.step_s, 'time')} per"
+            " step"
+        )
 
 
 def _study(
-    asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object],
+    asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]
 ) -> bool:
     """Prints the answers; whether each question has a plan that fits."""
     from paceline.api import study
@@ -136,8 +209,12 @@ def _study(
 
     wrong = next((name for name, value in single.items() if value is not None), None)
     if wrong:
-        raise SpecError(f"{wrong} is for one question, and this is a study of {len(asked)}; ask for one model, cluster and batch")
+        raise SpecError(
+            f"{wrong} is for one question, and this is a study of {len(asked)}; ask for one model, cluster"
+            " and batch"
+        )
     with _progress(json_) as progress:
+
         def tell(done: int, total: int) -> None:
             if progress:
                 progress("planning", done, total, 0.0)

@@ -28,13 +28,37 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: str, /, *, device: Annotated[str | None, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")] = None,
-    cluster: Annotated[str | None, Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, in place of --device")] = None,
-    plan: Annotated[str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')] = None,
-    batch: Batch | None = None, seq: Seq = None, image: Image = None, precision: Precision | None = None, optimizer: Optimizer = None,
-    checkpointing: Checkpointing = False, compile: Compile = False, channels_last: ChannelsLast = None,
-    framework: Annotated[str | None, Parameter(help="who runs the step, such as torch-compile or nemo; a .toml file describes your own")] = None,
-    trace: Annotated[Path | None, Parameter(help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank")] = None,
+    model: str,
+    /,
+    *,
+    device: Annotated[
+        str | None, Parameter(name=["--device", "-d"], help="a catalog name or a .toml file")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, in place of --device"),
+    ] = None,
+    plan: Annotated[
+        str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')
+    ] = None,
+    batch: Batch | None = None,
+    seq: Seq = None,
+    image: Image = None,
+    precision: Precision | None = None,
+    optimizer: Optimizer = None,
+    checkpointing: Checkpointing = False,
+    compile: Compile = False,
+    channels_last: ChannelsLast = None,
+    framework: Annotated[
+        str | None,
+        Parameter(help="who runs the step, such as torch-compile or nemo; a .toml file describes your own"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Parameter(
+            help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank"
+        ),
+    ] = None,
     require_fit: RequireFit = False,
     json_: Json = False,
     whole: Whole | None = None,
@@ -44,7 +68,8 @@ def predict(
     Parameters
     ----------
     model
-        a catalog name, FILE.py:FUNCTION, hf:PATH/config.json, torchvision:NAME, timm:NAME, or a saved workload (.json)
+        a catalog name, FILE.py:FUNCTION, hf:PATH/config.json, torchvision:NAME, timm:NAME, or a saved
+        workload (.json)
     """
     from paceline import api
     from paceline.errors import SpecError
@@ -52,15 +77,24 @@ def predict(
     if (device is None) == (cluster is None) or (device is not None and plan is not None):
         raise SpecError("give --device for one device, or --cluster (and --plan) for many")
     given = {
-        "batch": batch, "seq": seq, "image": image, "precision": precision, "optimizer": optimizer, "checkpointing": checkpointing or None,
-        "compile": compile or None, "channels_last": channels_last, "framework": framework,
+        "batch": batch,
+        "seq": seq,
+        "image": image,
+        "precision": precision,
+        "optimizer": optimizer,
+        "checkpointing": checkpointing or None,
+        "compile": compile or None,
+        "channels_last": channels_last,
+        "framework": framework,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if whole is not None:
         if not whole.asked:
             raise SpecError("a whole job needs --tokens or --epochs")
         if cluster is None:
-            raise SpecError("--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example")
+            raise SpecError(
+                "--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example"
+            )
         step = api.predict(model, cluster=cluster, plan=plan or "", **options)
         show_job(step, cluster, whole, json_)
         end(step.fit.fits, require_fit)

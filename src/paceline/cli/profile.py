@@ -11,16 +11,35 @@ from paceline.cli.options import whole
 
 
 def profile(
-    script: Path, /, *arguments: str,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the profile to write")] = Path("job.profile.json"),
+    script: Path,
+    /,
+    *arguments: str,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the profile to write")] = Path(
+        "job.profile.json"
+    ),
     workers: Annotated[int, Parameter(converter=whole, help="profile 1 to this many workers")] = 2,
     servers: Annotated[int, Parameter(converter=whole, help="parameter servers")] = 1,
     steps: Annotated[int, Parameter(converter=whole, help="steps of each worker, after the warm-up")] = 30,
-    batch: Annotated[int, Parameter(name=["--batch", "-b"], converter=whole, help="samples per worker and step, to count samples")] = 1,
-    slow: Annotated[float, Parameter(help="how many times as long the last of several workers is made to compute, to profile a slow one")] = 1.0,
-    link: Annotated[str | None, Parameter(help="rate of the links that were used; by default what transfers showed")] = None,
+    batch: Annotated[
+        int,
+        Parameter(
+            name=["--batch", "-b"], converter=whole, help="samples per worker and step, to count samples"
+        ),
+    ] = 1,
+    slow: Annotated[
+        float,
+        Parameter(
+            help=(
+                "how many times as long the last of several workers is made to compute, to profile a slow one"
+            )
+        ),
+    ] = 1.0,
+    link: Annotated[
+        str | None, Parameter(help="rate of the links that were used; by default what transfers showed")
+    ] = None,
 ) -> None:
-    """Profile a script that trains with a parameter server (paceline.train.parallelize), for `paceline throughput`.
+    """Profile a script that trains with a parameter server (paceline.train.parallelize), for `paceline
+    throughput`.
 
     Parameters
     ----------
@@ -30,10 +49,20 @@ def profile(
     from paceline.train.asynchronous.profiling import profile as run
     from paceline.units import parse, show
 
-    found = run(script, arguments, workers=workers, servers=servers, steps=steps, batch=batch, slow=slow,
-                link_Bps=parse(link, "bandwidth") if link is not None else None)
+    found = run(
+        script,
+        arguments,
+        workers=workers,
+        servers=servers,
+        steps=steps,
+        batch=batch,
+        slow=slow,
+        link_Bps=parse(link, "bandwidth") if link is not None else None,
+    )
     found.save(output)
     rates = ", ".join(f"{one.workers}: {one.throughput * batch:.4g}" for one in found.runs)
     sizes = f"{show(found.up_bytes, 'bytes')} up and {show(found.down_bytes, 'bytes')} down per step"
-    print(f"{output}: {found.mode}, {found.servers} server(s), {sizes}, links of {show(found.link.rate_Bps, 'bandwidth')}; "
-          f"samples/s by workers: {rates}")
+    print(
+        f"{output}: {found.mode}, {found.servers} server(s), {sizes}, links of"
+        f" {show(found.link.rate_Bps, 'bandwidth')}; samples/s by workers: {rates}"
+    )

@@ -12,24 +12,52 @@ from cyclopts import Parameter
 
 from paceline.cli.options import Json, print_json, show
 
-State = Annotated[Path | None, Parameter(env_var="PACELINE_STATE", help="folder of the scheduler's state; by default ~/.local/state/paceline")]
+State = Annotated[
+    Path | None,
+    Parameter(
+        env_var="PACELINE_STATE", help="folder of the scheduler's state; by default ~/.local/state/paceline"
+    ),
+]
 
 
 def schedule(
-    jobs: Annotated[Path | None, Parameter(help="TOML file of [[job]] entries, until they are over; without one it serves until stopped")] = None,
-    *, engine: Annotated[str, Parameter(help="local (processes of this machine), slurm or ray")] = "",
-    policy: Annotated[str, Parameter(name=["--policy", "-p"], help="a name, NAME(option=value) or FILE.py:CLASS; by default marginal")] = "",
-    nodes: Annotated[str, Parameter(help="local: nodes x devices such as 4x2; slurm: a partition; ray: an address")] = "",
-    clock: Annotated[str, Parameter(help="wall; or model: decisions as a simulation of the same jobs makes them")] = "",
-    interval: Annotated[float | None, Parameter(help="seconds between rounds of the policy; 0: decide at each event")] = None,
+    jobs: Annotated[
+        Path | None,
+        Parameter(
+            help="TOML file of [[job]] entries, until they are over; without one it serves until stopped"
+        ),
+    ] = None,
+    *,
+    engine: Annotated[str, Parameter(help="local (processes of this machine), slurm or ray")] = "",
+    policy: Annotated[
+        str,
+        Parameter(
+            name=["--policy", "-p"], help="a name, NAME(option=value) or FILE.py:CLASS; by default marginal"
+        ),
+    ] = "",
+    nodes: Annotated[
+        str, Parameter(help="local: nodes x devices such as 4x2; slurm: a partition; ray: an address")
+    ] = "",
+    clock: Annotated[
+        str, Parameter(help="wall; or model: decisions as a simulation of the same jobs makes them")
+    ] = "",
+    interval: Annotated[
+        float | None, Parameter(help="seconds between rounds of the policy; 0: decide at each event")
+    ] = None,
     grace: Annotated[float, Parameter(help="seconds that a job has to checkpoint after TERM")] = 60.0,
-    quota: Annotated[list[str] | None, Parameter(negative="", help="most devices of a tenant at once, as TENANT=DEVICES; may be repeated")] = None,
+    quota: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="most devices of a tenant at once, as TENANT=DEVICES; may be repeated"),
+    ] = None,
     example: Annotated[bool, Parameter(negative="", help="print a job file to start from, and end")] = False,
-    state: State = None, json_: Json = False,
+    state: State = None,
+    json_: Json = False,
 ) -> None:
-    """Schedule jobs on a live engine: start, resize, stop with checkpoint, start again. Killed at any moment, it goes on where it was.
+    """Schedule jobs on a live engine: start, resize, stop with checkpoint, start again. Killed at any moment,
+    it goes on where it was.
 
-    To begin: `paceline schedule --example > jobs.toml`, then `paceline schedule --nodes 2x1 jobs.toml`; `paceline queue` shows what happens.
+    To begin: `paceline schedule --example > jobs.toml`, then `paceline schedule --nodes 2x1 jobs.toml`;
+    `paceline queue` shows what happens.
     """
     if example:
         from importlib.resources import files
@@ -39,8 +67,16 @@ def schedule(
     from paceline.sched.live import Daemon, Setup, read
 
     orders = read(jobs) if jobs is not None else []
-    setup = Setup(state=_state(state), engine=engine, policy=policy, nodes=nodes, clock=clock, interval_s=interval, grace_s=grace,
-                  quotas=_quotas(quota or ()))
+    setup = Setup(
+        state=_state(state),
+        engine=engine,
+        policy=policy,
+        nodes=nodes,
+        clock=clock,
+        interval_s=interval,
+        grace_s=grace,
+        quotas=_quotas(quota or ()),
+    )
     daemon = Daemon(setup, say=lambda text: print(text, file=sys.stderr if json_ else sys.stdout, flush=True))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stop())
@@ -51,11 +87,20 @@ def schedule(
         raise
     if not json_:
         left = sum(row["end_s"] is None for row in daemon.queue()) - len(new)
-        print(f"engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, policy {daemon.ledger.era['policy']}: {len(new)} new jobs"
-              + (f", {left} from before" if left else "") + f"; state in {setup.state}"
-              + ("" if orders else "; hand in jobs with: paceline submit FILE.toml"), flush=True)
+        print(
+            f"engine {daemon.driver.name}, {daemon.ledger.shape.total} devices, policy"
+            f" {daemon.ledger.era['policy']}: {len(new)} new jobs"
+            + (f", {left} from before" if left else "")
+            + f"; state in {setup.state}"
+            + ("" if orders else "; hand in jobs with: paceline submit FILE.toml"),
+            flush=True,
+        )
         if orders and not new and not left:
-            print("these jobs are over already; to run them again, give them other names or another folder with --state", flush=True)
+            print(
+                "these jobs are over already; to run them again, give them other names or another folder with"
+                " --state",
+                flush=True,
+            )
     daemon.run(until_idle=jobs is not None)
     running = [row["job"] for row in daemon.queue() if row["state"] == "running"]
     if json_:
@@ -64,18 +109,33 @@ def schedule(
         print(f"stopped; {', '.join(running)} goes on, and is found when you start `paceline schedule` again")
 
 
-def submit(job: Annotated[Path, Parameter(help="TOML file of one job, or several as [[job]]")], *, state: State = None, json_: Json = False) -> None:
+def submit(
+    job: Annotated[Path, Parameter(help="TOML file of one job, or several as [[job]]")],
+    *,
+    state: State = None,
+    json_: Json = False,
+) -> None:
     """Hand jobs to the scheduler that runs."""
     from paceline.sched.live import read
 
     orders = read(job)
     new = _client(state).submit(orders)
-    _print({"submitted": new, "known": [order.name for order in orders if order.name not in new]}, json_,
-           "\n".join(f"{order.name}: {'submitted' if order.name in new else 'was submitted before'}" for order in orders))
+    _print(
+        {"submitted": new, "known": [order.name for order in orders if order.name not in new]},
+        json_,
+        "\n".join(
+            f"{order.name}: {'submitted' if order.name in new else 'was submitted before'}"
+            for order in orders
+        ),
+    )
 
 
 def queue(
-    *, all_: Annotated[bool, Parameter(name="--all", negative="", help="also jobs that have long been over")] = False, state: State = None,
+    *,
+    all_: Annotated[
+        bool, Parameter(name="--all", negative="", help="also jobs that have long been over")
+    ] = False,
+    state: State = None,
     json_: Json = False,
 ) -> None:
     """Show the jobs of the scheduler that runs."""

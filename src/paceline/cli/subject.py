@@ -1,4 +1,6 @@
-"""What the commands that compare and explain take: a model, a cluster, a plan, and how a module is captured."""
+"""What the commands that compare and explain take: a model, a cluster, a plan, and how a module is
+captured.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ from paceline.cli.options import (
 if TYPE_CHECKING:
     from paceline.whatif.subject import Subject
 
-Where = Annotated[str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s/gpu or a .toml file")]
-How = Annotated[str, Parameter(name="--plan", help='words such as "fsdp tp=8 gbs=1024" or "terngrad", or a .toml file')]
+Where = Annotated[
+    str, Parameter(name="--cluster", help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s/gpu or a .toml file")
+]
+How = Annotated[
+    str, Parameter(name="--plan", help='words such as "fsdp tp=8 gbs=1024" or "terngrad", or a .toml file')
+]
 Plot = Annotated[Path | None, Parameter(name="--plot", help="also draw it (.png, .svg or .pdf)")]
 Html = Annotated[Path | None, Parameter(name="--html", help="also write it as a page, with its plot")]
 
@@ -48,7 +54,11 @@ class Captured:
     def given(self) -> dict[str, Any]:
         """What was said."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None and (value is not False or name == "channels_last")}
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None and (value is not False or name == "channels_last")
+        }
 
 
 def subject(model: str, cluster: str, plan: str, captured: Captured | None) -> Subject:

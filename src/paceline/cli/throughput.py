@@ -13,14 +13,30 @@ from paceline.units import counts
 
 
 def throughput(
-    profile: Path, /, *, workers: Annotated[str, Parameter(help="1..32 or 1,2,4")] = "1..16",
-    link: Annotated[str | None, Parameter(help="rate of each host's link, such as 1Gbit/s; as profiled unless given")] = None,
-    servers: Annotated[str | None, Parameter(help="parameter servers, one or several numbers; as profiled unless given")] = None,
-    slow: Annotated[int | None, Parameter(converter=whole, help="workers that are like the profile's slow one; as profiled unless given")] = None,
-    trace: Annotated[Path | None, Parameter(help="also write the simulated run of the most workers as a trace for Perfetto")] = None,
+    profile: Path,
+    /,
+    *,
+    workers: Annotated[str, Parameter(help="1..32 or 1,2,4")] = "1..16",
+    link: Annotated[
+        str | None, Parameter(help="rate of each host's link, such as 1Gbit/s; as profiled unless given")
+    ] = None,
+    servers: Annotated[
+        str | None, Parameter(help="parameter servers, one or several numbers; as profiled unless given")
+    ] = None,
+    slow: Annotated[
+        int | None,
+        Parameter(
+            converter=whole, help="workers that are like the profile's slow one; as profiled unless given"
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Parameter(help="also write the simulated run of the most workers as a trace for Perfetto"),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Predict throughput against workers from a profile of one or two: curve with interval, saturation point, bottleneck.
+    """Predict throughput against workers from a profile of one or two: curve with interval, saturation point,
+    bottleneck.
 
     Parameters
     ----------
@@ -38,9 +54,13 @@ def throughput(
     if slow is not None:
         job = replace(job, slow_workers=slow)
     rate = parse(link, "bandwidth") if link is not None else None
-    curves = [run(job, numbers, servers=count, link_Bps=rate) for count in (counts(servers) if servers else [None])]
+    curves = [
+        run(job, numbers, servers=count, link_Bps=rate) for count in (counts(servers) if servers else [None])
+    ]
     if trace is not None:
-        timeline = simulate(changed(job, curves[0].servers, rate), max(numbers), steps=10, trace=True).timeline
+        timeline = simulate(
+            changed(job, curves[0].servers, rate), max(numbers), steps=10, trace=True
+        ).timeline
         assert timeline is not None
         timeline.save(trace)
     if json_:
@@ -51,19 +71,37 @@ def throughput(
 
 
 def score(
-    *, hosts: Annotated[int | None, Parameter(converter=whole, help="measure here instead, on an emulated cluster of this many hosts")] = None,
-    model: Annotated[str, Parameter(help="with --hosts: mlp, cnn, resnet, transformer, lstm, one or several")] = "mlp",
+    *,
+    hosts: Annotated[
+        int | None,
+        Parameter(converter=whole, help="measure here instead, on an emulated cluster of this many hosts"),
+    ] = None,
+    model: Annotated[
+        str, Parameter(help="with --hosts: mlp, cnn, resnet, transformer, lstm, one or several")
+    ] = "mlp",
     link: Annotated[str, Parameter(help="with --hosts: rate of each host's link")] = "300Mbit/s",
     mode: Annotated[str, Parameter(help="with --hosts: async, sync or both")] = "async,sync",
     seconds: Annotated[float, Parameter(help="with --hosts: time for all runs")] = 120.0,
-    staleness: Annotated[bool, Parameter(negative="", help="score the staleness of four asynchronous workers instead")] = False,
-    pollux: Annotated[bool, Parameter(negative="", help="score the synchronous model on the Pollux measurements instead (PACELINE_DATA)")] = False,
-    data: Annotated[Path | None, Parameter(help="folder of measurements by others; PACELINE_DATA unless given")] = None, json_: Json = False,
+    staleness: Annotated[
+        bool, Parameter(negative="", help="score the staleness of four asynchronous workers instead")
+    ] = False,
+    pollux: Annotated[
+        bool,
+        Parameter(
+            negative="", help="score the synchronous model on the Pollux measurements instead (PACELINE_DATA)"
+        ),
+    ] = False,
+    data: Annotated[
+        Path | None, Parameter(help="folder of measurements by others; PACELINE_DATA unless given")
+    ] = None,
+    json_: Json = False,
 ) -> None:
-    """Score the throughput models on measured runs, from a profile of two workers; line and Optimus form beside them.
+    """Score the throughput models on measured runs, from a profile of two workers; line and Optimus form
+    beside them.
 
-    Runs are those of the data set that comes with the package, or with --hosts real ones, taken now: hosts are network namespaces with shaped links,
-    one of them conducts and one serves, so that 6 hosts are up to 4 workers.
+    Runs are those of the data set that comes with the package, or with --hosts real ones, taken now: hosts
+    are network namespaces with shaped links, one of them conducts and one serves, so that 6 hosts are up to 4
+    workers.
     """
     from paceline.bench.throughput import score as scores
     from paceline.units import parse
@@ -71,7 +109,13 @@ def score(
     if hosts is not None:
         from paceline.bench.throughput.here import compare
 
-        found: object = compare(hosts, models=model.split(","), link_Bps=parse(link, "bandwidth"), modes=mode.split(","), seconds=seconds)
+        found: object = compare(
+            hosts,
+            models=model.split(","),
+            link_Bps=parse(link, "bandwidth"),
+            modes=mode.split(","),
+            seconds=seconds,
+        )
     else:
         found = scores.pollux(data) if pollux else scores.staleness() if staleness else scores.measured()
     if json_:

@@ -13,36 +13,96 @@ from paceline.errors import RunError
 
 
 def train(
-    *, task: Annotated[str, Parameter(help="digits-cnn, digits-deep or text-mlp")] = "digits-cnn",
-    strategy: Annotated[str, Parameter(help="one or several, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto...")] = "ddp",
-    world: Annotated[int, Parameter(name=["--world", "--workers"], converter=whole, help="ranks or workers, as processes of this machine")] = 2,
-    servers: Annotated[int | None, Parameter(converter=whole, help="parameter servers, for ps-... and easgd")] = None,
-    staleness: Annotated[int | None, Parameter(converter=whole, help="updates that a gradient may be late, for ps-bounded")] = None,
+    *,
+    task: Annotated[str, Parameter(help="digits-cnn, digits-deep or text-mlp")] = "digits-cnn",
+    strategy: Annotated[
+        str,
+        Parameter(
+            help="one or several, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto..."
+        ),
+    ] = "ddp",
+    world: Annotated[
+        int,
+        Parameter(
+            name=["--world", "--workers"],
+            converter=whole,
+            help="ranks or workers, as processes of this machine",
+        ),
+    ] = 2,
+    servers: Annotated[
+        int | None, Parameter(converter=whole, help="parameter servers, for ps-... and easgd")
+    ] = None,
+    staleness: Annotated[
+        int | None, Parameter(converter=whole, help="updates that a gradient may be late, for ps-bounded")
+    ] = None,
     seeds: Annotated[int, Parameter(converter=whole, help="runs of each, with seeds 0, 1...")] = 1,
     seed: Annotated[int, Parameter(converter=whole, help="the first of them")] = 0,
-    jobs: Annotated[int, Parameter(converter=whole, help="groups of ranks at a time; times mean little then")] = 1,
-    steps: Annotated[int | None, Parameter(converter=whole, help="steps; by default the task's epochs")] = None,
-    batch: Annotated[int | None, Parameter(converter=whole, help="samples per step, of all ranks together")] = None,
+    jobs: Annotated[
+        int, Parameter(converter=whole, help="groups of ranks at a time; times mean little then")
+    ] = 1,
+    steps: Annotated[
+        int | None, Parameter(converter=whole, help="steps; by default the task's epochs")
+    ] = None,
+    batch: Annotated[
+        int | None, Parameter(converter=whole, help="samples per step, of all ranks together")
+    ] = None,
     lr: Annotated[float | None, Parameter(help="learning rate; by default the task's")] = None,
     optimizer: Annotated[str, Parameter(help="sgd or lars")] = "sgd",
     weight_decay: Annotated[float | None, Parameter(help="by default the task's")] = None,
-    warmup: Annotated[int | None, Parameter(converter=whole, help="steps over which the learning rate rises; by default the task's share")] = None,
-    grow_batch: Annotated[float | None, Parameter(help="keep the learning rate and multiply the batch by this, twice, in place of decay")] = None,
-    noise_scale: Annotated[bool, Parameter(negative="", help="measure the gradient noise scale in each step, into the record")] = False,
-    record: Annotated[Path | None, Parameter(help="folder for the record of the run, which `paceline check` reads")] = None,
-    board: Annotated[bool, Parameter(negative="", help="also write scalars for TensorBoard into the record's folder")] = False,
-    checkpoint: Annotated[Path | None, Parameter(help="folder for checkpoints; a run that finds one there goes on from it")] = None,
+    warmup: Annotated[
+        int | None,
+        Parameter(
+            converter=whole, help="steps over which the learning rate rises; by default the task's share"
+        ),
+    ] = None,
+    grow_batch: Annotated[
+        float | None,
+        Parameter(help="keep the learning rate and multiply the batch by this, twice, in place of decay"),
+    ] = None,
+    noise_scale: Annotated[
+        bool, Parameter(negative="", help="measure the gradient noise scale in each step, into the record")
+    ] = False,
+    record: Annotated[
+        Path | None, Parameter(help="folder for the record of the run, which `paceline check` reads")
+    ] = None,
+    board: Annotated[
+        bool, Parameter(negative="", help="also write scalars for TensorBoard into the record's folder")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, Parameter(help="folder for checkpoints; a run that finds one there goes on from it")
+    ] = None,
     every: Annotated[int, Parameter(converter=whole, help="steps between checkpoints")] = 50,
     json_: Json = False,
 ) -> None:
-    """Train a task on real data under each strategy: accuracy over seeds, and time to the task's target. A job for `paceline schedule`, too."""
+    """Train a task on real data under each strategy: accuracy over seeds, and time to the task's target. A
+    job for `paceline schedule`, too.
+    """
     from paceline.train.launch import Place
     from paceline.train.tasks.compare import compare
 
     try:
-        found = compare(task, strategy.split(","), world=world, seeds=seeds, seed=seed, steps=steps, batch=batch, lr=lr, optimizer=optimizer,
-                        weight_decay=weight_decay, warmup=warmup, growth=grow_batch, noise=noise_scale, record=record, board=board,
-                        checkpoint=checkpoint, every=every, servers=servers, staleness=staleness, jobs=jobs)
+        found = compare(
+            task,
+            strategy.split(","),
+            world=world,
+            seeds=seeds,
+            seed=seed,
+            steps=steps,
+            batch=batch,
+            lr=lr,
+            optimizer=optimizer,
+            weight_decay=weight_decay,
+            warmup=warmup,
+            growth=grow_batch,
+            noise=noise_scale,
+            record=record,
+            board=board,
+            checkpoint=checkpoint,
+            every=every,
+            servers=servers,
+            staleness=staleness,
+            jobs=jobs,
+        )
     except RunError as error:
         if not error.signal or Place.given() is None:
             raise

@@ -11,9 +11,15 @@ from paceline.cli.options import Json, print_json, show
 
 
 def validate(
-    *sets: str, data: Annotated[Path | None, Parameter(env_var="PACELINE_DATA", help="folder with measurement sets")] = None,
+    *sets: str,
+    data: Annotated[
+        Path | None, Parameter(env_var="PACELINE_DATA", help="folder with measurement sets")
+    ] = None,
     rows: Annotated[Path | None, Parameter(help="write each row with its prediction as CSV")] = None,
-    leave_out_device: Annotated[bool, Parameter(negative="", help="predict each device with curves fitted without it")] = False, json_: Json = False,
+    leave_out_device: Annotated[
+        bool, Parameter(negative="", help="predict each device with curves fitted without it")
+    ] = False,
+    json_: Json = False,
 ) -> None:
     """Score predictions against measurements: error, bias and coverage per set, beside the naive guess."""
     from paceline.bench.validate import board, run

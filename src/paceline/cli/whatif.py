@@ -11,11 +11,26 @@ from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subje
 
 
 def whatif(
-    model: str, /, *, cluster: Where, plan: How = "",
-    set_: Annotated[list[str] | None, Parameter("--set", negative="", help="field=value, as network.inter.bandwidth=800Gb/s, nodes=256")] = None,
-    sweep: Annotated[str | None, Parameter(help="field=values, such as nodes=1..256, nodes=1..256:200 or tp=1,2,4,8")] = None,
-    strong: Annotated[bool, Parameter(negative="", help="keep the whole batch while devices are added; else each keeps its own")] = False,
-    captured: Captured | None = None, plot: Plot = None, html: Html = None, json_: Json = False,
+    model: str,
+    /,
+    *,
+    cluster: Where,
+    plan: How = "",
+    set_: Annotated[
+        list[str] | None,
+        Parameter("--set", negative="", help="field=value, as network.inter.bandwidth=800Gb/s, nodes=256"),
+    ] = None,
+    sweep: Annotated[
+        str | None, Parameter(help="field=values, such as nodes=1..256, nodes=1..256:200 or tp=1,2,4,8")
+    ] = None,
+    strong: Annotated[
+        bool,
+        Parameter(negative="", help="keep the whole batch while devices are added; else each keeps its own"),
+    ] = False,
+    captured: Captured | None = None,
+    plot: Plot = None,
+    html: Html = None,
+    json_: Json = False,
 ) -> None:
     """What would change if the cluster, the plan or the model did, and why.
 

@@ -1,6 +1,7 @@
 """Time of fused attention.
 
-    time = launch + flops / (peak * efficiency) + scores * score / (SMs * clock * exponentials) + bytes * traffic / bandwidth
+    time = launch + flops / (peak * efficiency) + scores * score / (SMs * clock * exponentials)
+           + bytes * traffic / bandwidth
 
 The second term is the exponentials and rescaling per score, which the matrix units cannot hide; few
 blocks of 128 queries fill the chip only in part.
@@ -28,7 +29,16 @@ class AttentionCurve:
     traffic: float
 
 
-def attention_time(chip: Chip, peak: float, curve: AttentionCurve, *, flops: Array, scores: Array, traffic: Array, blocks: Array) -> Array:
+def attention_time(
+    chip: Chip,
+    peak: float,
+    curve: AttentionCurve,
+    *,
+    flops: Array,
+    scores: Array,
+    traffic: Array,
+    blocks: Array,
+) -> Array:
     """Seconds of each call."""
     filled = np.maximum(1.0, np.ceil(blocks / chip.sms) / np.maximum(blocks / chip.sms, 1e-9))
     filled = np.where(blocks > 4 * chip.sms, 1.0, filled)  # many waves: blocks of unequal length even out

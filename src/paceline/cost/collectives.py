@@ -1,18 +1,22 @@
-"""What collectives cost on a cluster: each algorithm and protocol a line in the size, the library takes the least.
+"""What collectives cost on a cluster: each algorithm and protocol a line in the size, the library takes the
+least.
 
     seconds(size) = alpha + beta * size + 2 * fill * sqrt(alpha * beta * size)
 
-`alpha` counts the hops one after another, `beta` is the traffic on the narrowest tier over its bandwidth, and the
-last term is what filling and draining a pipeline of optimally cut chunks costs: it is why bandwidth rises so
-slowly with size. Hops and traffic follow from the algorithm and from where the ranks sit; what a hop takes and
-what share of a line rate a library reaches are a few constants per kind of link (`fitted/collectives.toml`).
+`alpha` counts the hops one after another, `beta` is the traffic on the narrowest tier over its bandwidth, and
+the last term is what filling and draining a pipeline of optimally cut chunks costs: it is why bandwidth rises
+so slowly with size. Hops and traffic follow from the algorithm and from where the ranks sit; what a hop takes
+and what share of a line rate a library reaches are a few constants per kind of link
+(`fitted/collectives.toml`).
 
-Traffic per rank, of a buffer of `size` bytes as nccl-tests counts it (for all-gather and reduce-scatter the whole,
-gathered buffer; for gather, scatter and all-to-all what the root or one rank sends or receives in all):
+Traffic per rank, of a buffer of `size` bytes as nccl-tests counts it (for all-gather and reduce-scatter the
+whole, gathered buffer; for gather, scatter and all-to-all what the root or one rank sends or receives in
+all):
 
-    ring                2 (n-1)/n for all-reduce, (n-1)/n for reduce-scatter and all-gather, 1 for broadcast and reduce
-    tree                up and down: 2 inside a node; between nodes 1 for two of them and 2 for more (two trees, each
-                        node inside of one and a leaf of the other)
+    ring                2 (n-1)/n for all-reduce, (n-1)/n for reduce-scatter and all-gather, 1 for broadcast
+                        and reduce
+    tree                up and down: 2 inside a node; between nodes 1 for two of them and 2 for more (two
+                        trees, each node inside of one and a leaf of the other)
     nvls                in the NVLink switch: 1 + 1/n each way
     sharp               in the network's switches: 1 each way
     halving-doubling    2 (n-1)/n in 2 log2(n) steps
@@ -37,19 +41,31 @@ from paceline.spec.cluster import Cluster, Group, Tier
 
 Array = NDArray[np.float64]
 
-OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "send_recv")
+OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+)
 LIBRARIES = ("nccl", "rccl", "gloo", "mpi")
 PROTOCOLS = ("ll", "ll128", "simple")
 #: share of the bandwidth of `simple` that a protocol's flags leave: every other word, one in sixteen
 PAYLOAD = {"ll": 0.5, "ll128": 0.92, "simple": 1.0}
-#: NVLink multicast per generation, as NCCL's own tuner weighs it (NVIDIA/nccl:src/graph/tuning.cc, nvlsEfficiency)
+#: NVLink multicast per generation, as NCCL's own tuner weighs it (NVIDIA/nccl:src/graph/tuning.cc,
+#: nvlsEfficiency)
 NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 #: parallel aggregated trees (NCCL's PAT): share of the ring's bandwidth, and seconds per rank (the same file)
 PAT_SHARE, PAT_RANK_S = 0.75, 2.8e-6
 TREE_SHARE = 0.92
 #: bytes from which bandwidth counts for more than latency
 LARGE = 2.0**20
-#: transports that cores drive: what one direction takes the other cannot have, so that two nodes gain nothing by a tree
+#: transports that cores drive: what one direction takes the other cannot have, so that two nodes gain nothing
+#: by a tree
 _HALF_DUPLEX = ("socket", "ethernet", "loopback")
 #: operations on lists of tensors, which gloo flattens first
 _LISTS = ("all_gather", "reduce_scatter", "all_to_all")
@@ -65,7 +81,8 @@ class Link:
     p2p: float
     #: seconds of one hop by protocol
     hop_s: Mapping[str, float]
-    #: B/s that one device moves at most whatever the line rate, in a ring and to one receiver, for transports that cores drive
+    #: B/s that one device moves at most whatever the line rate, in a ring and to one receiver, for transports
+    #: that cores drive
     cap_Bps: float = math.inf
     p2p_cap_Bps: float = math.inf
 
@@ -78,7 +95,8 @@ class Constants:
     base_s: float
     fill: float
     links: Mapping[str, Link]
-    #: what in-switch reduction reaches: of NVLink beyond NVLS_SHARE, of that where the domain spans nodes, of a network
+    #: what in-switch reduction reaches: of NVLink beyond NVLS_SHARE, of that where the domain spans nodes, of
+    #: a network
     nvls: float = 1.0
     nvls_nodes: float = 1.0
     sharp: float = 1.0
@@ -87,7 +105,8 @@ class Constants:
     nvls_rank_s: float = 0.0
     #: seconds per byte of gathering a list of tensors into one buffer and back
     copy: float = 0.0
-    #: standard deviation of the logarithm of time, by kind of the outermost link used, from `LARGE` bytes on and below
+    #: standard deviation of the logarithm of time, by kind of the outermost link used, from `LARGE` bytes on
+    #: and below
     sigma: Mapping[str, float] = field(default_factory=dict)
     sigma_small: Mapping[str, float] = field(default_factory=dict)
 
@@ -109,24 +128,35 @@ def constants(library: str) -> Constants:
     """The fitted constants of a library."""
     if library not in LIBRARIES:
         raise UnknownName("collective library", library, LIBRARIES, f"libraries: {', '.join(LIBRARIES)}")
-    return from_table(tomllib.loads((files("paceline.cost") / "fitted" / "collectives.toml").read_text()), library)
+    return from_table(
+        tomllib.loads((files("paceline.cost") / "fitted" / "collectives.toml").read_text()), library
+    )
 
 
 def from_table(data: Mapping[str, Any], library: str) -> Constants:
     """The constants of a library in the tables of a file; RCCL is NCCL on other links."""
     table = data["nccl" if library == "rccl" else library]
     links = {
-        kind: Link(**{key: value for key, value in entry.items() if key != "hop_s"}, hop_s={p: entry["hop_s"][p] for p in PROTOCOLS})
+        kind: Link(
+            **{key: value for key, value in entry.items() if key != "hop_s"},
+            hop_s={p: entry["hop_s"][p] for p in PROTOCOLS},
+        )
         for kind, entry in table["links"].items()
     }
     return Constants(**{key: value for key, value in table.items() if key != "links"}, links=links)
 
 
 @overload
-def collective_s(op: str, size_bytes: float, group: Group, cluster: Cluster, library: str = "nccl") -> float: ...
+def collective_s(
+    op: str, size_bytes: float, group: Group, cluster: Cluster, library: str = "nccl"
+) -> float: ...
 @overload
-def collective_s(op: str, size_bytes: Sequence[float] | Array, group: Group, cluster: Cluster, library: str = "nccl") -> Array: ...
-def collective_s(op: str, size_bytes: ArrayLike, group: Group, cluster: Cluster, library: str = "nccl") -> float | Array:
+def collective_s(
+    op: str, size_bytes: Sequence[float] | Array, group: Group, cluster: Cluster, library: str = "nccl"
+) -> Array: ...
+def collective_s(
+    op: str, size_bytes: ArrayLike, group: Group, cluster: Cluster, library: str = "nccl"
+) -> float | Array:
     """Seconds of a collective of `size_bytes` (one size or many) over a group."""
     size = np.asarray(size_bytes, dtype=float)
     if (size < 0).any():
@@ -144,7 +174,10 @@ def choice(op: str, size_bytes: float, group: Group, cluster: Cluster, library: 
 def times(found: Sequence[Line], size: Array) -> Array:
     """Seconds of each line (first axis) at each size."""
     shape = (len(found), *(1,) * size.ndim)
-    alpha, beta, fill = (np.array([getattr(line, name) for line in found]).reshape(shape) for name in ("alpha_s", "beta", "fill"))
+    alpha, beta, fill = (
+        np.array([getattr(line, name) for line in found]).reshape(shape)
+        for name in ("alpha_s", "beta", "fill")
+    )
     stream = beta * size
     return np.asarray(alpha + stream + 2 * fill * np.sqrt(alpha * stream))
 
@@ -166,7 +199,9 @@ def sigma(size_bytes: ArrayLike, group: Group, cluster: Cluster, library: str = 
 
 def outermost(group: Group, cluster: Cluster) -> str:
     """The kind of the outermost link that a group uses."""
-    return next((cluster.tiers[i].kind for i in reversed(range(len(cluster.tiers))) if group.fan(i) > 1), "none")
+    return next(
+        (cluster.tiers[i].kind for i in reversed(range(len(cluster.tiers))) if group.fan(i) > 1), "none"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -204,7 +239,9 @@ def lines_with(op: str, group: Group, cluster: Cluster, library: str, known: Con
     if op in ("send_recv", "gather", "scatter", "all_to_all"):
         found = place.direct()
     else:
-        found = place.gloo() if library == "gloo" else place.mpi() if library == "mpi" else place.nccl(library)
+        found = (
+            place.gloo() if library == "gloo" else place.mpi() if library == "mpi" else place.nccl(library)
+        )
     return [replace(line, beta=line.beta + copy) for line in found] if copy else list(found)
 
 
@@ -230,7 +267,13 @@ def _level(i: int, group: Group, cluster: Cluster, known: Constants) -> _Level:
     one = cluster.uplink(replace(group, members=(1,) * i + group.members[i:]), i)
     hop = {p: s + (tier.latency_s or 0.0) for p, s in link.hop_s.items()}
     return _Level(
-        tier, group.fan(i), inner, min(line * link.share, inner * link.cap_Bps), min(one * link.p2p, link.p2p_cap_Bps), hop, line,
+        tier,
+        group.fan(i),
+        inner,
+        min(line * link.share, inner * link.cap_Bps),
+        min(one * link.p2p, link.p2p_cap_Bps),
+        hop,
+        line,
     )
 
 
@@ -259,26 +302,44 @@ class _Place:
 
     def steps(self) -> float:
         """Steps of a ring."""
-        return {"all_reduce": 2 * (self.n - 1), "reduce_scatter": self.n - 1, "all_gather": self.n - 1}.get(self.op, self.n)
+        return {"all_reduce": 2 * (self.n - 1), "reduce_scatter": self.n - 1, "all_gather": self.n - 1}.get(
+            self.op, self.n
+        )
 
     def ring(self, protocols: Sequence[str]) -> Iterator[Line]:
         bandwidth = min(level.uplink for level in self.levels)
         traffic = bus_factor(self.op, self.n)
         domains = float(self.n)
-        parts = []  # of the ring's hops, those that stay within one domain of a tier and leave the one inside it
+        # of the ring's hops, those that stay within one domain of a tier and leave the one inside it
+        parts = []
         for level in self.levels:
             parts.append((domains - domains / level.fan, level))
             domains /= level.fan
         for protocol in protocols:
-            hop = sum(share * level.hop_s[protocol] for share, level in parts) + domains * self.levels[-1].hop_s[protocol]
-            yield Line("ring", protocol, self.known.base_s + self.steps() * hop / self.n, traffic / (bandwidth * PAYLOAD[protocol]), self.known.fill)
+            hop = (
+                sum(share * level.hop_s[protocol] for share, level in parts)
+                + domains * self.levels[-1].hop_s[protocol]
+            )
+            yield Line(
+                "ring",
+                protocol,
+                self.known.base_s + self.steps() * hop / self.n,
+                traffic / (bandwidth * PAYLOAD[protocol]),
+                self.known.fill,
+            )
 
     def tree(self, protocols: Sequence[str]) -> Iterator[Line]:
         """All-reduce up and down a chain in each node and two trees between nodes."""
         slow = [2 / (level.uplink * TREE_SHARE) for level in self.inside]
         slow += [_up_and_down(level) / (level.uplink * TREE_SHARE) for level in self.outside]
         for protocol in protocols:
-            yield Line("tree", protocol, self.known.base_s + 2 * self.depth(protocol), max(slow) / PAYLOAD[protocol], self.known.fill)
+            yield Line(
+                "tree",
+                protocol,
+                self.known.base_s + 2 * self.depth(protocol),
+                max(slow) / PAYLOAD[protocol],
+                self.known.fill,
+            )
 
     def depth(self, protocol: str) -> float:
         """Seconds from the leaves to the root."""
@@ -295,7 +356,9 @@ class _Place:
         slow, alpha = [], self.known.base_s
         if multicast:
             level = inside[0]
-            share = self.known.nvls * NVLS_SHARE.get(self.cluster.device.architecture, min(NVLS_SHARE.values()))
+            share = self.known.nvls * NVLS_SHARE.get(
+                self.cluster.device.architecture, min(NVLS_SHARE.values())
+            )
             share *= self.known.nvls_nodes if level.fan > self.cluster.node_devices else 1.0
             slow.append((1 + 1 / level.fan) / (level.line * share))
             alpha += self.known.nvls_s + level.fan * self.known.nvls_rank_s
@@ -303,9 +366,17 @@ class _Place:
             slow += [2 / (level.uplink * TREE_SHARE) for level in inside]
             alpha += 2 * sum((level.fan - 1) * level.hop_s["simple"] for level in inside)
         for level in outside:
-            slow.append(1 / (level.line * self.known.sharp) if aggregates else _up_and_down(level) / level.uplink)
+            slow.append(
+                1 / (level.line * self.known.sharp) if aggregates else _up_and_down(level) / level.uplink
+            )
             alpha += 2 * level.hop_s["simple"] * (1 if aggregates else math.ceil(math.log2(level.fan)))
-        yield Line("sharp" if aggregates else "nvls-tree" if outside else "nvls", "simple", alpha, max(slow), self.known.fill)
+        yield Line(
+            "sharp" if aggregates else "nvls-tree" if outside else "nvls",
+            "simple",
+            alpha,
+            max(slow),
+            self.known.fill,
+        )
 
     def nccl(self, library: str) -> Iterator[Line]:
         # LL128 needs stores of 128 bytes to arrive whole, which NVLink gives and PCI Express does not
@@ -314,16 +385,30 @@ class _Place:
         in_switch = list(self.in_switch()) if self.op == "all_reduce" and library == "nccl" else []
         yield from in_switch
         # where the network aggregates, NCCL's tuner takes that for any size that is not bound by latency
-        yield from self.ring(("ll", "ll128") if any(line.algorithm == "sharp" for line in in_switch) and whole else protocols)
+        yield from self.ring(
+            ("ll", "ll128") if any(line.algorithm == "sharp" for line in in_switch) and whole else protocols
+        )
         if self.op == "all_reduce":
             yield from self.tree(protocols)
         elif self.op in ("reduce_scatter", "all_gather") and not self.inside:
             level = self.levels[0]
-            alpha = self.known.base_s + math.ceil(math.log2(self.n)) * level.hop_s["simple"] / 3.5 + self.n * PAT_RANK_S
-            yield Line("pat", "simple", alpha, bus_factor(self.op, self.n) / (level.uplink * PAT_SHARE), self.known.fill)
+            alpha = (
+                self.known.base_s
+                + math.ceil(math.log2(self.n)) * level.hop_s["simple"] / 3.5
+                + self.n * PAT_RANK_S
+            )
+            yield Line(
+                "pat",
+                "simple",
+                alpha,
+                bus_factor(self.op, self.n) / (level.uplink * PAT_SHARE),
+                self.known.fill,
+            )
 
     def gloo(self) -> Iterator[Line]:
-        """Rings for the reductions, a binomial tree for broadcast; reduce-scatter is an all-reduce, of which each keeps a part."""
+        """Rings for the reductions, a binomial tree for broadcast; reduce-scatter is an all-reduce, of which
+        each keeps a part.
+        """
         if self.op in ("broadcast", "reduce"):
             yield self.doubling(math.ceil(math.log2(self.n)))
         elif self.op == "reduce_scatter":
@@ -340,14 +425,25 @@ class _Place:
         if self.op in ("all_reduce", "reduce_scatter", "all_gather"):
             once = self.doubling(rounds * (2 if self.op == "all_reduce" else 1))
             bandwidth = min(level.uplink / level.inner for level in self.levels)
-            yield Line("halving-doubling", "simple", once.alpha_s, bus_factor(self.op, self.n) / bandwidth, self.known.fill)
+            yield Line(
+                "halving-doubling",
+                "simple",
+                once.alpha_s,
+                bus_factor(self.op, self.n) / bandwidth,
+                self.known.fill,
+            )
         else:
             yield self.doubling(rounds)
 
     def doubling(self, rounds: int) -> Line:
         """`rounds` exchanges of the whole buffer with partners ever further away."""
         hop = max(level.hop_s["simple"] for level in self.levels)
-        return Line("doubling", "simple", self.known.base_s + rounds * hop, rounds / min(level.single for level in self.levels))
+        return Line(
+            "doubling",
+            "simple",
+            self.known.base_s + rounds * hop,
+            rounds / min(level.single for level in self.levels),
+        )
 
     def direct(self) -> Iterator[Line]:
         """Messages straight from sender to receiver: the tier that is busiest sets the pace."""
@@ -362,7 +458,12 @@ class _Place:
         # connections to many peers are served one after another, a few at a time
         rounds = 1 if self.op == "send_recv" else math.ceil(math.log2(self.n))
         # one message goes over the outermost tier only
-        yield Line("direct", "simple", self.known.base_s + rounds * hop, slow[-1] if self.op == "send_recv" else max(slow))
+        yield Line(
+            "direct",
+            "simple",
+            self.known.base_s + rounds * hop,
+            slow[-1] if self.op == "send_recv" else max(slow),
+        )
 
 
 # -- contention ----------------------------------------------------------------------------------
@@ -372,8 +473,8 @@ def share_links(flows: Sequence[Group], cluster: Cluster) -> Array:
     """Bus bandwidth (B/s, line rates) of each of several collectives that run at the same time, max-min fair.
 
     Every flow loads the uplink of each domain that it leaves. Rates rise together until a link is full; flows
-    through it keep their rate, the others go on rising (progressive filling). Divide by the rate of a flow alone
-    to get by how much it is slowed down.
+    through it keep their rate, the others go on rising (progressive filling). Divide by the rate of a flow
+    alone to get by how much it is slowed down.
     """
     loads: dict[tuple[int, int, bool], dict[int, float]] = {}
     for f, group in enumerate(flows):
@@ -384,7 +485,8 @@ def share_links(flows: Sequence[Group], cluster: Cluster) -> Array:
             spread = Counter(rank // inner for rank in group.ranks)
             for domain in spread:
                 loads.setdefault((i, domain, True), {})[f] = 1.0
-            for rank in group.ranks if inner > 1 else ():  # each member carries its part through a link of its own
+            # each member carries its part through a link of its own
+            for rank in group.ranks if inner > 1 else ():
                 loads.setdefault((i, rank, False), {})[f] = 1 / spread[rank // inner]
     tightest: dict[tuple[tuple[int, float], ...], float] = {}  # links with the same load are one constraint
     for (i, _, whole), used in loads.items():
@@ -395,10 +497,19 @@ def share_links(flows: Sequence[Group], cluster: Cluster) -> Array:
     for link, key in enumerate(tightest):
         for f, value in key:
             load[link, f] = value
-    most = np.array([
-        min((cluster.uplink(replace(group, concurrent=False), i) for i in range(len(cluster.tiers)) if group.fan(i) > 1), default=np.inf)
-        for group in flows
-    ])
+    most = np.array(
+        [
+            min(
+                (
+                    cluster.uplink(replace(group, concurrent=False), i)
+                    for i in range(len(cluster.tiers))
+                    if group.fan(i) > 1
+                ),
+                default=np.inf,
+            )
+            for group in flows
+        ]
+    )
     return max_min(load, np.array(list(tightest.values())), most)
 
 
@@ -411,7 +522,9 @@ def _uplink_capacity(tier: Tier, inner: int, cluster: Cluster) -> float:
 
 
 def max_min(load: Array, capacity: Array, most: Array) -> Array:
-    """Max-min fair rates: `load[l, f]` is what flow f puts on link l per unit of its rate, `most` each flow's own limit."""
+    """Max-min fair rates: `load[l, f]` is what flow f puts on link l per unit of its rate, `most` each flow's
+    own limit.
+    """
     rates = np.zeros(load.shape[1])
     rising = most > 0
     left = capacity.astype(float).copy()

@@ -1,7 +1,9 @@
-"""What the compressed gradients of a model cost: exact bytes on the wire, and seconds of encoders and decoders.
+"""What the compressed gradients of a model cost: exact bytes on the wire, and seconds of encoders and
+decoders.
 
 Each scheme says its own bytes and work (`paceline.spec.compression`). Where its encoder was measured
-(`catalog/encoders.toml`, by `benchmarks/encoders.py`), it takes so many copies of its gradient; else the work counted for it.
+(`catalog/encoders.toml`, by `benchmarks/encoders.py`), it takes so many copies of its gradient; else the work
+counted for it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from paceline.spec.compression.scheme import LATE
 from paceline.spec.device import Device
 
 FLOAT32 = Float32()
-#: share of the memory's rate that a copy reaches (100 MB in 0.051 ms on an H200), and that loops which were not measured do
+#: share of the memory's rate that a copy reaches (100 MB in 0.051 ms on an H200), and that loops which were
+#: not measured do
 COPY_SHARE, LOOP_SHARE = 0.82, 0.7
 #: seconds of a launch where a device's file does not say
 LAUNCH_S = 2e-6
 
 
 def get(text: str) -> Scheme:
-    """The scheme that `name` or `name:setting=value,...` describes; its `accuracy` and `evidence` say what it may cost."""
+    """The scheme that `name` or `name:setting=value,...` describes; its `accuracy` and `evidence` say what it
+    may cost.
+    """
     return parse(text)
 
 
@@ -52,7 +57,8 @@ Named = tuple[str, Sequence[int]]
 
 
 def last_layer(parameters: Iterable[Named]) -> str:
-    """The module that holds the last matrix, in the order in which a model lists its parameters: the classifier, as a rule.
+    """The module that holds the last matrix, in the order in which a model lists its parameters: the
+    classifier, as a rule.
 
     Embeddings that are tied to the output are listed first, and are not found.
     """
@@ -64,7 +70,9 @@ def last_layer(parameters: Iterable[Named]) -> str:
 
 
 def assign(scheme: Scheme, parameters: Iterable[Named]) -> dict[str, Scheme]:
-    """The scheme of each parameter by name: float32 for small tensors and, if the scheme says so, for the last layer."""
+    """The scheme of each parameter by name: float32 for small tensors and, if the scheme says so, for the
+    last layer.
+    """
     listed = list(parameters)
     last = last_layer(listed) if scheme.keep_last else None
     return {
@@ -73,8 +81,12 @@ def assign(scheme: Scheme, parameters: Iterable[Named]) -> dict[str, Scheme]:
     }
 
 
-def model_bytes(scheme: Scheme, parameters: Iterable[Named], *, step: int | None = None, shared: bool = True) -> int:
-    """Bytes one rank contributes for all gradients of a model; `shared`: with the scalers that are agreed on first."""
+def model_bytes(
+    scheme: Scheme, parameters: Iterable[Named], *, step: int | None = None, shared: bool = True
+) -> int:
+    """Bytes one rank contributes for all gradients of a model; `shared`: with the scalers that are agreed on
+    first.
+    """
     listed = list(parameters)
     chosen = assign(scheme, listed)
     return sum(
@@ -88,7 +100,9 @@ def model_bytes(scheme: Scheme, parameters: Iterable[Named], *, step: int | None
 
 @cache
 def copies() -> Mapping[str, Mapping[str, tuple[float, float]]]:
-    """By kind of device and scheme: copies of a gradient that encoding takes, and decoding what two ranks sent."""
+    """By kind of device and scheme: copies of a gradient that encoding takes, and decoding what two ranks
+    sent.
+    """
     data = tomllib.loads((files("paceline.catalog") / "encoders.toml").read_text())
     return {
         kind: {name: (measured["encode"], measured["decode"]) for name, measured in table["copies"].items()}
@@ -121,7 +135,9 @@ def _copy_s(shape: Shape, chip: Chip) -> float:
 
 def _counted_s(work: Work, chip: Chip, device: Device) -> float:
     """Arithmetic or memory traffic, whichever takes longer."""
-    return max(work.flops / chip.peaks["fp32"], work.bytes / chip.bandwidth) / LOOP_SHARE + _launches_s(work, device)
+    return max(work.flops / chip.peaks["fp32"], work.bytes / chip.bandwidth) / LOOP_SHARE + _launches_s(
+        work, device
+    )
 
 
 def _launches_s(work: Work, device: Device) -> float:

@@ -25,14 +25,30 @@ from paceline.spec.device import Device
 NEAREST = {"maxwell": "pascal", "ada": "ampere", "blackwell": "hopper"}
 #: groups tried in turn when a file has none of the exact name: the last part is dropped, then these
 _SIBLINGS = {
-    "fp16": ("bf16", "tf32"), "bf16": ("fp16", "tf32"), "fp8": ("bf16", "fp16"), "fp4": ("bf16", "fp16"), "tf32": ("bf16",), "fp64": ("fp32",),
+    "fp16": ("bf16", "tf32"),
+    "bf16": ("fp16", "tf32"),
+    "fp8": ("bf16", "fp16"),
+    "fp4": ("bf16", "fp16"),
+    "tf32": ("bf16",),
+    "fp64": ("fp32",),
     "fp32": ("tf32",),
 }
 #: part of a group's name -> what is most like it (one way only, so that a search ends)
 _STANDS_IN = {
-    "nchw": "nhwc", "cudnn": "native", "winograd": "conv", "stem": "conv", "conv1": "conv", "conv-nchw": "conv", "conv1-nchw": "conv1",
-    "stem-nchw": "stem", "inference": "forward", "single": "foreach", "sliced": "direct", "rnn": "gemm",
-    "full": "causal", "block": "warp",
+    "nchw": "nhwc",
+    "cudnn": "native",
+    "winograd": "conv",
+    "stem": "conv",
+    "conv1": "conv",
+    "conv-nchw": "conv",
+    "conv1-nchw": "conv1",
+    "stem-nchw": "stem",
+    "inference": "forward",
+    "single": "foreach",
+    "sliced": "direct",
+    "rnn": "gemm",
+    "full": "causal",
+    "block": "warp",
 }
 
 
@@ -64,7 +80,8 @@ class Curves:
         return _find(self.stream, group) or self.stream["elementwise"]
 
     def attention_curve(self, group: str) -> AttentionCurve:
-        found: AttentionCurve | None = _find(self.attention, group.replace(".mask", ""))  # a mask is a matter of scale
+        # a mask is a matter of scale
+        found: AttentionCurve | None = _find(self.attention, group.replace(".mask", ""))
         if found is None:
             raise SpecError(f"no curve for {group!r} in {self.name}; run the fit again")
         return found
@@ -141,12 +158,24 @@ def from_tables(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Curves:
     scale = {prefix: float(value) for prefix, value in data.get("scale", {}).items()}
     if base is None:
         return Curves(
-            name, data["source"], own["matrix"], own["stream"], own["attention"], kernels, (scale,),
+            name,
+            data["source"],
+            own["matrix"],
+            own["stream"],
+            own["attention"],
+            kernels,
+            (scale,),
             devices=tuple(data.get("devices", ())),
         )
     return Curves(
-        name, data["source"], {**base.matrix, **own["matrix"]}, {**base.stream, **own["stream"]}, {**base.attention, **own["attention"]},
-        {**base.kernels, **kernels}, (*base.scales, scale), (*base.inherited, data["inherits"]),
+        name,
+        data["source"],
+        {**base.matrix, **own["matrix"]},
+        {**base.stream, **own["stream"]},
+        {**base.attention, **own["attention"]},
+        {**base.kernels, **kernels},
+        (*base.scales, scale),
+        (*base.inherited, data["inherits"]),
     )
 
 
@@ -164,9 +193,17 @@ def curves_for(device: Device) -> Curves:
     """The constants for a device, with what `paceline calibrate` measured on it put on top."""
     available = _available()
     name = next(
-        (n for n in (device.name, device.architecture, NEAREST.get(device.architecture, "")) if n in available),
+        (
+            n
+            for n in (device.name, device.architecture, NEAREST.get(device.architecture, ""))
+            if n in available
+        ),
         "cpu" if device.kind == "cpu" else "hopper",
     )
     curves = _named(name)
-    scale = {key.removeprefix("scale."): value for key, value in device.calibration.items() if key.startswith("scale.")}
+    scale = {
+        key.removeprefix("scale."): value
+        for key, value in device.calibration.items()
+        if key.startswith("scale.")
+    }
     return replace(curves, scales=(*curves.scales, scale)) if scale else curves

@@ -1,7 +1,7 @@
 """Mixtures of experts: tokens go to the ranks of their experts and back, and what runs there.
 
-The framework decides most of it: how tokens travel (`dispatch`), whether experts run apart or in grouped products
-(`experts`), and whether exchanges run beside another micro-batch (`exchange_overlap`).
+The framework decides most of it: how tokens travel (`dispatch`), whether experts run apart or in grouped
+products (`experts`), and whether exchanges run beside another micro-batch (`exchange_overlap`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from paceline.spec.workload import ITEMSIZE, Op
 def run_experts(t: Tape) -> None:
     """Tokens go to their experts' ranks and back; each rank's experts are evenly loaded.
 
-    Where only some layers have experts, this is one of those and its share of the others: tokens are split between the two.
+    Where only some layers have experts, this is one of those and its share of the others: tokens are split
+    between the two.
     """
     s, m = t.s, t.s.model
     tokens = s.tokens // m.moe_every
@@ -29,8 +30,11 @@ def run_experts(t: Tape) -> None:
         feed(t, tokens, m.shared_ffn)
     linear(t, here, m.hidden, m.experts, matrix=s.dtype, bias=False)
     t.run([make.softmax(here, m.experts, s.dtype)], [make.softmax(here, m.experts, s.dtype, True)])
-    # sorted by expert; after an all-to-all, copies of one expert come from every rank and are put together once more
-    sort = [moved_op("permute", "gather", s.dtype, routed * m.hidden)] * (1 if s.framework.dispatch == "once" or s.ep == 1 or local == 1 else 2)
+    # sorted by expert; after an all-to-all, copies of one expert come from every rank and are put together
+    # once more
+    sort = [moved_op("permute", "gather", s.dtype, routed * m.hidden)] * (
+        1 if s.framework.dispatch == "once" or s.ep == 1 or local == 1 else 2
+    )
     fused, per_expert = s.framework.experts == "fused", max(1, routed // local)
     t.run(sort, sort)
     if not fused:
@@ -45,7 +49,9 @@ def run_experts(t: Tape) -> None:
 
 
 def _expert_linear(t: Tape, tokens: int, inputs: int, outputs: int, local: int) -> None:
-    """A linear layer of every expert of a rank: kernels of their own, or grouped ones that leave no other pass over the tokens."""
+    """A linear layer of every expert of a rank: kernels of their own, or grouped ones that leave no other
+    pass over the tokens.
+    """
     s = t.s
     fused = s.framework.experts == "fused"
     first, undone = len(t.forward.ops), len(t.steps)
@@ -68,12 +74,16 @@ def _expert_linear(t: Tape, tokens: int, inputs: int, outputs: int, local: int) 
 
 
 def _expert_bias(s: Shape, elements: int) -> tuple[list[Op], list[Op]]:
-    """Each expert's bias weighted by its tokens' probabilities, which are fp32: product, sum, all put together, and cast back."""
+    """Each expert's bias weighted by its tokens' probabilities, which are fp32: product, sum, all put
+    together, and cast back.
+    """
     narrow, wide = elements * ITEMSIZE[s.dtype], elements * 4
     ahead = [([], [wide]), ([narrow, wide], [wide]), ([wide], [wide]), ([wide], [narrow])]
     undo = [([narrow], [wide]), ([wide], [narrow]), ([wide], [wide]), ([wide], []), ([wide], [])]
     first, second = (
-        [make.make_op("bias", "elementwise", "fp32", reads, writes, (elements,)) for reads, writes in passes] for passes in (ahead, undo))
+        [make.make_op("bias", "elementwise", "fp32", reads, writes, (elements,)) for reads, writes in passes]
+        for passes in (ahead, undo)
+    )
     return first, second
 
 
@@ -84,7 +94,9 @@ def _exchange(t: Tape, size: float) -> None:
 
 
 def beside(piece: Piece) -> None:
-    """Lets experts' exchanges run beside another micro-batch: of as much computation as the longest run that hides nothing else."""
+    """Lets experts' exchanges run beside another micro-batch: of as much computation as the longest run that
+    hides nothing else.
+    """
     taken = sorted({place for collective in piece.collectives for place in collective.behind})
     stops = [-1, *taken, len(piece.ops)]
     start, end = max(pairwise(stops), key=lambda pair: pair[1] - pair[0])

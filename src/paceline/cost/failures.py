@@ -1,10 +1,10 @@
 """Failures, checkpoints and restarts: how much of a long job's time is progress.
 
-A job of n devices, each of which fails once in `mtbf_s` on average, is interrupted every M = mtbf_s / n. It writes a checkpoint of
-delta seconds every tau; a failure costs what was done since the last one, and a restart of r seconds. With exponential failures, the
-time for tau seconds of progress is (Daly 2006)
+A job of n devices, each of which fails once in `mtbf_s` on average, is interrupted every M = mtbf_s / n. It
+writes a checkpoint of delta seconds every tau; a failure costs what was done since the last one, and a
+restart of r seconds. With exponential failures, the time for tau seconds of progress is (Daly 2006)
 
-    T = M e^(r/M) (e^((tau + delta)/M) - 1),        goodput = tau / T,        best tau about sqrt(2 delta M) - delta
+    T = M e^(r/M) (e^((tau + delta)/M) - 1),    goodput = tau / T,    best tau about sqrt(2 delta M) - delta
 
 >>> round(goodput(3600.0, write_s=60.0, restart_s=600.0, interrupted_s=86400.0), 3)
 0.956
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 
-#: device seconds between interruptions: 419 unexpected ones in 54 days of 16,384 H100 (Dubey et al., The Llama 3 Herd of Models, 2024)
+#: device seconds between interruptions: 419 unexpected ones in 54 days of 16,384 H100 (Dubey et al., The
+#: Llama 3 Herd of Models, 2024)
 DEVICE_MTBF_S = 54 * 86400.0 * 16384 / 419
 #: seconds from an interruption until steps go on: detection, a spare node, loading, warm-up; guessed
 RESTART_S = 600.0
@@ -30,7 +31,9 @@ def interrupted_s(devices: int, mtbf_s: float = DEVICE_MTBF_S) -> float:
 
 
 def best_interval_s(write_s: float, between_s: float) -> float:
-    """Seconds of progress between checkpoints that lose least (Daly's first-order optimum); at least one write apart."""
+    """Seconds of progress between checkpoints that lose least (Daly's first-order optimum); at least one
+    write apart.
+    """
     return max(write_s, math.sqrt(2 * write_s * between_s) - write_s) if write_s else between_s / 100
 
 

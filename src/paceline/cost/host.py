@@ -46,7 +46,9 @@ def default_host() -> HostCurve:
 
 
 def issue_times(workload: Workload, host: HostCurve, scale: float = 1.0) -> Array:
-    """Host seconds of each operator of the distinct segments: a segment's total is shared evenly among its operators."""
+    """Host seconds of each operator of the distinct segments: a segment's total is shared evenly among its
+    operators.
+    """
     trained = max(1, workload.trained)
     counts = np.array([len(segment.ops) for segment in workload.segments])
     backward = np.array([segment.phase == "backward" for segment in workload.segments])
@@ -54,8 +56,13 @@ def issue_times(workload: Workload, host: HostCurve, scale: float = 1.0) -> Arra
     totals = []
     for segment, count in zip(workload.segments, counts, strict=True):
         if workload.options.get("compiled") and segment.phase != "optimizer":
-            gradients = host.gradient_s * trained * count / backward_ops if segment.phase == "backward" else 0.0
-            totals.append(gradients + host.compiled_s * sum(op.dims[3] if op.kind == "fused" else 1 for op in segment.ops))
+            gradients = (
+                host.gradient_s * trained * count / backward_ops if segment.phase == "backward" else 0.0
+            )
+            totals.append(
+                gradients
+                + host.compiled_s * sum(op.dims[3] if op.kind == "fused" else 1 for op in segment.ops)
+            )
         elif segment.phase == "backward":
             totals.append(count * (host.backward_s + host.gradient_s * trained / backward_ops))
         elif segment.phase == "optimizer":

@@ -26,7 +26,9 @@ from paceline.cost.chip import Chip
 
 Array = NDArray[np.float64]
 
-TILES = np.array([(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (64, 32)], dtype=float)
+TILES = np.array(
+    [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (64, 32)], dtype=float
+)
 SPLITS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32], dtype=float)
 #: a part of k below this is not worth splitting off
 SPLIT_MIN = 128.0
@@ -34,7 +36,9 @@ SPLIT_MIN = 128.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCurve:
-    """Fitted constants of one class of product on one architecture; times in seconds, the rest pure numbers."""
+    """Fitted constants of one class of product on one architecture; times in seconds, the rest pure
+    numbers.
+    """
 
     efficiency: float
     intensity: float
@@ -62,14 +66,31 @@ def stacked(curves: Sequence[MatrixCurve], which: NDArray[np.int64]) -> MatrixCu
 
 
 def matrix_time(
-    chip: Chip, peak: Array | float, curve: MatrixCurve, *, batch: Array, m: Array, n: Array, k: Array, traffic: Array, itemsize: Array | float,
+    chip: Chip,
+    peak: Array | float,
+    curve: MatrixCurve,
+    *,
+    batch: Array,
+    m: Array,
+    n: Array,
+    k: Array,
+    traffic: Array,
+    itemsize: Array | float,
     share: Array | float = 1.0,
 ) -> Array:
-    """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency. Peak and constants may differ by product."""
-    c = {f.name: np.asarray(getattr(curve, f.name))[..., None, None] for f in fields(curve) if f.name not in ("layouts", "alignment")}
+    """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency. Peak and
+    constants may differ by product.
+    """
+    c = {
+        f.name: np.asarray(getattr(curve, f.name))[..., None, None]
+        for f in fields(curve)
+        if f.name not in ("layouts", "alignment")
+    }
     peak = np.asarray(peak)[..., None, None]
     batch, m, n, k, traffic = (np.asarray(v, dtype=float)[:, None, None] for v in (batch, m, n, k, traffic))
-    itemsize, share = (np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None] for v in (itemsize, share))
+    itemsize, share = (
+        np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None] for v in (itemsize, share)
+    )
     tm, tn = TILES[:, 0][None, :, None], TILES[:, 1][None, :, None]
     splits = SPLITS[None, None, :]
     step = 128.0 / itemsize  # k advances by 128 bytes
@@ -84,6 +105,8 @@ def matrix_time(
     cache = units * (tm + tn) * part * itemsize / (chip.bandwidth * c["cache"])
     p = c["power"]
     body = (compute**p + memory**p + cache**p) ** (1 / p)
-    reduction = np.where(splits > 1, splits * batch * m * n * 8 / (chip.bandwidth * c["reduction"]) + c["split_s"], 0.0)
+    reduction = np.where(
+        splits > 1, splits * batch * m * n * 8 / (chip.bandwidth * c["reduction"]) + c["split_s"], 0.0
+    )
     total = np.where((part >= SPLIT_MIN) | (splits == 1), body + reduction, np.inf)
     return np.asarray(curve.launch_s + total.min(axis=(1, 2)))

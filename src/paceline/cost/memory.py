@@ -12,15 +12,17 @@ from paceline.spec.device import Device
 from paceline.spec.prediction import Fit, Memory
 from paceline.spec.workload import MEMORY_KINDS, Workload
 
-#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, by architecture (32 MiB each since Hopper)
+#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, by architecture (32 MiB each since
+#: Hopper)
 WORKSPACE_BYTES = {"hopper": 2 * 32 * 2**20, "blackwell": 2 * 32 * 2**20}
 DEFAULT_WORKSPACE_BYTES = 2 * 8 * 2**20
 #: context, kernels and what the driver keeps: not available to a training step
 CONTEXT_BYTES = 600e6
-#: buffers of one communicator of NCCL on one device, for all its channels and protocols: BLOOM's steps show about half a gigabyte
-#: for each group of ranks
+#: buffers of one communicator of NCCL on one device, for all its channels and protocols: BLOOM's steps show
+#: about half a gigabyte for each group of ranks
 COMMUNICATOR_BYTES = 0.5e9
-#: of a node's host, for what is offloaded to it; nodes for training have 1 to 2 TB (DGX A100 and H100: 2 TB), which data loading shares
+#: of a node's host, for what is offloaded to it; nodes for training have 1 to 2 TB (DGX A100 and H100: 2 TB),
+#: which data loading shares
 HOST_BYTES = 1e12
 #: blocks of the caching allocator above 1 MiB come in multiples of 2 MiB, smaller ones share 2 MiB segments;
 #: fragmentation on top, as measured over the H200 steps (reserved over allocated)
@@ -28,23 +30,34 @@ FRAGMENTATION = 1.05
 
 
 def memory(
-    workload: Workload, device: Device, *, held: Mapping[str, float] | None = None, more: Mapping[str, float] | None = None,
-    inside: Mapping[str, float] | None = None, accumulated: bool = False,
+    workload: Workload,
+    device: Device,
+    *,
+    held: Mapping[str, float] | None = None,
+    more: Mapping[str, float] | None = None,
+    inside: Mapping[str, float] | None = None,
+    accumulated: bool = False,
 ) -> Memory:
     """Peak allocated bytes by kind, at the moment when most is live.
 
-    Where ranks share the work, `held` is the share of a kind that this one holds, `more` what it holds besides at any
-    time, and `inside` what it holds besides while a block runs (gradients: in its backward pass); `accumulated` gradients
-    are there before the step's last backward pass begins. An update's temporaries are those of this rank's share.
+    Where ranks share the work, `held` is the share of a kind that this one holds, `more` what it holds
+    besides at any time, and `inside` what it holds besides while a block runs (gradients: in its backward
+    pass); `accumulated` gradients are there before the step's last backward pass begins. An update's
+    temporaries are those of this rank's share.
     """
     order = list(workload.order)
-    net, peaks = (_by_kind(getattr(segment, which) for segment in workload.segments)[order] for which in ("net", "peak"))
+    net, peaks = (
+        _by_kind(getattr(segment, which) for segment in workload.segments)[order] for which in ("net", "peak")
+    )
     before = _by_kind([workload.resident]) + np.cumsum(net, axis=0) - net
     live = (before + peaks).astype(float)
     if accumulated:
         live[:, MEMORY_KINDS.index("gradients")] = live[:, MEMORY_KINDS.index("gradients")].max()
     visits = [workload.segments[i] for i in order]
-    phases, blocks = np.array([visit.phase for visit in visits]), np.array([bool(visit.path) for visit in visits])
+    phases, blocks = (
+        np.array([visit.phase for visit in visits]),
+        np.array([bool(visit.path) for visit in visits]),
+    )
     for column, kind in enumerate(MEMORY_KINDS):
         live[:, column] = live[:, column] * (held or {}).get(kind, 1.0) + (more or {}).get(kind, 0.0)
         within = blocks & (phases == "backward" if kind == "gradients" else phases != "optimizer")
@@ -59,7 +72,9 @@ def memory(
     peak = sum(by_kind.values())
     reserved = int(peak * (FRAGMENTATION if device.kind == "gpu" else 1.0))
     available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == "gpu" else 0))
-    return Memory(peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where)
+    return Memory(
+        peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where
+    )
 
 
 def with_more(found: Memory, more: float) -> Memory:
@@ -99,12 +114,35 @@ def fit(workload: Workload, found: Memory) -> Fit:
     if not workload.options.get("checkpointing"):
         blocks = [s for s in workload.segments if s.phase == "forward" and s.path]
         largest = max((sum(s.net.values()) for s in blocks), default=0)
-        kept = sum(1 for i in workload.order if workload.segments[i].phase == "forward" and workload.segments[i].path)
+        kept = sum(
+            1 for i in workload.order if workload.segments[i].phase == "forward" and workload.segments[i].path
+        )
         if largest and kept:
-            saved = sum(max(0, sum(s.net.values())) for s in (workload.segments[i] for i in workload.order) if s.phase == "forward" and s.path)
+            saved = sum(
+                max(0, sum(s.net.values()))
+                for s in (workload.segments[i] for i in workload.order)
+                if s.phase == "forward" and s.path
+            )
             remedies.append(("--checkpointing", int((found.peak_bytes - saved * 0.85 + largest) * ratio)))
     if workload.precision in ("fp32", "tf32"):
-        remedies.append(("--precision bf16", int((found.peak_bytes - (found.peak_bytes - kinds["workspace"]) / 2) * ratio)))
-    remedies.append(("sharding parameters, gradients and optimizer over 8 devices",
-                     int((found.peak_bytes - 0.875 * (kinds["parameters"] + kinds["gradients"] + kinds["optimizer"])) * ratio)))
-    return Fit(fits=False, needed_bytes=found.reserved_bytes, available_bytes=found.available_bytes, remedies=tuple(remedies))
+        remedies.append(
+            (
+                "--precision bf16",
+                int((found.peak_bytes - (found.peak_bytes - kinds["workspace"]) / 2) * ratio),
+            )
+        )
+    remedies.append(
+        (
+            "sharding parameters, gradients and optimizer over 8 devices",
+            int(
+                (found.peak_bytes - 0.875 * (kinds["parameters"] + kinds["gradients"] + kinds["optimizer"]))
+                * ratio
+            ),
+        )
+    )
+    return Fit(
+        fits=False,
+        needed_bytes=found.reserved_bytes,
+        available_bytes=found.available_bytes,
+        remedies=tuple(remedies),
+    )

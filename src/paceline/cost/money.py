@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from paceline.spec.device import Device
 from paceline.spec.prediction import Evidence
 
-#: USD per joule of industrial electricity: 0.08 USD/kWh (U.S. Energy Information Administration, 2023, average)
+#: USD per joule of industrial electricity: 0.08 USD/kWh (U.S. Energy Information Administration, 2023,
+#: average)
 ENERGY_USD_PER_J = 0.08 / 3.6e6
 
 #: how a command that takes --price is told of one

@@ -19,7 +19,8 @@ from paceline.spec.device import Device
 
 Array = NDArray[np.float64]
 
-#: cuDNN runs the layers of a recurrent stack on several streams: elapsed over summed kernel time, from LSTM steps on an H200
+#: cuDNN runs the layers of a recurrent stack on several streams: elapsed over summed kernel time, from LSTM
+#: steps on an H200
 RECURRENT_OVERLAP = 0.72
 
 
@@ -45,7 +46,12 @@ def features(entries: StreamEntries, chip: Chip) -> Array:
     weight = np.where(hit, L2_HIT, 1.0) * entries.access_bytes
     read = np.bincount(entries.access_entry, weights=weight, minlength=len(entries.owner))
     return stream_features(
-        chip, launches=entries.launches, moved=read + entries.written, elements=entries.elements, rows=entries.rows, serial=entries.serial,
+        chip,
+        launches=entries.launches,
+        moved=read + entries.written,
+        elements=entries.elements,
+        rows=entries.rows,
+        serial=entries.serial,
     )
 
 
@@ -58,21 +64,44 @@ def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     """Device time of each packed operator."""
     seconds, kernels, latency = np.zeros((3, packed.size))
 
-    def add(groups: Labels, owner: NDArray[np.int64], count: Array, each: Array, fixed: Array | float, launches: Array | float = 1.0) -> None:
+    def add(
+        groups: Labels,
+        owner: NDArray[np.int64],
+        count: Array,
+        each: Array,
+        fixed: Array | float,
+        launches: Array | float = 1.0,
+    ) -> None:
         scaled = count * groups.map(curves.scale_of)
         np.add(seconds, np.bincount(owner, weights=scaled * each, minlength=packed.size), out=seconds)
         np.add(latency, np.bincount(owner, weights=scaled * fixed, minlength=packed.size), out=latency)
-        np.add(kernels, np.bincount(owner, weights=count * launches * groups.map(curves.kernels_of), minlength=packed.size), out=kernels)
+        np.add(
+            kernels,
+            np.bincount(
+                owner, weights=count * launches * groups.map(curves.kernels_of), minlength=packed.size
+            ),
+            out=kernels,
+        )
 
     if packed.matrix:
         groups, m = packed.products
         found = [curves.matrix_curve(group) for group in groups.names]
         layouts = np.array([[curve.layouts.get(layout, 1.0) for layout in m.layout.names] for curve in found])
-        aligned = np.array([[curve.alignment.get(str(a), 1.0) for a in range(MOST_ALIGNED + 1)] for curve in found])
+        aligned = np.array(
+            [[curve.alignment.get(str(a), 1.0) for a in range(MOST_ALIGNED + 1)] for curve in found]
+        )
         curve = stacked(found, groups.codes)
         each = matrix_time(
-            chip, groups.map(lambda group: chip.peaks[dtype_of(group, chip)]), curve, batch=m.batch, m=m.m, n=m.n, k=m.k, traffic=m.traffic,
-            itemsize=m.itemsize, share=layouts[groups.codes, m.layout.codes] * aligned[groups.codes, m.align],
+            chip,
+            groups.map(lambda group: chip.peaks[dtype_of(group, chip)]),
+            curve,
+            batch=m.batch,
+            m=m.m,
+            n=m.n,
+            k=m.k,
+            traffic=m.traffic,
+            itemsize=m.itemsize,
+            share=layouts[groups.codes, m.layout.codes] * aligned[groups.codes, m.align],
         )
         add(groups, m.owner, m.count, each, curve.launch_s)
     if packed.stream:
@@ -84,7 +113,9 @@ def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     for group, a in packed.attention.items():
         peak = chip.peaks["tf32" if "fp32" in group else "bf16"]
         fused = curves.attention_curve(group)
-        each = attention_time(chip, peak, fused, flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks)
+        each = attention_time(
+            chip, peak, fused, flops=a.flops, scores=a.scores, traffic=a.traffic, blocks=a.blocks
+        )
         add(Labels((group,), np.zeros(len(each), dtype=int)), a.owner, a.count, each, fused.launch_s)
     peaks = packed.dtypes.map(lambda dtype: chip.peaks.get(dtype, chip.peaks["fp32"]))
     elapsed = seconds * packed.groups.map(lambda group: RECURRENT_OVERLAP if group == "rnn" else 1.0)
@@ -98,8 +129,8 @@ def in_matrix_units(packed: Packed, device: Device) -> NDArray[np.bool_]:
 
 
 def power_sigma(seconds: NDArray[Any], packed: Packed, device: Device) -> float:
-    """Standard deviation of the logarithm of device time that the power limit adds, for seconds spent by operator: what
-    is not known of the limit concerns products in matrix units, by their share of the time."""
+    """Standard deviation of the logarithm of device time that the power limit adds, for seconds spent by
+    operator: what is not known of the limit concerns products in matrix units, by their share of the time."""
     found, total = rule(device), float(seconds.sum())
     if found is None or not total:
         return 0.0
@@ -109,7 +140,8 @@ def power_sigma(seconds: NDArray[Any], packed: Packed, device: Device) -> float:
 def sustained(costs: OpTimes, packed: Packed, device: Device) -> OpTimes:
     """The same operators at the clock that a long run sustains.
 
-    Every packed operator counts once, however often its block is repeated: the constants of the rule were fitted so.
+    Every packed operator counts once, however often its block is repeated: the constants of the rule were
+    fitted so.
     """
     products = in_matrix_units(packed, device)
     count = float(products.sum())
@@ -119,8 +151,10 @@ def sustained(costs: OpTimes, packed: Packed, device: Device) -> OpTimes:
     moved, seconds = packed.moved, costs.seconds
     mix = Mix(
         flops=float((packed.flops * units).sum()) / count,
-        moved=float(moved[products].sum()) / count, seconds=float(seconds[products].sum()) / count,
-        other_moved=float(moved[~products].sum()) / count, other_s=float(seconds[~products].sum()) / count,
+        moved=float(moved[products].sum()) / count,
+        seconds=float(seconds[products].sum()) / count,
+        other_moved=float(moved[~products].sum()) / count,
+        other_s=float(seconds[~products].sum()) / count,
     )
     slow = np.where(products, slowdown(device, mix), 1.0)
     return replace(costs, seconds=costs.seconds * slow, busy=costs.busy * slow)

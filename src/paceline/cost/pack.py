@@ -89,7 +89,9 @@ class MatrixEntries:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntries:
-    """Memory-bound work of one group; accesses are listed apart, for their cache hits depend on the device."""
+    """Memory-bound work of one group; accesses are listed apart, for their cache hits depend on the
+    device.
+    """
 
     owner: NDArray[np.int64]
     count: Array
@@ -131,7 +133,9 @@ class Packed:
 
     @cached_property
     def products(self) -> tuple[Labels, MatrixEntries]:
-        """The entries of all matrix groups in one table, and the group of each: one call costs less than one per group."""
+        """The entries of all matrix groups in one table, and the group of each: one call costs less than one
+        per group.
+        """
         return _joined(self.matrix)
 
     @cached_property
@@ -147,9 +151,15 @@ def _joined(groups: Mapping[str, Any]) -> tuple[Labels, Any]:
     sizes = [len(entries.owner) for entries in groups.values()]
     names = Labels(tuple(groups), np.repeat(np.arange(len(sizes)), sizes))
     parts = list(groups.values())
-    columns = {f.name: [getattr(entries, f.name) for entries in parts] for f in fields(parts[0])} if parts else {}
+    columns = (
+        {f.name: [getattr(entries, f.name) for entries in parts] for f in fields(parts[0])} if parts else {}
+    )
     joined = {
-        name: Labels.of(word for c in column for word in c.words()) if isinstance(column[0], Labels) else np.concatenate(column)
+        name: (
+            Labels.of(word for c in column for word in c.words())
+            if isinstance(column[0], Labels)
+            else np.concatenate(column)
+        )
         for name, column in columns.items()
     }
     return names, type(parts[0])(**joined) if parts else None
@@ -164,13 +174,28 @@ class _Builder:
         self.groups: list[str] = []
 
     def product(
-        self, group: str, owner: int, dims: tuple[float, ...], traffic: float, itemsize: float, count: float = 1.0, layout: str = "tt",
+        self,
+        group: str,
+        owner: int,
+        dims: tuple[float, ...],
+        traffic: float,
+        itemsize: float,
+        count: float = 1.0,
+        layout: str = "tt",
         align: int = MOST_ALIGNED,
     ) -> None:
         self.matrix[group].append((owner, count, *dims, traffic, itemsize, layout, align))
 
     def flow(
-        self, group: str, owner: int, op: Op, *, elements: float = 0.0, rows: float = 0.0, serial: float = 0.0, launches: float = 1.0,
+        self,
+        group: str,
+        owner: int,
+        op: Op,
+        *,
+        elements: float = 0.0,
+        rows: float = 0.0,
+        serial: float = 0.0,
+        launches: float = 1.0,
         count: float = 1.0,
     ) -> None:
         entry = len(self.stream[group])
@@ -182,34 +207,69 @@ class _Builder:
         for group, rows in self.matrix.items():
             columns: list[Any] = list(zip(*rows, strict=True))
             count, batch, m, n, k, traffic, itemsize = (np.array(c, dtype=float) for c in columns[1:8])
-            matrix[group] = MatrixEntries(np.array(columns[0]), count, batch, m, n, k, traffic, itemsize, Labels.of(columns[8]), np.array(columns[9]))
+            matrix[group] = MatrixEntries(
+                np.array(columns[0]),
+                count,
+                batch,
+                m,
+                n,
+                k,
+                traffic,
+                itemsize,
+                Labels.of(columns[8]),
+                np.array(columns[9]),
+            )
         stream = {}
         for group, rows2 in self.stream.items():
             owner, count, launches, written, elements, walked, serial = np.array(rows2, dtype=float).T
             entry, size, reuse = np.array(self.accesses[group], dtype=float).reshape(-1, 3).T
             stream[group] = StreamEntries(
-                owner.astype(int), count, launches, written, elements, walked, serial, entry.astype(int), size, reuse,
+                owner.astype(int),
+                count,
+                launches,
+                written,
+                elements,
+                walked,
+                serial,
+                entry.astype(int),
+                size,
+                reuse,
             )
         attention = {}
         for group, rows3 in self.attention.items():
             table = np.array(rows3, dtype=float).T
             attention[group] = AttentionEntries(table[0].astype(int), *table[1:])
         return Packed(
-            len(ops), np.array([op.flops for op in ops], dtype=float),
+            len(ops),
+            np.array([op.flops for op in ops], dtype=float),
             np.array([op.bytes_read + op.bytes_written for op in ops], dtype=float),
-            matrix, stream, attention, Labels.of(op.dtype for op in ops), Labels.of(self.groups), Labels.of(op.kind for op in ops),
+            matrix,
+            stream,
+            attention,
+            Labels.of(op.dtype for op in ops),
+            Labels.of(self.groups),
+            Labels.of(op.kind for op in ops),
         )
 
 
 def _gemm(b: _Builder, i: int, op: Op) -> str:
     group = f"gemm.{op.dtype}"
     align = min(MOST_ALIGNED, int(op.tags[1][5:]))
-    b.product(group, i, op.dims, op.bytes_read + op.bytes_written, ITEMSIZE.get(op.dtype, 4), layout=op.tags[0], align=align)
+    b.product(
+        group,
+        i,
+        op.dims,
+        op.bytes_read + op.bytes_written,
+        ITEMSIZE.get(op.dtype, 4),
+        layout=op.tags[0],
+        align=align,
+    )
     return group
 
 
 def conv_shape(which: str, dims: tuple[int, ...], itemsize: int) -> tuple[float, float, float, float]:
-    """The implicit product (batch, m, n, k) of a convolution's forward, data-gradient or filter-gradient pass.
+    """The implicit product (batch, m, n, k) of a convolution's forward, data-gradient or filter-gradient
+    pass.
 
     Channels are padded to 16 bytes; with a stride, the data gradient meets each filter tap at one
     input position in stride^2 only. Into few channels it scatters what the forward pass gathers.
@@ -243,7 +303,9 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
         b.product(group, i, (batch, rows, columns, depth), op.bytes_read + op.bytes_written, itemsize)
         return group
     per_group = c // groups
-    points = n * (k * outputs if which == "fprop" else c * inputs if which == "dgrad" else max(c * inputs, k * outputs))
+    points = n * (
+        k * outputs if which == "fprop" else c * inputs if which == "dgrad" else max(c * inputs, k * outputs)
+    )
     if per_group == 1:
         # channels that do not fill 16 bytes, and filters past 5 x 5, leave the specialised kernels
         shape = "ragged" if c * itemsize % 16 else "large" if taps > 25 else "plain"
@@ -262,17 +324,31 @@ def _attention(b: _Builder, i: int, op: Op) -> str:
     # libraries have kernels of their own for masks, and random numbers per score outweigh both
     variant = ".dropout" if "dropout" in op.tags else ".causal" if causal else ".full"
     masked = ".mask" if "mask" in op.tags else ""
-    group = f"attention.{op.tags[0]}.half{masked}{variant}" if half else f"attention.{op.tags[0]}.fp32{masked}"
+    group = (
+        f"attention.{op.tags[0]}.half{masked}{variant}" if half else f"attention.{op.tags[0]}.fp32{masked}"
+    )
     # tiles are computed whole: at the ends of a sequence, and on the diagonal of a causal mask
-    whole = -(-sq // QUERY_TILE) * QUERY_TILE / sq * -(-sk // KEY_TILE) * KEY_TILE / sk * (1 + 1 / -(-sq // QUERY_TILE) if causal else 1.0)
+    whole = (
+        -(-sq // QUERY_TILE)
+        * QUERY_TILE
+        / sq
+        * -(-sk // KEY_TILE)
+        * KEY_TILE
+        / sk
+        * (1 + 1 / -(-sq // QUERY_TILE) if causal else 1.0)
+    )
     scores = batch * heads * sq * sk * (0.5 if causal and sq == sk else 1.0)
     traffic = op.bytes_read + op.bytes_written
-    b.attention[group].append((i, 1.0, op.flops * whole, scores * whole, traffic, batch * heads * -(-sq // QUERY_TILE)))
+    b.attention[group].append(
+        (i, 1.0, op.flops * whole, scores * whole, traffic, batch * heads * -(-sq // QUERY_TILE))
+    )
     return group
 
 
 def _recurrent(b: _Builder, i: int, op: Op) -> str:
-    """cuDNN's layers: one product for all inputs of a layer, then one small product and one pointwise kernel per step."""
+    """cuDNN's layers: one product for all inputs of a layer, then one small product and one pointwise kernel
+    per step.
+    """
     stacks, steps, batch, inputs, hidden = op.dims
     gates = int(op.tags[1][5:])
     itemsize = ITEMSIZE.get(op.dtype, 4)
@@ -281,11 +357,33 @@ def _recurrent(b: _Builder, i: int, op: Op) -> str:
     for stack in range(stacks):
         wide = inputs if stack < stacks / max(1, int(op.tags[2][6:])) else hidden
         dims = (1.0, float(steps * batch), float(gates * hidden), float(wide))
-        b.product(group, i, dims, itemsize * (steps * batch * (wide + gates * hidden) + wide * gates * hidden), itemsize, passes)
+        b.product(
+            group,
+            i,
+            dims,
+            itemsize * (steps * batch * (wide + gates * hidden) + wide * gates * hidden),
+            itemsize,
+            passes,
+        )
         recurrent_weights = itemsize * hidden * gates * hidden
-        b.product(group, i, (1.0, float(batch), float(gates * hidden), float(hidden)), recurrent_weights, itemsize, float(steps))
+        b.product(
+            group,
+            i,
+            (1.0, float(batch), float(gates * hidden), float(hidden)),
+            recurrent_weights,
+            itemsize,
+            float(steps),
+        )
         if passes == 2:  # the filter gradient of the recurrent weights is one product over all steps
-            b.product(group, i, (1.0, float(gates * hidden), float(hidden), float(steps * batch)), recurrent_weights, itemsize, 1.0, "nn")
+            b.product(
+                group,
+                i,
+                (1.0, float(gates * hidden), float(hidden), float(steps * batch)),
+                recurrent_weights,
+                itemsize,
+                1.0,
+                "nn",
+            )
     small = Op(op.name, "elementwise", op.phase, op.module, op.dtype, 0.0, (), ())
     b.flow("rnn", i, small, elements=batch * gates * hidden, count=float(stacks * steps * passes))
     return "rnn"
@@ -329,7 +427,10 @@ def _stream(b: _Builder, i: int, op: Op) -> str:
             serial = rows
     elif op.kind == "reduce":
         # what is walked one by one: the outputs of a reduction along memory, the rows of one across it
-        rows, elements = float(op.dims[0] if "inner" in op.tags else min(op.dims[1], REDUCE_CHAIN_LIMIT)), float(op.dims[0] * op.dims[1])
+        rows, elements = (
+            float(op.dims[0] if "inner" in op.tags else min(op.dims[1], REDUCE_CHAIN_LIMIT)),
+            float(op.dims[0] * op.dims[1]),
+        )
         serial = op.bytes_read / WORD if group == "reduce.block" else 0.0
     elif op.kind == "batchnorm":
         rows, elements = float(op.dims[1]), float(op.dims[0] * op.dims[1])
@@ -348,7 +449,10 @@ def _stream(b: _Builder, i: int, op: Op) -> str:
 
 
 _PACKERS: dict[str, Callable[[_Builder, int, Op], str]] = {
-    "gemm": _gemm, "conv": _conv, "attention": _attention, "rnn": _recurrent,
+    "gemm": _gemm,
+    "conv": _conv,
+    "attention": _attention,
+    "rnn": _recurrent,
 }
 
 

@@ -1,19 +1,21 @@
 """Sustained clocks: matrix units at full rate draw more than a board may for longer than some milliseconds.
 
-Short benchmarks do not see it; training does, on one device and on many. Power beyond what the board leaves lowers
-the clock, and with it the voltage, so that power falls faster than the rate:
+Short benchmarks do not see it; training does, on one device and on many. Power beyond what the board leaves
+lowers the clock, and with it the voltage, so that power falls faster than the rate:
 
     products     take t seconds and E joules at the boost clock, everything else u seconds and M joules
-    slowdown s   (E / s + w M) / (t s + w u) = limit - idle                             of products, at least 1
+    slowdown s   (E / s + w M) / (t s + w u) = limit - idle    of products, at least 1
     weight w     window / (window + seconds of a product)
 
-The board is steered by its average over a window: norms between short products leave these more, long products fill the
-window alone. A product slowed by s takes s times as long and, with the voltage, 1/s of the energy.
+The board is steered by its average over a window: norms between short products leave these more, long
+products fill the window alone. A product slowed by s takes s times as long and, with the voltage, 1/s of the
+energy.
 
 Joules per FLOP are fitted to published training steps (`python -m paceline.bench.fit.power`), one number per
-architecture: steps in bf16 and fp8, and on boards with different limits (H100 at 500 and 700 W), agree on it. An
-architecture without such steps takes the number of one made in a similar process; where not even the limit of the
-board is known, nothing is slowed. Both widen the interval (`sigma`), and the provenance of an answer says so (`rule`).
+architecture: steps in bf16 and fp8, and on boards with different limits (H100 at 500 and 700 W), agree on it.
+An architecture without such steps takes the number of one made in a similar process; where not even the limit
+of the board is known, nothing is slowed. Both widen the interval (`sigma`), and the provenance of an answer
+says so (`rule`).
 """
 
 from __future__ import annotations
@@ -26,34 +28,41 @@ from paceline.spec.device import Device
 
 #: share of the limit that leakage, fans, links and idle memory take
 IDLE_SHARE = 0.15
-#: joules per FLOP of 16-bit products at the boost clock, by architecture, and what other precisions take of it;
+#: joules per FLOP of 16-bit products at the boost clock, by architecture, and what other precisions take of
+#: it;
 #: Blackwell's steps in fp8 show less than half
 FLOP_J = {"volta": 1.2e-12, "ampere": 1.55e-12, "hopper": 1.23e-12, "blackwell": 1.33e-12}
 RELATIVE = {"fp8": 0.5, "fp4": 0.25, "fp16": 1.0, "bf16": 1.0, "tf32": 2.0}
 RELATIVE_OF = {"blackwell": {**RELATIVE, "fp8": 0.35, "fp4": 0.175}}
 #: joules per byte that an operator moves, DRAM and caches together
 BYTE_J = 40e-12
-#: seconds over which a board averages what it draws: fitted once to eager steps on an H200, whose products take 0.02 to
+#: seconds over which a board averages what it draws: fitted once to eager steps on an H200, whose products
+#: take 0.02 to
 #: 0.4 ms, beside published steps of large models, whose products take milliseconds
 WINDOW_S = 1.5e-4
 #: architectures without measured steps -> the one of a similar process whose joules per FLOP they are given
 SIMILAR = {
-    "turing": ("volta", "TSMC 12 nm, as Volta"), "ada": ("hopper", "TSMC 4N, as Hopper"),
-    "cdna1": ("ampere", "TSMC 7 nm, as the A100"), "cdna2": ("ampere", "TSMC 6 nm, near the A100's 7 nm"),
-    "cdna3": ("hopper", "TSMC 5 nm, near Hopper's 4N"), "cdna4": ("blackwell", "TSMC 3 nm, near Blackwell's 4NP"),
+    "turing": ("volta", "TSMC 12 nm, as Volta"),
+    "ada": ("hopper", "TSMC 4N, as Hopper"),
+    "cdna1": ("ampere", "TSMC 7 nm, as the A100"),
+    "cdna2": ("ampere", "TSMC 6 nm, near the A100's 7 nm"),
+    "cdna3": ("hopper", "TSMC 5 nm, near Hopper's 4N"),
+    "cdna4": ("blackwell", "TSMC 3 nm, near Blackwell's 4NP"),
 }
 #: architectures without matrix units: the limit of their vector units is all there is (`cost/chip.py`)
 VECTOR_ONLY = ("kepler", "maxwell", "pascal")
-#: standard deviation of the logarithm of joules per FLOP taken from a similar process; the fitted ones differ by 1.25
+#: standard deviation of the logarithm of joules per FLOP taken from a similar process; the fitted ones differ
+#: by 1.25
 SIMILAR_SIGMA = 0.3
-#: of the logarithm of the slowdown where no rule applies: boards whose limit is known are slowed by 1 to 1.6 in products
+#: of the logarithm of the slowdown where no rule applies: boards whose limit is known are slowed by 1 to 1.6
+#: in products
 UNKNOWN_SIGMA = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Joules per FLOP of 16-bit products of a device (None: no limit is applied), how that is known, and how far off a
-    limited product's time may be: the standard deviation of its logarithm."""
+    """Joules per FLOP of 16-bit products of a device (None: no limit is applied), how that is known, and how
+    far off a limited product's time may be: the standard deviation of its logarithm."""
 
     flop_J: float | None
     kind: str
@@ -66,27 +75,39 @@ def rule(device: Device) -> Rule | None:
     if device.kind == "cpu" or device.architecture in VECTOR_ONLY:
         return None
     if device.tdp_w is None:
-        return Rule(None, "guessed", "no source for the board's limit: products are not slowed", UNKNOWN_SIGMA)
+        return Rule(
+            None, "guessed", "no source for the board's limit: products are not slowed", UNKNOWN_SIGMA
+        )
     if device.architecture in FLOP_J:
         joules = FLOP_J[device.architecture]
-        return Rule(joules, "fitted", f"{joules * 1e12:.2g} pJ per 16-bit FLOP, from published steps of {device.architecture}", 0.0)
+        return Rule(
+            joules,
+            "fitted",
+            f"{joules * 1e12:.2g} pJ per 16-bit FLOP, from published steps of {device.architecture}",
+            0.0,
+        )
     if device.architecture in SIMILAR:
         other, why = SIMILAR[device.architecture]
         joules = FLOP_J[other]
         return Rule(joules, "guessed", f"{joules * 1e12:.2g} pJ per 16-bit FLOP: {why}", SIMILAR_SIGMA / 2)
-    return Rule(None, "guessed", f"no joules per FLOP known of {device.architecture}: products are not slowed", UNKNOWN_SIGMA)
+    return Rule(
+        None,
+        "guessed",
+        f"no joules per FLOP known of {device.architecture}: products are not slowed",
+        UNKNOWN_SIGMA,
+    )
 
 
 def relative(device: Device) -> Mapping[str, float]:
-    """Joules of a FLOP over those of a 16-bit one, by precision of the matrix units; vector products have a limit of
-    their own (`cost/chip.py`)."""
+    """Joules of a FLOP over those of a 16-bit one, by precision of the matrix units; vector products have a
+    limit of their own (`cost/chip.py`)."""
     return RELATIVE_OF.get(device.architecture, RELATIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The mean product of a step at the boost clock: FLOPs (each at its joules over those of a 16-bit one), bytes moved
-    and seconds; and the bytes and seconds of everything else, per product."""
+    """The mean product of a step at the boost clock: FLOPs (each at its joules over those of a 16-bit one),
+    bytes moved and seconds; and the bytes and seconds of everything else, per product."""
 
     flops: float
     moved: float

@@ -37,9 +37,14 @@ class StreamCurve:
     step: float = 0.0
 
 
-def stream_features(chip: Chip, *, launches: Array, moved: Array, elements: Array, rows: Array, serial: Array) -> Array:
+def stream_features(
+    chip: Chip, *, launches: Array, moved: Array, elements: Array, rows: Array, serial: Array
+) -> Array:
     """The formula's terms with all constants one: what the fit regresses on and `constants` weigh."""
-    return np.stack([launches, moved / chip.bandwidth, elements / chip.sm_hz, rows / chip.sm_hz, serial / chip.clock], axis=1)
+    return np.stack(
+        [launches, moved / chip.bandwidth, elements / chip.sm_hz, rows / chip.sm_hz, serial / chip.clock],
+        axis=1,
+    )
 
 
 def constants(curve: StreamCurve) -> tuple[float, float, float, float, float]:

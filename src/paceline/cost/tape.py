@@ -1,6 +1,8 @@
-"""What a rank runs for one micro-batch, as it is written down: operators, the collectives between them, and what undoes each.
+"""What a rank runs for one micro-batch, as it is written down: operators, the collectives between them, and
+what undoes each.
 
-A `Piece` is one direction of a part of the model; a `Tape` fills the forward one and then, in reverse, the backward one.
+A `Piece` is one direction of a part of the model; a `Tape` fills the forward one and then, in reverse, the
+backward one.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective within a piece: bytes as nccl-tests counts them, the mesh axis, and what it may hide behind."""
+    """A collective within a piece: bytes as nccl-tests counts them, the mesh axis, and what it may hide
+    behind.
+    """
 
     op: str
     size: float
@@ -78,7 +82,8 @@ class Piece:
     core: list[int] = field(default_factory=list)
     #: kernels that the host launches for an operator, where it stands for one per expert
     launches: dict[int, int] = field(default_factory=dict)
-    #: the operator before which the host reads back how many tokens each expert got, and so waits for the device; -1: none
+    #: the operator before which the host reads back how many tokens each expert got, and so waits for the
+    #: device; -1: none
     sync: int = -1
 
     def add(self, *ops: Op) -> tuple[int, ...]:
@@ -115,17 +120,29 @@ def _ignore(_: object) -> None:
 
 
 def linear(
-    t: Tape, tokens: int, inputs: int, outputs: int, parallel: str = "", *, batch: int = 1, matrix: str | None = None, bias: bool | None = None,
+    t: Tape,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    parallel: str = "",
+    *,
+    batch: int = 1,
+    matrix: str | None = None,
+    bias: bool | None = None,
     cast: bool = True,
 ) -> None:
-    """A linear layer, whole or split by columns or rows over the tensor-parallel ranks, with its collectives."""
+    """A linear layer, whole or split by columns or rows over the tensor-parallel ranks, with its
+    collectives.
+    """
     s = t.s
     dtype, size = matrix or s.matrix, ITEMSIZE[s.dtype]
     biased, overlap = s.model.bias if bias is None else bias, s.framework.tp_overlap
     cast = cast and dtype in ("fp8", "fp4")
     if cast:
         t.forward.add(cast_op(s, batch * tokens * inputs))
-    places = t.forward.add(make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == "none"))
+    places = t.forward.add(
+        make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == "none")
+    )
     if parallel == "column":
         gather_parts(s, t.forward, places if overlap == "full" else ())
     elif parallel == "row":
@@ -137,12 +154,22 @@ def linear(
         data = piece.add(make.gemm(batch, tokens, inputs, outputs, dtype, "tn"))
         weight: tuple[int, ...] = ()
         if s.trained:
-            weight = piece.add(*_weight_gradient(s, make.gemm(batch, outputs, inputs, tokens, dtype, "nn"), batch * inputs * outputs))
+            weight = piece.add(
+                *_weight_gradient(
+                    s, make.gemm(batch, outputs, inputs, tokens, dtype, "nn"), batch * inputs * outputs
+                )
+            )
         piece.weight += weight
         if biased and s.trained:
             whole = [batch * tokens * outputs * size]
-            piece.add(make.make_op("aten.sum", "reduce", s.dtype, whole, [outputs * size], (outputs, tokens), tags=("outer",)))
-        if parallel == "column":  # a part of the input that was kept is gathered again for the weight gradient; the input's gradient is reduced
+            piece.add(
+                make.make_op(
+                    "aten.sum", "reduce", s.dtype, whole, [outputs * size], (outputs, tokens), tags=("outer",)
+                )
+            )
+        # a part of the input that was kept is gathered again for the weight gradient; the input's gradient is
+        # reduced
+        if parallel == "column":
             if s.framework.regathers:
                 gather_parts(s, piece, data if overlap != "none" else ())
             reduce_parts(s, piece, weight if overlap != "none" else ())
@@ -153,7 +180,9 @@ def linear(
 
 
 def _weight_gradient(s: Shape, product: Op, weights: int) -> list[Op]:
-    """The product, and adding it to the gradients of earlier micro-batches: within it, or by a kernel of its own."""
+    """The product, and adding it to the gradients of earlier micro-batches: within it, or by a kernel of its
+    own.
+    """
     size = ITEMSIZE[s.dtype]
     if s.framework.fused_accumulation:
         more = weights * (4 - size) + (weights * 4 if s.accumulate else 0)
@@ -161,12 +190,29 @@ def _weight_gradient(s: Shape, product: Op, weights: int) -> list[Op]:
     if not s.accumulate:
         return [product]
     held = 4 if s.framework.fp32_gradients else size
-    return [product, make.make_op("aten.add_", "elementwise", s.dtype, [weights * size, weights * held], [weights * held], (weights,))]
+    return [
+        product,
+        make.make_op(
+            "aten.add_",
+            "elementwise",
+            s.dtype,
+            [weights * size, weights * held],
+            [weights * held],
+            (weights,),
+        ),
+    ]
 
 
 def cast_op(s: Shape, elements: int) -> Op:
     """To fp8, as it is and transposed, in one kernel."""
-    return make.make_op("te.cast_transpose", "cast", s.dtype, [elements * ITEMSIZE[s.dtype]], [elements, elements], (elements,))
+    return make.make_op(
+        "te.cast_transpose",
+        "cast",
+        s.dtype,
+        [elements * ITEMSIZE[s.dtype]],
+        [elements, elements],
+        (elements,),
+    )
 
 
 def gather_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
@@ -178,7 +224,9 @@ def gather_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
 def reduce_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
     """After a row-parallel product: partial sums become whole ones, or whole parts."""
     if s.tp > 1:
-        piece.send("reduce_scatter" if s.sp else "all_reduce", s.wide_bytes, "tp", behind, s.tp if s.sp else 1)
+        piece.send(
+            "reduce_scatter" if s.sp else "all_reduce", s.wide_bytes, "tp", behind, s.tp if s.sp else 1
+        )
 
 
 def moved_op(name: str, kind: str, dtype: str, elements: int, tags: tuple[str, ...] = ()) -> Op:
@@ -191,8 +239,18 @@ def dropout_ops(s: Shape, elements: int, residual: bool = False) -> tuple[Op, Op
     """Dropout, with the residual's sum where it is fused to it, and its gradient."""
     size = elements * ITEMSIZE[s.dtype]
     return (
-        make.make_op("aten.native_dropout", "elementwise", s.dtype, [size] * (2 if residual else 1), [size, elements], (elements,), tags=("random",)),
-        make.make_op("aten.native_dropout_backward", "elementwise", s.dtype, [size, elements], [size], (elements,)),
+        make.make_op(
+            "aten.native_dropout",
+            "elementwise",
+            s.dtype,
+            [size] * (2 if residual else 1),
+            [size, elements],
+            (elements,),
+            tags=("random",),
+        ),
+        make.make_op(
+            "aten.native_dropout_backward", "elementwise", s.dtype, [size, elements], [size], (elements,)
+        ),
     )
 
 
@@ -203,7 +261,10 @@ def activation(t: Tape, elements: int) -> None:
         t.run([make.pointwise(elements, dtype, 1, 1, math)], [make.pointwise(elements, dtype, 2, 1, math)])
     elif t.s.framework.fusion == "none":
         product = make.pointwise(elements, dtype, 2)
-        t.run([make.pointwise(elements, dtype, 1, 1, math), product], [product, product, make.pointwise(elements, dtype, 2, 1, math)])
+        t.run(
+            [make.pointwise(elements, dtype, 1, 1, math), product],
+            [product, product, make.pointwise(elements, dtype, 2, 1, math)],
+        )
     else:
         t.run([make.pointwise(elements, dtype, 2, 1, math)], [make.pointwise(elements, dtype, 3, 2, math)])
 

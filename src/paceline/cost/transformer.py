@@ -1,8 +1,10 @@
-"""What one rank runs for one micro-batch of a transformer under tensor, sequence, context and expert parallelism.
+"""What one rank runs for one micro-batch of a transformer under tensor, sequence, context and expert
+parallelism.
 
-A `Piece` is the operators of a layer, the embedding or the head in one direction, in the style of the framework,
-with the collectives between them (`cost/tape.py`). Each collective names the operators it may hide behind; the rest
-of it is exposed. Pieces are made and packed once per distinct shape and then cost microseconds on any device.
+A `Piece` is the operators of a layer, the embedding or the head in one direction, in the style of the
+framework, with the collectives between them (`cost/tape.py`). Each collective names the operators it may hide
+behind; the rest of it is exposed. Pieces are made and packed once per distinct shape and then cost
+microseconds on any device.
 
 `saved` is what a piece keeps for the backward pass, in bytes.
 """
@@ -30,13 +32,22 @@ from paceline.spec.workload import ITEMSIZE, Op
 
 Array = NDArray[np.float64]
 
-#: kernels that a rotary embedding takes where nothing is fused: products, rotated copy, sum, for queries and for keys
+#: kernels that a rotary embedding takes where nothing is fused: products, rotated copy, sum, for queries and
+#: for keys
 ROTARY_PASSES = 3
-#: of low-rank adapters, which sit beside attention's two linear layers (LoRA, as Hugging Face and NeMo have it by default)
+#: of low-rank adapters, which sit beside attention's two linear layers (LoRA, as Hugging Face and NeMo have
+#: it by default)
 ADAPTER_RANK = 16
 #: batches of heads must be a multiple of this for Megatron's fused softmax
 FUSED_SOFTMAX_UNIT = 4
-PIECES = ("layer.forward", "layer.backward", "embedding.forward", "embedding.backward", "head.forward", "head.backward")
+PIECES = (
+    "layer.forward",
+    "layer.backward",
+    "embedding.forward",
+    "embedding.backward",
+    "head.forward",
+    "head.backward",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,9 @@ class PieceTime:
     piece: Piece
 
 
-def piece_times(found: Blocks, device: Device, chip: Chip, curves: Curves) -> tuple[dict[str, PieceTime], OpTimes]:
+def piece_times(
+    found: Blocks, device: Device, chip: Chip, curves: Curves
+) -> tuple[dict[str, PieceTime], OpTimes]:
     """Device time of every piece, and of every packed operator, at the clock that a long run sustains."""
     costs = times(found.packed, chip, curves)
     packed, framework = found.packed, found.shape.framework
@@ -127,19 +140,31 @@ def _adapter(t: Tape, inputs: int, outputs: int) -> None:
     s, rank = t.s, ADAPTER_RANK
     if s.trained:
         return
-    ahead = [make.gemm(1, s.tokens, rank, inputs, s.dtype), make.gemm(1, s.tokens, outputs, rank, s.dtype),
-             make.pointwise(s.tokens * outputs, s.dtype, 2)]
-    undo = [make.gemm(1, s.tokens, rank, outputs, s.dtype, "tn"), make.gemm(1, outputs, rank, s.tokens, s.dtype, "nn"),
-            make.gemm(1, s.tokens, inputs, rank, s.dtype, "tn"), make.gemm(1, rank, inputs, s.tokens, s.dtype, "nn"),
-            make.pointwise(s.tokens * inputs, s.dtype, 2)]
+    ahead = [
+        make.gemm(1, s.tokens, rank, inputs, s.dtype),
+        make.gemm(1, s.tokens, outputs, rank, s.dtype),
+        make.pointwise(s.tokens * outputs, s.dtype, 2),
+    ]
+    undo = [
+        make.gemm(1, s.tokens, rank, outputs, s.dtype, "tn"),
+        make.gemm(1, outputs, rank, s.tokens, s.dtype, "nn"),
+        make.gemm(1, s.tokens, inputs, rank, s.dtype, "tn"),
+        make.gemm(1, rank, inputs, s.tokens, s.dtype, "nn"),
+        make.pointwise(s.tokens * inputs, s.dtype, 2),
+    ]
     t.run(ahead, undo)
 
 
 def _latent(t: Tape) -> None:
-    """Queries, keys and values through narrower widths; the way down is not split over ranks, the way up by heads."""
+    """Queries, keys and values through narrower widths; the way down is not split over ranks, the way up by
+    heads.
+    """
     s, m = t.s, t.s.model
     linear(t, s.local, m.hidden, m.q_rank + m.kv_rank + m.rotary_dim)
-    t.run([make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, rms=True)], [make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, True, True)])
+    t.run(
+        [make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, rms=True)],
+        [make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, True, True)],
+    )
     linear(t, s.tokens, m.q_rank, m.heads * (m.head_dim + m.rotary_dim) // s.tp)
     linear(t, s.tokens, m.kv_rank, 2 * m.q_size // s.tp)
     gather_parts(s, t.forward)
@@ -148,7 +173,10 @@ def _latent(t: Tape) -> None:
 
 def _norm(t: Tape) -> None:
     s, rms = t.s, t.s.model.norm == "rms"
-    t.run([make.norm(s.local, s.model.hidden, s.dtype, rms=rms)], [make.norm(s.local, s.model.hidden, s.dtype, True, rms)])
+    t.run(
+        [make.norm(s.local, s.model.hidden, s.dtype, rms=rms)],
+        [make.norm(s.local, s.model.hidden, s.dtype, True, rms)],
+    )
 
 
 def _residual(t: Tape) -> None:
@@ -160,7 +188,9 @@ def _residual(t: Tape) -> None:
         t.run([make.pointwise(elements, s.dtype, 2)], [meet])
         return
     drop, undo = dropout_ops(s, elements, residual=s.framework.fusion != "none")
-    t.run([drop] if s.framework.fusion != "none" else [drop, make.pointwise(elements, s.dtype, 2)], [undo, meet])
+    t.run(
+        [drop] if s.framework.fusion != "none" else [drop, make.pointwise(elements, s.dtype, 2)], [undo, meet]
+    )
 
 
 def _rotary(t: Tape) -> None:
@@ -180,14 +210,16 @@ def _core(t: Tape) -> None:
     if s.framework.attention != "fused":
         _unfused_core(t, s.mbs * heads, queries)
         return
-    # with context parallelism each rank's queries meet half of all keys on average: work is balanced over the ranks
+    # with context parallelism each rank's queries meet half of all keys on average: work is balanced over the
+    # ranks
     keys, causal = (s.seq, m.causal) if s.cp == 1 else (s.seq // 2 if m.causal else s.seq, False)
     if s.context == "all-to-all" and s.cp > 1:
         heads, queries, keys, causal = max(1, heads // s.cp), s.seq, s.seq, m.causal
     if s.framework.unpadded:  # gathers, and scatters into zeros
         moved = moved_op("index", "gather", s.dtype, s.framework.unpadded * s.tokens * m.q_size // s.tp)
         t.run([moved], [moved, moved])
-    shape = (s.mbs, heads, queries, keys, m.head_dim + m.rotary_dim // 2, s.dtype, causal)  # wider keys, narrower values
+    # wider keys, narrower values
+    shape = (s.mbs, heads, queries, keys, m.head_dim + m.rotary_dim // 2, s.dtype, causal)
     places = t.run([make.attention(*shape)], ())
     t.forward.core += places
 
@@ -204,8 +236,11 @@ def _unfused_core(t: Tape, batch: int, queries: int) -> None:
     s, size = t.s, t.s.model.head_dim
     scores = batch * queries * s.seq
     ahead = [make.gemm(batch, queries, s.seq, size, s.dtype), make.softmax(batch * queries, s.seq, s.dtype)]
-    undo = [make.softmax(batch * queries, s.seq, s.dtype, True), make.gemm(batch, queries, size, s.seq, s.dtype, "tn"),
-            make.gemm(batch, s.seq, size, queries, s.dtype, "nn")]
+    undo = [
+        make.softmax(batch * queries, s.seq, s.dtype, True),
+        make.gemm(batch, queries, size, s.seq, s.dtype, "tn"),
+        make.gemm(batch, s.seq, size, queries, s.dtype, "nn"),
+    ]
     if s.framework.unfused_mask or batch % FUSED_SOFTMAX_UNIT:  # scaled and masked by kernels of their own
         apart = [make.pointwise(scores, s.dtype)] * 2
         ahead[1:1] = apart
@@ -215,14 +250,20 @@ def _unfused_core(t: Tape, batch: int, queries: int) -> None:
         ahead.append(drop)
         undo.insert(0, undrop)
     ahead.append(make.gemm(batch, queries, size, s.seq, s.dtype, "tn"))
-    undo[:0] = [make.gemm(batch, queries, s.seq, size, s.dtype), make.gemm(batch, s.seq, size, queries, s.dtype, "nn")]
+    undo[:0] = [
+        make.gemm(batch, queries, s.seq, size, s.dtype),
+        make.gemm(batch, s.seq, size, queries, s.dtype, "nn"),
+    ]
     t.forward.core += t.run(ahead, undo)
-    together = moved_op("aten.copy_", "copy", s.dtype, s.tokens * s.model.q_size // s.tp, ("strided",))  # heads beside each other again
+    # heads beside each other again
+    together = moved_op("aten.copy_", "copy", s.dtype, s.tokens * s.model.q_size // s.tp, ("strided",))
     t.run([together], [together])
 
 
 def _context(s: Shape, piece: Piece, behind: tuple[int, ...], backward: bool = False) -> None:
-    """Keys and values go round the ring while attention works on those at hand, or heads are exchanged for tokens."""
+    """Keys and values go round the ring while attention works on those at hand, or heads are exchanged for
+    tokens.
+    """
     if s.cp == 1:
         return
     size = ITEMSIZE[s.dtype]
@@ -244,11 +285,16 @@ def _embedding(t: Tape) -> None:
     """Look-up in this rank's part of the vocabulary, positions, dropout."""
     s, m = t.s, t.s.model
     elements = s.tokens * m.hidden
-    t.run([moved_op("aten.embedding", "gather", s.dtype, elements)], [moved_op("aten.embedding_backward", "scatter", s.dtype, elements, ("sorted",))])
+    t.run(
+        [moved_op("aten.embedding", "gather", s.dtype, elements)],
+        [moved_op("aten.embedding_backward", "scatter", s.dtype, elements, ("sorted",))],
+    )
     reduce_parts(s, t.forward)
     t.steps.append(lambda piece: gather_parts(s, piece))
     if m.positions == "learned":
-        t.run([make.pointwise(elements, s.dtype, 2)], [moved_op("aten.sum", "elementwise", s.dtype, elements)])
+        t.run(
+            [make.pointwise(elements, s.dtype, 2)], [moved_op("aten.sum", "elementwise", s.dtype, elements)]
+        )
     if s.framework.dropout:
         drop, undo = dropout_ops(s, s.local * m.hidden)
         t.run([drop], [undo])
@@ -262,13 +308,22 @@ def _head(t: Tape) -> None:
     linear(t, s.tokens, m.hidden, vocab, "column", matrix=s.dtype, bias=not m.causal)
     logits = s.tokens * vocab
     if s.framework.fused_loss or s.framework.fusion == "compile":
-        t.run([make.make_op("loss", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))],
-              [make.make_op("loss_backward", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))])
+        t.run(
+            [make.make_op("loss", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))],
+            [make.make_op("loss_backward", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))],
+        )
     else:  # to fp32, maximum, difference, exponential, sum, quotient; and back again
-        widen, narrow = (make.make_op("aten._to_copy", "cast", s.dtype, [logits * a], [logits * b], (logits,)) for a, b in ((2, 4), (4, 2)))
-        along = make.make_op("aten.sum", "reduce", "fp32", [logits * 4], [s.tokens * 4], (s.tokens, vocab), tags=("inner",))
+        widen, narrow = (
+            make.make_op("aten._to_copy", "cast", s.dtype, [logits * a], [logits * b], (logits,))
+            for a, b in ((2, 4), (4, 2))
+        )
+        along = make.make_op(
+            "aten.sum", "reduce", "fp32", [logits * 4], [s.tokens * 4], (s.tokens, vocab), tags=("inner",)
+        )
         once = make.pointwise(logits, "fp32")
-        t.run([widen, along, once, make.pointwise(logits, "fp32", tags=("math",)), along, once], [once, narrow])
+        t.run(
+            [widen, along, once, make.pointwise(logits, "fp32", tags=("math",)), along, once], [once, narrow]
+        )
     if s.tp > 1:
         for _ in range(3):  # maximum, sum, target
             t.forward.send("all_reduce", 4.0 * s.tokens, "tp")
@@ -283,28 +338,48 @@ def saved_bytes(s: Shape, recompute: str) -> float:
     wide = float(s.local * m.hidden)
     if recompute == "full":
         return wide * size
-    if recompute == "selective" and s.framework.selective == "ops":  # the input, attention's output and every second product
+    # the input, attention's output and every second product
+    if recompute == "selective" and s.framework.selective == "ops":
         products = s.tokens * (m.q_size + 2 * m.kv_size + m.ffn * (2 if m.gated else 1)) / s.tp + 2 * wide
         return size * (wide + s.tokens * m.q_size / s.tp + products / 2)
     masks = 2 * wide if s.framework.dropout else 0.0
     # what goes into the products: outputs of both norms, attention's output, the activation's output
     inside = 1 if s.framework.fp8_saved and s.matrix == "fp8" else size
     whole = float(s.tokens * m.hidden) if s.framework.state == "torch" else wide  # gathered, and kept so
-    norms = (2 if s.framework.fusion != "compile" else 1) * wide * size + (2 if s.trained else 1) * whole * inside  # adapters sit at attention
-    heads = s.tokens / s.tp * ((m.q_size + 2 * m.kv_size) * size + m.q_size * inside)  # queries, keys, values, attention's output
-    if m.kv_rank:  # the narrow widths before and after their norms, and what positions add to queries and keys
-        heads += size * (2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim) + 2 * s.tokens * m.heads * m.rotary_dim / s.tp)
+    # adapters sit at attention
+    norms = (2 if s.framework.fusion != "compile" else 1) * wide * size + (
+        2 if s.trained else 1
+    ) * whole * inside
+    # queries, keys, values, attention's output
+    heads = s.tokens / s.tp * ((m.q_size + 2 * m.kv_size) * size + m.q_size * inside)
+    # the narrow widths before and after their norms, and what positions add to queries and keys
+    if m.kv_rank:
+        heads += size * (
+            2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim) + 2 * s.tokens * m.heads * m.rotary_dim / s.tp
+        )
     scores = s.mbs * m.heads / s.tp * (s.seq / s.cp) * s.seq
-    core = 0.0 if s.framework.attention == "fused" or recompute == "selective" else scores * (2 * size + 1 if s.framework.dropout else size)
+    core = (
+        0.0
+        if s.framework.attention == "fused" or recompute == "selective"
+        else scores * (2 * size + 1 if s.framework.dropout else size)
+    )
     lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if s.framework.attention == "fused" else 0.0
     passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == "none" else 0)
-    tokens = s.tokens * m.ffn / s.tp if not m.experts else s.local * m.top_k * m.ffn + s.tokens * m.shared_ffn / s.tp
+    tokens = (
+        s.tokens * m.ffn / s.tp
+        if not m.experts
+        else s.local * m.top_k * m.ffn + s.tokens * m.shared_ffn / s.tp
+    )
     routed = s.local * m.top_k * m.hidden * (size + inside) if m.experts else 0.0
-    return norms + masks + heads + core + lse + tokens * (passes * size + (inside if s.trained else 0)) + routed
+    return (
+        norms + masks + heads + core + lse + tokens * (passes * size + (inside if s.trained else 0)) + routed
+    )
 
 
 def backward_bytes(s: Shape) -> float:
-    """Gradients of activations that are live at once in a layer's backward pass: of the feed-forward's inside, and of three as wide as the model."""
+    """Gradients of activations that are live at once in a layer's backward pass: of the feed-forward's
+    inside, and of three as wide as the model.
+    """
     m, size = s.model, ITEMSIZE[s.dtype]
     inside = s.local * m.top_k * m.ffn if m.experts else s.tokens * m.ffn / s.tp
     outside = s.local * m.top_k * m.hidden if m.experts else 0.0
@@ -322,11 +397,23 @@ def head_bytes(s: Shape) -> float:
 
 
 def adam_ops(parameters: int, dtype: str, framework: Framework) -> list[Op]:
-    """Mixed-precision Adam over a rank's share: gradients unscaled, their norm, the update, and the copy in low precision."""
+    """Mixed-precision Adam over a rank's share: gradients unscaled, their norm, the update, and the copy in
+    low precision.
+    """
     n, low = parameters, ITEMSIZE[dtype]
     held = 4 if framework.fp32_gradients else low
     # to fp32, checked, norm taken, clipped: each a pass over the gradients
-    gradients = make.make_op("gradients", "elementwise", "fp32", [n * held, n * 4, n * 4], [n * 4, n * 4], (n,))
-    update = make.make_op("adam", "optimizer", "fp32", [4 * n] * 4, [4 * n] * 3, (1, n, max(1, n // (65536 * 320))), tags=("fused",))
+    gradients = make.make_op(
+        "gradients", "elementwise", "fp32", [n * held, n * 4, n * 4], [n * 4, n * 4], (n,)
+    )
+    update = make.make_op(
+        "adam",
+        "optimizer",
+        "fp32",
+        [4 * n] * 4,
+        [4 * n] * 3,
+        (1, n, max(1, n // (65536 * 320))),
+        tags=("fused",),
+    )
     copy = make.make_op("copy", "cast", dtype, [4 * n], [low * n], (n,))
     return [gradients, update, copy]

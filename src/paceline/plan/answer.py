@@ -34,7 +34,11 @@ def distinct(found: Sequence[Ranked]) -> list[Ranked]:
     seen = set()
     out = []
     for ranked in found:
-        key = ranked.cluster.name, round(ranked.value, 9), str(replace(ranked.plan, bucket_bytes=1.0, prefetch=1))
+        key = (
+            ranked.cluster.name,
+            round(ranked.value, 9),
+            str(replace(ranked.plan, bucket_bytes=1.0, prefetch=1)),
+        )
         if key not in seen:
             seen.add(key)
             out.append(ranked)
@@ -53,6 +57,9 @@ def front(found: Sequence[Ranked], axes: Sequence[str]) -> tuple[Ranked, ...]:
 
 #: what a front may be drawn over: seconds and dollars of a step, joules, bytes of a device, devices
 AXES: dict[str, Callable[[Ranked], float]] = {
-    "time": lambda r: r.prediction.step_s, "cost": lambda r: r.cost or 0.0, "energy": lambda r: r.prediction.energy_j or 0.0,
-    "memory": lambda r: float(r.prediction.peak_bytes), "gpus": lambda r: float(r.prediction.devices),
+    "time": lambda r: r.prediction.step_s,
+    "cost": lambda r: r.cost or 0.0,
+    "energy": lambda r: r.prediction.energy_j or 0.0,
+    "memory": lambda r: float(r.prediction.peak_bytes),
+    "gpus": lambda r: float(r.prediction.devices),
 }

@@ -1,7 +1,7 @@
 """Plan any other module: captured, then every way to share its work by data, each simulated.
 
-The space is small enough to try all of it, so that the certificate is exact. What changes the result of training (compressed or late
-gradients, another batch) is tried only where it is allowed, and marked.
+The space is small enough to try all of it, so that the certificate is exact. What changes the result of
+training (compressed or late gradients, another batch) is tried only where it is allowed, and marked.
 """
 
 from __future__ import annotations
@@ -32,14 +32,32 @@ from paceline.spec.workload import Workload
 #: samples per device where no batch is given
 SAMPLES = 32
 #: fields of a plan whose values the search chooses, or takes as fixed
-SEARCHED = frozenset({
-    "dp", "pp", "mbs", "gbs", "seq", "precision", "framework", "recompute", "schedule", "vpp", "sharding", "shard", "reshard",
-    "prefetch", "bucket_bytes", "relax",
-})
+SEARCHED = frozenset(
+    {
+        "dp",
+        "pp",
+        "mbs",
+        "gbs",
+        "seq",
+        "precision",
+        "framework",
+        "recompute",
+        "schedule",
+        "vpp",
+        "sharding",
+        "shard",
+        "reshard",
+        "prefetch",
+        "bucket_bytes",
+        "relax",
+    }
+)
 #: fields that the search does not know -> what to do instead
 REFUSED = dict.fromkeys(
     ("tp", "cp", "ep", "sp", "context", "offload", "adapters"),
-    "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the catalog or hf:PATH for it")
+    "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the"
+    " catalog or hf:PATH for it",
+)
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
 LOSSY: dict[str, tuple[str, ...]] = {
@@ -54,11 +72,23 @@ SPLITS = (1, 2, 4)
 
 
 def plan_module(
-    model: Any, where: Sequence[Cluster], *, gbs: int | None = None, objective: str = "time", fix: Sequence[str] = (),
-    forbid: Sequence[str] = (), allow: Sequence[str] = (), top: int = 10, pareto: Sequence[str] = (), most: int | None = None,
-    options: Mapping[str, Any] | None = None, progress: Progress | None = None,
+    model: Any,
+    where: Sequence[Cluster],
+    *,
+    gbs: int | None = None,
+    objective: str = "time",
+    fix: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    allow: Sequence[str] = (),
+    top: int = 10,
+    pareto: Sequence[str] = (),
+    most: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Planned:
-    """The best plan of a captured module on one of some clusters; all plans of its space are simulated, or `most` of them."""
+    """The best plan of a captured module on one of some clusters; all plans of its space are simulated, or
+    `most` of them.
+    """
     begun = time.monotonic()
     said = limits(fix, forbid, allow)
     captured = model if isinstance(model, Captured) else Captured(model, settings(said, options or {}))
@@ -68,8 +98,10 @@ def plan_module(
     tried: list[Ranked] = []
     over = failed = 0
     plans = [
-        (cluster, plan, lossy) for cluster in where
-        for plan, lossy in _plans(cluster.device_count, batch, said, allow, captured)]
+        (cluster, plan, lossy)
+        for cluster in where
+        for plan, lossy in _plans(cluster.device_count, batch, said, allow, captured)
+    ]
     if not plans:
         raise PlanError(_nothing_left(captured.name, batch, where[0].device_count, said))
     reason = ""
@@ -85,16 +117,25 @@ def plan_module(
             except PacelineError as error:
                 failed, reason = failed + 1, reason or str(error)
                 continue
-            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):  # nothing of it repeats
+            # nothing of it repeats
+            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):
                 failed += 1
                 continue
             if not found.fit.fits:
                 over += 1
                 continue
             worth = found.step_s / plan.gbs * value.factor(cluster)
-            tried.append(Ranked(
-                plan=plan, cluster=cluster, prediction=found, value=worth, bound_s=found.step_s, lossy=lossy,
-                unmeasured=evidence.of_plan(plan, evidence.MODULES)))
+            tried.append(
+                Ranked(
+                    plan=plan,
+                    cluster=cluster,
+                    prediction=found,
+                    value=worth,
+                    bound_s=found.step_s,
+                    lossy=lossy,
+                    unmeasured=evidence.of_plan(plan, evidence.MODULES),
+                )
+            )
             if progress:
                 progress("simulating", i, len(plans), min(t.value for t in tried))
     except KeyboardInterrupt:
@@ -105,17 +146,32 @@ def plan_module(
         raise PlanError(reason)
     if not tried:
         raise DoesNotFit(
-            f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large")
+            f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large"
+        )
     tried.sort(key=lambda ranked: ranked.value)
     best = tried[0].prediction
     shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]
     space = len(plans) - failed
     undecided = space - over - len(tried)
     return Planned(
-        model=captured.name, objective=objective, gbs=batch, seq=best.seq, space=space, by_memory=over,
-        by_bound=0, by_evaluation=len(tried), undecided=undecided, gap_pct=100.0 if undecided else 0.0,
-        elapsed_s=time.monotonic() - begun, top=tuple(shown[:top]), measured=best_measured(shown), pareto=front(shown, pareto) if pareto else (),
-        settings=captured.settings, interrupted=interrupted, notes=tuple(_notes(allow, interrupted, undecided)))
+        model=captured.name,
+        objective=objective,
+        gbs=batch,
+        seq=best.seq,
+        space=space,
+        by_memory=over,
+        by_bound=0,
+        by_evaluation=len(tried),
+        undecided=undecided,
+        gap_pct=100.0 if undecided else 0.0,
+        elapsed_s=time.monotonic() - begun,
+        top=tuple(shown[:top]),
+        measured=best_measured(shown),
+        pareto=front(shown, pareto) if pareto else (),
+        settings=captured.settings,
+        interrupted=interrupted,
+        notes=tuple(_notes(allow, interrupted, undecided)),
+    )
 
 
 def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> Limits:
@@ -126,19 +182,28 @@ def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> L
         raise PlanError(f"{both} is both allowed and forbidden")
     said = Limits.of(fix, [word for word in forbid if word not in LOSSY], searched=SEARCHED, refused=REFUSED)
     relax = said.fixed.get("relax", PLAIN)
-    if not relax.plain and relax == replace(PLAIN, **{name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}):
-        raise PlanError(f"--fix {relax} does not say of what; write the way as well, such as dgc ratio=0.01 or local-sgd period=8")
+    if not relax.plain and relax == replace(
+        PLAIN, **{name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}
+    ):
+        raise PlanError(
+            f"--fix {relax} does not say of what; write the way as well, such as dgc ratio=0.01 or local-sgd"
+            " period=8"
+        )
     return said
 
 
 def settings(said: Limits, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How to capture: as the options say, and as the fixed words do; PlanError where they contradict each other."""
+    """How to capture: as the options say, and as the fixed words do; PlanError where they contradict each
+    other.
+    """
     found = dict(options)
     found["seq"] = said.settled("seq", found.get("seq"), "--seq") or None
     precision = said.fixed.get("precision")
     given = found.setdefault("precision", precision)
     if precision is not None and precision != str(given).removeprefix("amp_"):
-        raise PlanError(f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out")
+        raise PlanError(
+            f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out"
+        )
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -146,13 +211,18 @@ def _check_effect(said: Limits, plan: Plan, resolved: Plan) -> None:
     """PlanError where a fixed word is not in the plan that would be predicted."""
     for name, value in said.fixed.items():
         if getattr(plan, name) == value != getattr(resolved, name) and name != "sharding":
-            raise PlanError(f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline, such as pp=2")
+            raise PlanError(
+                f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline, such"
+                " as pp=2"
+            )
 
 
 def _nothing_left(name: str, batch: int, devices: int, said: Limits) -> str:
     words = f" ({said.words})" if said.fixed else ""
-    return (f"no plan for {name} with a batch of {batch} on {devices} devices is left: the batch has to be a multiple of the devices, "
-            f"and something has to be left by what is fixed{words} and forbidden")
+    return (
+        f"no plan for {name} with a batch of {batch} on {devices} devices is left: the batch has to be a"
+        f" multiple of the devices, and something has to be left by what is fixed{words} and forbidden"
+    )
 
 
 def _notes(allow: Sequence[str], interrupted: bool, undecided: int) -> Iterator[str]:
@@ -167,7 +237,10 @@ def _notes(allow: Sequence[str], interrupted: bool, undecided: int) -> Iterator[
 def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
     """Whether recomputation changes neither time nor memory of a plan."""
     plain = tried.prediction
-    return tried.plan == replace(plan, recompute="none") and (plain.step_s, plain.peak_bytes) == (found.step_s, found.peak_bytes)
+    return tried.plan == replace(plan, recompute="none") and (plain.step_s, plain.peak_bytes) == (
+        found.step_s,
+        found.peak_bytes,
+    )
 
 
 class Captured:
@@ -183,11 +256,17 @@ class Captured:
 
     def check(self, said: Limits) -> None:
         """PlanError where a fixed word is not what was captured, or will be."""
-        words = {"precision": self.precision.removeprefix("amp_"), "seq": self.fixed.seq if self.fixed else self.options.get("seq")}
+        words = {
+            "precision": self.precision.removeprefix("amp_"),
+            "seq": self.fixed.seq if self.fixed else self.options.get("seq"),
+        }
         for name, has in words.items():
             wanted = said.fixed.get(name, has)
             if wanted != has:
-                raise PlanError(f"--fix {spell(name, wanted)}: {self.name} is captured with {name} {has}; capture it with {wanted}")
+                raise PlanError(
+                    f"--fix {spell(name, wanted)}: {self.name} is captured with {name} {has}; capture it with"
+                    f" {wanted}"
+                )
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -208,10 +287,15 @@ def _check(allow: Sequence[str]) -> None:
     for word in allow:
         if word not in LOSSY:
             near = nearest(word, list(LOSSY))
-            raise PlanError(f"--allow {word}: " + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(LOSSY)}"))
+            raise PlanError(
+                f"--allow {word}: "
+                + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(LOSSY)}")
+            )
 
 
-def _plans(devices: int, gbs: int, said: Limits, allow: Sequence[str], captured: Captured) -> Iterator[tuple[Plan, str]]:
+def _plans(
+    devices: int, gbs: int, said: Limits, allow: Sequence[str], captured: Captured
+) -> Iterator[tuple[Plan, str]]:
     """Every plan, with what of it changes the result of training."""
     fixed = captured.fixed
     precision = said.fixed.get("precision", captured.precision)
@@ -225,7 +309,13 @@ def _plans(devices: int, gbs: int, said: Limits, allow: Sequence[str], captured:
                 for relax, lossy in _ways(said, allow):
                     marks = ", ".join(filter(None, (lossy, "batch" if factor > 1 else "")))
                     for state in _states(devices, said) if relax.plain else _replicas(said):
-                        chosen = {"mbs": mbs, "precision": precision, "recompute": recompute, "relax": relax, **state}
+                        chosen = {
+                            "mbs": mbs,
+                            "precision": precision,
+                            "recompute": recompute,
+                            "relax": relax,
+                            **state,
+                        }
                         if said.keep(chosen, _STATE):
                             yield Plan(**{**said.fixed, **chosen, "gbs": batch}), marks
 
@@ -268,7 +358,10 @@ def _states(devices: int, said: Limits) -> Iterator[dict[str, Any]]:
     if devices == 1:
         return
     yield from ({"sharding": kind} for kind in ("zero1", "zero2"))
-    way = {"reshard": said.fixed.get("reshard", Plan.reshard), "prefetch": said.fixed.get("prefetch", Plan.prefetch)}
+    way = {
+        "reshard": said.fixed.get("reshard", Plan.reshard),
+        "prefetch": said.fixed.get("prefetch", Plan.prefetch),
+    }
     yield {"sharding": "fsdp", **way}
     powers = {shard for shard in divisors(devices) if 1 < shard < devices and math.log2(shard) % 1 == 0}
     wanted = {said.fixed["shard"]} if "shard" in said.fixed else powers

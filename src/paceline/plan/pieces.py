@@ -1,8 +1,9 @@
-"""Seconds of a piece of the model (a layer, the embedding or the head, one way), as the event engine would find them.
+"""Seconds of a piece of the model (a layer, the embedding or the head, one way), as the event engine would
+find them.
 
-Within a piece the device runs one thing after another; only collectives that hide behind some operators run beside it. So its time is a
-sum, in which each such region is worked out by itself: the same walk as `predict.simulated.Simulation.piece`, without a program. A test
-holds the two together.
+Within a piece the device runs one thing after another; only collectives that hide behind some operators run
+beside it. So its time is a sum, in which each such region is worked out by itself: the same walk as
+`predict.simulated.Simulation.piece`, without a program. A test holds the two together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Send = Callable[[str, float, str], float]
 
 def piece_s(step: Step, name: str, send: Send) -> tuple[float, float]:
     """Seconds of the device, and of the host that issues; without recomputation and copies to the host."""
-    host_s = float(step.issue(name).sum()) + step.framework.issue_collective_s * len(step.pieces[name].piece.collectives)
+    host_s = float(step.issue(name).sum()) + step.framework.issue_collective_s * len(
+        step.pieces[name].piece.collectives
+    )
     return _joined(_operators(step, name, send), step.wait(name), host_s, step.framework.blocking)
 
 
@@ -30,7 +33,10 @@ def recomputed_s(step: Step, send: Send) -> tuple[float, float]:
     if step.plan.recompute == "full":
         return piece_s(step, name, send)
     keep = step.again()
-    device_s, host_s = float((step.pieces[name].each + step.gaps(name))[keep].sum()), float(step.issue(name)[keep].sum())
+    device_s, host_s = (
+        float((step.pieces[name].each + step.gaps(name))[keep].sum()),
+        float(step.issue(name)[keep].sum()),
+    )
     return _joined(device_s, 0.0, host_s, step.framework.blocking)
 
 
@@ -69,7 +75,8 @@ def _operators(step: Step, name: str, send: Send) -> float:
 
 
 def region_s(compute_s: float, sent: Sequence[tuple[str, float, int]], contention: float) -> float:
-    """Seconds of operators with collectives (axis, seconds, parts) beside them, which slow them down by a share while any is under way.
+    """Seconds of operators with collectives (axis, seconds, parts) beside them, which slow them down by a
+    share while any is under way.
 
     Those over one axis follow each other; the first of several parts of one cannot hide.
     """

@@ -1,4 +1,6 @@
-"""Over what range of bandwidth, memory and batch a winner stays the winner, among the plans that came near."""
+"""Over what range of bandwidth, memory and batch a winner stays the winner, among the plans that came
+near.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,33 @@ _Changed = Callable[[Cluster, Plan, float], tuple[Cluster, Plan]]
 def ranges(model: Transformer, found: Sequence[Ranked]) -> tuple[Range, ...]:
     """Of the network, of a node's own links, and of the batch; memory by how much of it the winner needs."""
     best = found[0]
-    others = {_kind(ranked): ranked for ranked in reversed(found) if ranked.cluster == best.cluster and _kind(ranked) != _kind(best)}
+    others = {
+        _kind(ranked): ranked
+        for ranked in reversed(found)
+        if ranked.cluster == best.cluster and _kind(ranked) != _kind(best)
+    }
     rivals = sorted(others.values(), key=lambda ranked: ranked.value)[:RIVALS]
     out = []
     if len(best.cluster.tiers) > 1:
         out.append(_range("network bandwidth", model, best, rivals, lambda c, p, x: (_faster(c, -1, x), p)))
     if best.cluster.tiers:
-        out.append(_range("bandwidth inside a node", model, best, rivals, lambda c, p, x: (_faster(c, 0, x), p)))
-    out.append(_range("global batch", model, best, rivals, lambda c, p, x: (c, replace(p, gbs=max(1, round(p.gbs * x))))))
+        out.append(
+            _range("bandwidth inside a node", model, best, rivals, lambda c, p, x: (_faster(c, 0, x), p))
+        )
+    out.append(
+        _range(
+            "global batch", model, best, rivals, lambda c, p, x: (c, replace(p, gbs=max(1, round(p.gbs * x))))
+        )
+    )
     memory = best.prediction.memory
-    out.append(Range(what="memory of a device", low=memory.peak_bytes / memory.available_bytes, high=None, below="it does not fit"))
+    out.append(
+        Range(
+            what="memory of a device",
+            low=memory.peak_bytes / memory.available_bytes,
+            high=None,
+            below="it does not fit",
+        )
+    )
     return tuple(out)
 
 
@@ -42,8 +61,11 @@ def _kind(ranked: Ranked) -> str:
 
 def _faster(cluster: Cluster, tier: int, factor: float) -> Cluster:
     changed = cluster.tiers[tier]
-    changed = replace(changed, bandwidth_Bps=changed.bandwidth_Bps * factor,
-                      node_bandwidth_Bps=changed.node_bandwidth_Bps and changed.node_bandwidth_Bps * factor)
+    changed = replace(
+        changed,
+        bandwidth_Bps=changed.bandwidth_Bps * factor,
+        node_bandwidth_Bps=changed.node_bandwidth_Bps and changed.node_bandwidth_Bps * factor,
+    )
     place = tier % len(cluster.tiers)
     return replace(cluster, tiers=(*cluster.tiers[:place], changed, *cluster.tiers[place + 1 :]))
 
@@ -59,7 +81,11 @@ def _range(what: str, model: Transformer, best: Ranked, rivals: Sequence[Ranked]
                 if what != "global batch":
                     break
                 continue  # that batch does not divide
-            times = [(seconds, rival) for rival in rivals if (seconds := _seconds(model, rival, x, change)) is not None]
+            times = [
+                (seconds, rival)
+                for rival in rivals
+                if (seconds := _seconds(model, rival, x, change)) is not None
+            ]
             faster = [pair for pair in times if pair[0] < own * (1 - NOTABLE)]
             if faster:
                 end = x, str(min(faster, key=lambda pair: pair[0])[1].plan)

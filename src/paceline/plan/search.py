@@ -2,10 +2,12 @@
 
     memory      plans whose peak does not fit on a device are out
     bound       every other plan gets a lower bound on its time (`plan.bound`)
-    simulation  plans in the order of their bounds, until no bound is below the best time found, or the budget is spent
+    simulation  plans in the order of their bounds, until no bound is below the best time found, or the
+                budget is spent
 
-What is left then has a bound of its own: no plan of the space is better than the best one found by more than the gap to it. All of
-this is relative to the model that predicts: it says nothing about how wrong the predictions are, which their intervals do.
+What is left then has a bound of its own: no plan of the space is better than the best one found by more than
+the gap to it. All of this is relative to the model that predicts: it says nothing about how wrong the
+predictions are, which their intervals do.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ Progress = Callable[[str, int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a plan is worth: seconds of a step times a factor of its cluster; and the longest step that is allowed."""
+    """What a plan is worth: seconds of a step times a factor of its cluster; and the longest step that is
+    allowed.
+    """
 
     name: str
     factor: Callable[[Cluster], float]
@@ -86,7 +90,14 @@ class Found:
     interrupted: bool = False
 
 
-def search(space: Space, goal: Goal, *, most: int = MOST, processes: int | None = None, progress: Progress | None = None) -> Found:
+def search(
+    space: Space,
+    goal: Goal,
+    *,
+    most: int = MOST,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Found:
     """Search the whole space; with more processes sooner, with the same result.
 
     Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
@@ -105,8 +116,16 @@ def search(space: Space, goal: Goal, *, most: int = MOST, processes: int | None 
     open_ = int(np.count_nonzero(left < best * (1 - SETTLED)))
     gap = max(0.0, 1 - float(left[0]) / best) if tried and len(left) else 0.0
     return Found(
-        space=len(space), by_memory=candidates.over + candidates.tight, by_bound=len(left) - open_, undecided=open_, tried=tuple(tried), gap=gap,
-        elapsed_s=time.monotonic() - begun, nearest=nearest, interrupted=interrupted)
+        space=len(space),
+        by_memory=candidates.over + candidates.tight,
+        by_bound=len(left) - open_,
+        undecided=open_,
+        tried=tuple(tried),
+        gap=gap,
+        elapsed_s=time.monotonic() - begun,
+        nearest=nearest,
+        interrupted=interrupted,
+    )
 
 
 def fits(space: Space) -> bool:
@@ -119,11 +138,17 @@ def fits(space: Space) -> bool:
 
 
 def _bound_all(
-    blocks: Sequence[Block], goal: Goal, pool: Pool, tell: Progress,
+    blocks: Sequence[Block], goal: Goal, pool: Pool, tell: Progress
 ) -> tuple[list[Array], list[NDArray[np.bool_]], tuple[Plan, Cluster, float, float] | None]:
-    """Of every plan of every block: the least value, and whether its memory fits; and the plan that comes nearest to fitting."""
+    """Of every plan of every block: the least value, and whether its memory fits; and the plan that comes
+    nearest to fitting.
+    """
     order = sorted(range(len(blocks)), key=lambda i: _shared(blocks[i]))
-    tasks = [task for _, same in groupby(order, key=lambda i: _shared(blocks[i])[:4]) for task in _pieces(list(same), TASK)]
+    tasks = [
+        task
+        for _, same in groupby(order, key=lambda i: _shared(blocks[i])[:4])
+        for task in _pieces(list(same), TASK)
+    ]
     lows: list[Array] = [np.zeros(0)] * len(blocks)
     fits: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(blocks)
     nearest: tuple[float, int, int, float, float] | None = None
@@ -156,8 +181,12 @@ def _pieces(items: list[int], size: int) -> Iterator[list[int]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _bound_some(task: Sequence[int]) -> list[tuple[Array, NDArray[np.bool_], tuple[float, int, float, float]]]:
-    """Of each of some blocks: bounds, which plans fit, and the one that comes nearest to it (share of room, place, bytes, room)."""
+def _bound_some(
+    task: Sequence[int],
+) -> list[tuple[Array, NDArray[np.bool_], tuple[float, int, float, float]]]:
+    """Of each of some blocks: bounds, which plans fit, and the one that comes nearest to it (share of room,
+    place, bytes, room).
+    """
     out = []
     for i in task:
         block = _blocks[i]
@@ -176,7 +205,9 @@ def _bound_some(task: Sequence[int]) -> list[tuple[Array, NDArray[np.bool_], tup
 class _Candidates:
     """Plans that fit, in the order of their bounds."""
 
-    def __init__(self, blocks: Sequence[Block], lows: Sequence[Array], fits: Sequence[NDArray[np.bool_]]) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], lows: Sequence[Array], fits: Sequence[NDArray[np.bool_]]
+    ) -> None:
         self._blocks = blocks
         low, inside = (np.concatenate(list(parts)) if parts else np.zeros(0) for parts in (lows, fits))
         self._starts = np.cumsum([0, *(len(block) for block in blocks)])
@@ -195,7 +226,9 @@ class _Candidates:
         return np.asarray(np.concatenate(of_blocks)[self._places]) if of_blocks else np.zeros(0, dtype=bool)
 
     def take(self, count: int, below: float, measured: bool) -> list[tuple[int, int, float]]:
-        """The next plans whose bounds are below a value, or those of measured features: (block, place in it, bound)."""
+        """The next plans whose bounds are below a value, or those of measured features: (block, place in it,
+        bound).
+        """
         stop = int(np.searchsorted(self._lows, below, side="left"))
         open_ = ~self._taken[:stop]
         if measured:
@@ -214,11 +247,13 @@ class _Candidates:
         return np.asarray(self._lows[~self._taken])
 
 
-def _simulate(candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> tuple[list[Tried], bool]:
+def _simulate(
+    candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress
+) -> tuple[list[Tried], bool]:
     """Simulates plans until the best is settled or the budget is spent; best first.
 
-    Where the best has a feature that was never measured, what is left of the budget, and a little kept for it, goes to the best plan
-    that has none.
+    Where the best has a feature that was never measured, what is left of the budget, and a little kept for
+    it, goes to the best plan that has none.
     """
     run = _Simulating(candidates, goal, pool, most, tell)
     try:
@@ -247,9 +282,13 @@ class _Simulating:
         return bool(self._tried) and bool(evidence.of_plan(self.ranked[0].plan))
 
     def until(self, most: int, *, measured: bool) -> None:
-        """Simulates until the best plan, or the best of measured features, is settled, or so many plans were simulated."""
+        """Simulates until the best plan, or the best of measured features, is settled, or so many plans were
+        simulated.
+        """
         while self._count < most:
-            rivals = [tried.value for tried in self._tried if not measured or not evidence.of_plan(tried.plan)]
+            rivals = [
+                tried.value for tried in self._tried if not measured or not evidence.of_plan(tried.plan)
+            ]
             below = min(rivals, default=math.inf) * (1 - SETTLED)
             batch = self._candidates.take(min(BATCH, most - self._count), below, measured)
             if not batch:
@@ -257,7 +296,12 @@ class _Simulating:
             found = self._pool.map(_try, [(block, place) for block, place, _ in batch])
             for (_, _, low), one in zip(batch, found, strict=True):
                 self._add(low, one)
-            self._tell("simulating", self._count, self._most, min((tried.value for tried in self._tried), default=math.inf))
+            self._tell(
+                "simulating",
+                self._count,
+                self._most,
+                min((tried.value for tried in self._tried), default=math.inf),
+            )
 
     def _add(self, low: float, found: tuple[Cluster, Plan, DistributedPrediction] | None) -> None:
         if found is None:

@@ -1,8 +1,10 @@
-"""The space of plans: every combination of degrees, batch, schedule, sharding and options that a model can run in on a cluster.
+"""The space of plans: every combination of degrees, batch, schedule, sharding and options that a model can
+run in on a cluster.
 
-The space is a list of blocks. A block fixes the mesh, the micro-batch and whose kernels run; its plans are the product of three short
-lists: how a layer computes (`shapes`), how passes are ordered (`orders`), how state is shared (`states`). What a plan costs factors the
-same way, so that a block of hundreds of plans is a few small arrays.
+The space is a list of blocks. A block fixes the mesh, the micro-batch and whose kernels run; its plans are
+the product of three short lists: how a layer computes (`shapes`), how passes are ordered (`orders`), how
+state is shared (`states`). What a plan costs factors the same way, so that a block of hundreds of plans is a
+few small arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from paceline.spec.plan import OFFLOADS, RECOMPUTE, SHARDINGS, Plan, divisors, p
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 
-#: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange behind
+#: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange
+#: behind
 FEWEST_TOKENS = 1024
 #: bytes of gradients that are reduced at once: the framework's own rule, and two larger sizes
 BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
@@ -32,23 +35,58 @@ BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 PREFETCH = (1, 2)
 #: whose kernels run, with the pipeline schedules and the shardings that they can be had with
 FAMILIES: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
-    "megatron-core": (("1f1b", "interleaved"), ("none", "ddp", "zero1", "zero2")), "torch-compile": (SCHEDULES, ("none", "ddp", "fsdp", "hsdp")),
+    "megatron-core": (("1f1b", "interleaved"), ("none", "ddp", "zero1", "zero2")),
+    "torch-compile": (SCHEDULES, ("none", "ddp", "fsdp", "hsdp")),
 }
 #: what may change the result of training; left out unless it is allowed
 LOSSY = {"fp8": {"precision": "fp8"}}
-#: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed of them
-SEARCHED = frozenset({
-    "dp", "tp", "pp", "cp", "ep", "mbs", "gbs", "seq", "precision", "adapters", "framework", "sp", "recompute", "context",
-    "schedule", "vpp", "sharding", "shard", "reshard", "prefetch", "bucket_bytes", "offload",
-})
+#: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
+#: of them
+SEARCHED = frozenset(
+    {
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "mbs",
+        "gbs",
+        "seq",
+        "precision",
+        "adapters",
+        "framework",
+        "sp",
+        "recompute",
+        "context",
+        "schedule",
+        "vpp",
+        "sharding",
+        "shard",
+        "reshard",
+        "prefetch",
+        "bucket_bytes",
+        "offload",
+    }
+)
 #: fields that the search does not know -> what to do instead
 REFUSED = {
-    "relax": "plans of transformers are searched with gradients averaged in full, every step; `paceline compare MODEL --cluster C` "
-             "ranks the other ways, `paceline predict MODEL --cluster C --plan ...` predicts one",
+    "relax": (
+        "plans of transformers are searched with gradients averaged in full, every step; `paceline compare"
+        " MODEL --cluster C` ranks the other ways, `paceline predict MODEL --cluster C --plan ...`"
+        " predicts one"
+    )
 }
 #: field -> its value when a word such as "offload" or "pp" is forbidden altogether
 _PLAIN = {
-    "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "sp": False, "recompute": "none", "offload": "none", "context": "ring",
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "ep": 1,
+    "vpp": 1,
+    "sp": False,
+    "recompute": "none",
+    "offload": "none",
+    "context": "ring",
 }
 Choice = Mapping[str, Any]
 
@@ -101,7 +139,9 @@ class Block:
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
         shapes, orders, states = (
-            np.array([not evidence.unmeasured(choice) for choice in choices]) for choices in (self.shapes, self.orders, self.states))
+            np.array([not evidence.unmeasured(choice) for choice in choices])
+            for choices in (self.shapes, self.orders, self.states)
+        )
         return np.asarray(shapes[:, None, None] & orders[None, :, None] & states[None, None, :])
 
     @property
@@ -123,17 +163,24 @@ class Limits:
 
     @staticmethod
     def of(
-        fix: Sequence[str] = (), forbid: Sequence[str] = (), allow: Sequence[str] = (), *,
-        searched: frozenset[str] = SEARCHED, refused: Mapping[str, str] = REFUSED,
+        fix: Sequence[str] = (),
+        forbid: Sequence[str] = (),
+        allow: Sequence[str] = (),
+        *,
+        searched: frozenset[str] = SEARCHED,
+        refused: Mapping[str, str] = REFUSED,
     ) -> Limits:
-        """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"), allow ("fp8").
+        """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
+        allow ("fp8").
 
         A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
         """
         fixed = Plan.said(" ".join(fix))
         for name, value in fixed.items():
             if name not in searched and value != getattr(Plan, name):
-                raise PlanError(f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}")
+                raise PlanError(
+                    f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}"
+                )
         plain: dict[str, Any] = {}
         forbidden: set[tuple[str, Any]] = set()
         for word in forbid:
@@ -144,8 +191,15 @@ class Limits:
         for word in allow:
             if word not in LOSSY:
                 near = nearest(word, list(LOSSY))
-                raise PlanError(f"--allow {word}: " + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(LOSSY)}"))
-        both = {name for name in fixed if (name, fixed[name]) in forbidden or plain.get(name, fixed[name]) != fixed[name]}
+                raise PlanError(
+                    f"--allow {word}: "
+                    + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(LOSSY)}")
+                )
+        both = {
+            name
+            for name in fixed
+            if (name, fixed[name]) in forbidden or plain.get(name, fixed[name]) != fixed[name]
+        }
         if both:
             raise PlanError(f"{both.pop()} is both fixed and forbidden")
         return Limits(fixed=fixed, forbidden=frozenset(forbidden), plain=plain, allowed=frozenset(allow))
@@ -153,7 +207,8 @@ class Limits:
     def keep(self, choice: Choice, unused: Iterable[str] = ()) -> bool:
         """Whether the fields of a choice are what the user wants.
 
-        `unused` are fields that have no effect beside this choice: one that is fixed to an unusual value wants another choice.
+        `unused` are fields that have no effect beside this choice: one that is fixed to an unusual value
+        wants another choice.
         """
         usual = {name: getattr(Plan, name) for name in unused if name not in choice}
         if any(self.fixed.get(name, value) != value for name, value in {**usual, **choice}.items()):
@@ -167,10 +222,14 @@ class Limits:
         return [value for value in values if self.keep({name: value})]
 
     def settled(self, name: str, given: int | None, flag: str) -> int:
-        """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither does."""
+        """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither
+        does.
+        """
         word = int(self.fixed.get(name, 0))
         if given and word and given != word:
-            raise PlanError(f"{name} is given twice: {flag} {given} and --fix {name}={word}; leave one of them out")
+            raise PlanError(
+                f"{name} is given twice: {flag} {given} and --fix {name}={word}; leave one of them out"
+            )
         return given or word
 
     @property
@@ -209,14 +268,23 @@ class Space:
         """What keeps every plan out, in one line."""
         cluster = self.clusters[0]
         try:
-            resolve(Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}), cluster.device_count, self.model)
+            resolve(
+                Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}),
+                cluster.device_count,
+                self.model,
+            )
         except PlanError as error:
             return str(error)
         said = f" ({self.limits.words})" if self.limits.fixed else ""
-        return f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed{said} and forbidden"
+        return (
+            f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed{said} and"
+            " forbidden"
+        )
 
     def _of(self, cluster: Cluster) -> Iterator[Block]:
-        precisions = self.limits.among("precision", [*self._precision(cluster), *(["fp8"] if "fp8" in self.limits.allowed else [])])
+        precisions = self.limits.among(
+            "precision", [*self._precision(cluster), *(["fp8"] if "fp8" in self.limits.allowed else [])]
+        )
         asked = {"gbs": self.gbs, "seq": self.seq, "adapters": bool(self.limits.fixed.get("adapters", False))}
         if not self.limits.keep(asked):
             return
@@ -227,9 +295,17 @@ class Space:
                     common = {**asked, "mbs": mbs, "precision": precision}
                     for framework, (schedules, shardings) in self._families():
                         block = Block(
-                            cluster, mesh, {**common, "framework": framework}, tuple(self._shapes(mesh, mbs)),
-                            tuple(order for order in self._orders(mesh, mbs, framework) if order["schedule"] in ("", *schedules)),
-                            tuple(state for state in states if state["sharding"] in shardings))
+                            cluster,
+                            mesh,
+                            {**common, "framework": framework},
+                            tuple(self._shapes(mesh, mbs)),
+                            tuple(
+                                order
+                                for order in self._orders(mesh, mbs, framework)
+                                if order["schedule"] in ("", *schedules)
+                            ),
+                            tuple(state for state in states if state["sharding"] in shardings),
+                        )
                         if len(block):
                             yield block
 
@@ -249,12 +325,16 @@ class Space:
     def _meshes(self, devices: int) -> Iterator[Mesh]:
         m, among = self.model, self.limits.among
         for tp in among("tp", [d for d in divisors(devices) if m.heads % d == 0 and m.ffn % d == 0]):
-            for cp in among("cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and self._worth(d)]):
+            for cp in among(
+                "cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and self._worth(d)]
+            ):
                 for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
                     dp = devices // (tp * cp * pp)
                     if self.gbs % dp or not among("dp", [dp]):
                         continue
-                    for ep in among("ep", [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0] or [1]):
+                    for ep in among(
+                        "ep", [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0] or [1]
+                    ):
                         yield Mesh(tp, cp, ep, pp, dp)
 
     def _worth(self, cp: int) -> bool:
@@ -266,21 +346,38 @@ class Space:
         even = (self.seq // mesh.cp * mbs) % mesh.tp == 0
         for sp in (False, True) if mesh.tp > 1 and even else (False,):
             for recompute in RECOMPUTE:
-                for context in ("ring", "all-to-all") if mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0 else ("ring",):
+                for context in (
+                    ("ring", "all-to-all")
+                    if mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
+                    else ("ring",)
+                ):
                     choice = {"sp": sp, "recompute": recompute, "context": context}
                     if self.limits.keep(choice):
                         yield choice
 
     def _orders(self, mesh: Mesh, mbs: int, framework: str) -> Iterator[Choice]:
         """Pipeline schedules with their chunks."""
-        plan = Plan(tp=mesh.tp, cp=mesh.cp, pp=mesh.pp, dp=mesh.dp, mbs=mbs, gbs=self.gbs, seq=self.seq, framework=framework)
+        plan = Plan(
+            tp=mesh.tp,
+            cp=mesh.cp,
+            pp=mesh.pp,
+            dp=mesh.dp,
+            mbs=mbs,
+            gbs=self.gbs,
+            seq=self.seq,
+            framework=framework,
+        )
         for schedule in SCHEDULES if mesh.pp > 1 else ("",):
             per_stage = self.model.layers // mesh.pp
             chunks = [v for v in divisors(per_stage) if v > 1] if orders.get(schedule).chunked else [1]
             for vpp in chunks:
                 choice = {"schedule": schedule, "vpp": vpp}
                 whole = mesh.pp * orders.get(schedule).chunks_per_rank(vpp) <= self.model.layers
-                if whole and self.limits.keep(choice) and not any(problems(_with(plan, choice), plan.ranks, self.model)):
+                if (
+                    whole
+                    and self.limits.keep(choice)
+                    and not any(problems(_with(plan, choice), plan.ranks, self.model))
+                ):
                     yield choice
 
     def _states(self, mesh: Mesh, cluster: Cluster) -> list[Choice]:
@@ -288,16 +385,29 @@ class Space:
         found: list[dict[str, Any]] = [{"sharding": "none"}]
         if mesh.dp * mesh.cp > 1:
             buckets = self._fixed_or("bucket_bytes", BUCKETS)
-            found = [{"sharding": kind, "bucket_bytes": bucket} for kind in ("ddp", "zero1", "zero2") for bucket in buckets]
+            found = [
+                {"sharding": kind, "bucket_bytes": bucket}
+                for kind in ("ddp", "zero1", "zero2")
+                for bucket in buckets
+            ]
             gathers = [
-                {"reshard": reshard, "prefetch": prefetch} for reshard in (True, False) for prefetch in self._fixed_or("prefetch", PREFETCH)]
+                {"reshard": reshard, "prefetch": prefetch}
+                for reshard in (True, False)
+                for prefetch in self._fixed_or("prefetch", PREFETCH)
+            ]
             found += [{"sharding": "fsdp", **way} for way in gathers]
-            found += [{"sharding": "hsdp", "shard": shard, **way} for shard in self._shards(mesh, cluster) for way in gathers]
+            found += [
+                {"sharding": "hsdp", "shard": shard, **way}
+                for shard in self._shards(mesh, cluster)
+                for way in gathers
+            ]
         choices = [{**state, "offload": offload} for state in found for offload in OFFLOADS]
         return [choice for choice in choices if self.limits.keep(choice, _STATE)]
 
     def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
-        """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as many, or what is fixed."""
+        """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as
+        many, or what is fixed.
+        """
         inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
         wanted = self._fixed_or("shard", (inside, 2 * inside, 4 * inside))
         return sorted({d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted})

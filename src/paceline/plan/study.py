@@ -1,4 +1,5 @@
-"""Many questions planned in one go: models x clusters x batches x sequences, on this machine or over a Ray cluster.
+"""Many questions planned in one go: models x clusters x batches x sequences, on this machine or over a Ray
+cluster.
 
 A study is written as lists on the command line, or as a file:
 
@@ -6,7 +7,8 @@ A study is written as lists on the command line, or as a file:
     clusters = ["8xdgx-h100", "8xdgx-a100"]        # or gpus = "64..512" and device = "h100-sxm"
     gbs = [256, 512]
     seq = [8192]
-    objective = "time"                             # and whatever else `paceline.plan` takes: fix, forbid, allow, top, most...
+    objective = "time"                             # and whatever else `paceline.plan` takes: fix, forbid,
+                                                   # allow, top, most...
     [[question]]                                   # besides the products: single ones, with what they change
     model = "vgg16"
     cluster = "8xp100-node-10gbe"
@@ -32,19 +34,42 @@ _AXES = {"models": "model", "clusters": "cluster", "gbs": "gbs", "seq": "seq"}
 _WORDS = ("gpus", "device")
 #: what else a question may set: words of `paceline.plan`
 _OPTIONS = (
-    "objective", "fix", "forbid", "allow", "tokens", "deadline_s", "price_per_s", "top", "pareto", "most",
-    "image", "precision", "optimizer")
+    "objective",
+    "fix",
+    "forbid",
+    "allow",
+    "tokens",
+    "deadline_s",
+    "price_per_s",
+    "top",
+    "pareto",
+    "most",
+    "image",
+    "precision",
+    "optimizer",
+)
 
 
 def questions(
-    models: Sequence[str], clusters: Sequence[str] = (), gbs: Sequence[int] = (), seq: Sequence[int] = (), *, gpus: str | None = None,
-    device: str | None = None, **options: Any,
+    models: Sequence[str],
+    clusters: Sequence[str] = (),
+    gbs: Sequence[int] = (),
+    seq: Sequence[int] = (),
+    *,
+    gpus: str | None = None,
+    device: str | None = None,
+    **options: Any,
 ) -> list[Question]:
     """Every model on every cluster with every batch (samples) and sequence (tokens)."""
     nothing = (None,)
     return [
-        Question(model=model, cluster=cluster, gbs=batch, seq=length, gpus=gpus, device=device, options=options)
-        for model, cluster, batch, length in product(models, clusters or nothing, gbs or nothing, seq or nothing)]
+        Question(
+            model=model, cluster=cluster, gbs=batch, seq=length, gpus=gpus, device=device, options=options
+        )
+        for model, cluster, batch, length in product(
+            models, clusters or nothing, gbs or nothing, seq or nothing
+        )
+    ]
 
 
 def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Question]:
@@ -64,7 +89,9 @@ def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Questi
     out = questions(models, clusters, gbs, seq, **shared)
     for entry in single if isinstance(single, list) else [single]:
         _known(path, entry, (*_AXES.values(), *_WORDS, *_OPTIONS))
-        where = {} if {"cluster", *_WORDS} & {*entry} else {key: shared[key] for key in _WORDS if key in shared}
+        where = (
+            {} if {"cluster", *_WORDS} & {*entry} else {key: shared[key] for key in _WORDS if key in shared}
+        )
         rest = {key: value for key, value in shared.items() if key not in _WORDS}
         own = {**where, **rest, **entry}
         words = {key: own.pop(key, None) for key in (*_AXES.values(), *_WORDS)}
@@ -87,9 +114,15 @@ def _list(value: Any) -> list[Any]:
 
 
 def study(
-    asked: Sequence[Question], answer: Callable[[Question], Answer], *, engine: str = "local", progress: Callable[[int, int], None] | None = None,
+    asked: Sequence[Question],
+    answer: Callable[[Question], Answer],
+    *,
+    engine: str = "local",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Study:
-    """The answers to some questions, in their order; `answer` is a function of a module. The engine changes when they come, not what they are."""
+    """The answers to some questions, in their order; `answer` is a function of a module. The engine changes
+    when they come, not what they are.
+    """
     on_ray.check(engine)
     begun = time.monotonic()
 
@@ -107,7 +140,9 @@ def study(
                 found.append(answer(question))
             except KeyboardInterrupt as stop:
                 if not found:
-                    raise Interrupted(f"the first of {len(asked)} questions has no answer yet; {stop}".removesuffix("; ")) from None
+                    raise Interrupted(
+                        f"the first of {len(asked)} questions has no answer yet; {stop}".removesuffix("; ")
+                    ) from None
                 interrupted = True
                 break
             tell(len(found))
@@ -121,4 +156,6 @@ def study(
         if len(found) > 1:
             first = f"none of the {len(found)} questions has a plan; the first: {first}"
         raise kind(first)
-    return Study(answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted)
+    return Study(
+        answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted
+    )

@@ -1,7 +1,7 @@
 """What plans are made of, timed once: pieces of a layer by shape, collectives and updates by mesh and state.
 
-A space of a million plans has about a thousand different layers and a few thousand different exchanges of state. Everything here is
-what the simulation (`predict/simulated.py`) would take, asked for once.
+A space of a million plans has about a thousand different layers and a few thousand different exchanges of
+state. Everything here is what the simulation (`predict/simulated.py`) would take, asked for once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,22 @@ from paceline.spec.transformer import Transformer
 Array = NDArray[np.float64]
 T = TypeVar("T")
 #: order of the seconds in a row of `Table.pieces`
-PIECES = ("layer.forward", "layer.backward", "embedding.forward", "embedding.backward", "head.forward", "head.backward", "layer.weight")
+PIECES = (
+    "layer.forward",
+    "layer.backward",
+    "embedding.forward",
+    "embedding.backward",
+    "head.forward",
+    "head.backward",
+    "layer.weight",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rank of the pipeline as counts: what it runs per micro-batch, and what runs ahead of its first pass."""
+    """A rank of the pipeline as counts: what it runs per micro-batch, and what runs ahead of its first
+    pass.
+    """
 
     layers: int
     chunks: int
@@ -100,20 +110,34 @@ class Table:
         return self._curves.setdefault(cluster.device.name, curves_for(cluster.device))
 
     def step(self, block: Block, shape: Choice) -> Step:
-        """A step with a shape whose operators are not timed: good for sizes and collectives, which need no more."""
+        """A step with a shape whose operators are not timed: good for sizes and collectives, which need no
+        more.
+        """
         plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
         style = frameworks.get(plan.framework)
         like = self._likes.get(block.cluster.name)
         if like is None:
-            like = self._likes[block.cluster.name] = Step.of(self.model, block.cluster, plan, None, self.curves(block.cluster))
+            like = self._likes[block.cluster.name] = Step.of(
+                self.model, block.cluster, plan, None, self.curves(block.cluster)
+            )
         return replace(like, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
     def pieces(self, block: Block, shape: Choice) -> Array:
         """Seconds on the device, and of the host, of each of `PIECES`: (2, 7)."""
         m, common = block.mesh, block.common
         key = (
-            block.cluster.name, m.tp, m.cp, m.ep, common["mbs"], common["seq"], shape["sp"], shape["context"], common["precision"],
-            common["framework"], block.micro_batches > 1)
+            block.cluster.name,
+            m.tp,
+            m.cp,
+            m.ep,
+            common["mbs"],
+            common["seq"],
+            shape["sp"],
+            shape["context"],
+            common["precision"],
+            common["framework"],
+            block.micro_batches > 1,
+        )
         whole = (*key, shape["recompute"])
         if whole not in self._pieces:
             plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
@@ -145,7 +169,13 @@ class Table:
             layers = dict(chunk for mine in held for chunk in mine)
             found: dict[tuple[Any, ...], Row] = {}
             for rank, mine in enumerate(held):
-                row = Row(sum(count for _, count in mine), len(mine), *step.ends(rank), rank, sum(layers[c] for c in range(rank)))
+                row = Row(
+                    sum(count for _, count in mine),
+                    len(mine),
+                    *step.ends(rank),
+                    rank,
+                    sum(layers[c] for c in range(rank)),
+                )
                 found[row.layers, row.first, row.last, rank == 0] = row  # later ranks replace earlier ones
             self._rows[key] = tuple(found.values())
             self._kinds[self._rows[key]] = tuple((row.layers, row.first, row.last) for row in self._rows[key])
@@ -159,8 +189,16 @@ class Table:
     def state(self, block: Block, order: Choice, state: Choice) -> State:
         """Collectives and update of an order and a state; they do not depend on the micro-batch."""
         rows = self.rows(block, order)
-        key = (block.cluster.name, block.mesh, block.common["precision"], block.common["framework"], self._kinds[rows], rows[0].chunks,
-               schedules.get(order["schedule"]).v_shaped, *(state.get(name) for name in ("sharding", "shard", "reshard", "offload")))
+        key = (
+            block.cluster.name,
+            block.mesh,
+            block.common["precision"],
+            block.common["framework"],
+            self._kinds[rows],
+            rows[0].chunks,
+            schedules.get(order["schedule"]).v_shaped,
+            *(state.get(name) for name in ("sharding", "shard", "reshard", "offload")),
+        )
         if key not in self._states:
             self._states[key] = self._state(self.at(block, order, state), rows)
         return self._states[key]
@@ -178,14 +216,19 @@ class Table:
 
     def copying(self, block: Block) -> Array:
         """Seconds to copy a layer's activations to the host, where they are offloaded, by shape."""
+
         def find() -> Array:
             steps = [self.step(block, shape) for shape in block.shapes]
-            return np.array([replace(step, plan=replace(step.plan, offload="activations")).copying_s for step in steps])
+            return np.array(
+                [replace(step, plan=replace(step.plan, offload="activations")).copying_s for step in steps]
+            )
 
         return self.once(("copying", *block.alike), find)
 
     def hops(self, block: Block) -> Array:
-        """Seconds to take an activation to the next stage, by shape; its size follows from whether ranks share the sequence."""
+        """Seconds to take an activation to the next stage, by shape; its size follows from whether ranks
+        share the sequence.
+        """
         if block.mesh.pp == 1:
             return np.zeros(len(block.shapes))
         found: dict[bool, float] = {}
@@ -202,15 +245,23 @@ class Table:
 
         def find() -> Stacked:
             states = [[self.state(block, order, kind) for order in block.orders] for kind in kinds]
-            by_row = (np.array([np.concatenate([getattr(state, name) for state in of]) for of in states]) for name in ("reduce_s", "regather_s"))
+            by_row = (
+                np.array([np.concatenate([getattr(state, name) for state in of]) for of in states])
+                for name in ("reduce_s", "regather_s")
+            )
             names = ("tied_s", "last_reduce_s", "first_gather_s", "update_s")
             by_order = (np.array([[getattr(state, name) for state in of] for of in states]) for name in names)
             return Stacked([of[0] for of in states], *by_row, *by_order)
 
-        return self.once(("stacked", block.cluster.name, m, common["precision"], common["framework"], orders, len(kinds)), find)
+        return self.once(
+            ("stacked", block.cluster.name, m, common["precision"], common["framework"], orders, len(kinds)),
+            find,
+        )
 
     def held(self, block: Block, order: Choice) -> tuple[tuple[Row, int], ...]:
-        """Every kind of rank with the numbers of those that may hold most: the first of them, or all where chunks go down and up."""
+        """Every kind of rank with the numbers of those that may hold most: the first of them, or all where
+        chunks go down and up.
+        """
         key = "held", block.mesh.pp, order["schedule"], order["vpp"]
 
         def find() -> tuple[tuple[Row, int], ...]:
@@ -218,7 +269,9 @@ class Table:
             found: dict[Any, tuple[Row, int]] = {}
             for rank, mine in enumerate(step.chunks()):
                 row = Row(sum(count for _, count in mine), len(mine), *step.ends(rank), 0, 0)
-                found.setdefault((row, rank if schedules.get(order["schedule"]).v_shaped else -1), (row, rank))
+                found.setdefault(
+                    (row, rank if schedules.get(order["schedule"]).v_shaped else -1), (row, rank)
+                )
             return tuple(found.values())
 
         return self.once(key, find)
@@ -239,23 +292,42 @@ class Table:
             whole = len(rows) == 1 and rows[0].chunks == 1
             ends = [step.end_parameters(True, whole), 0.0 if whole else step.end_parameters(False, True)]
             ends_gather, ends_scatter = (
-                (self.send(step, way(ends[0])), self.send(step, way(ends[1])) if ends[1] else 0.0) for way in (step.unshard, step.scatter))
+                (self.send(step, way(ends[0])), self.send(step, way(ends[1])) if ends[1] else 0.0)
+                for way in (step.unshard, step.scatter)
+            )
         reduces, gathers = np.zeros(len(rows)), np.zeros(len(rows))
         last_reduce = first_gather = 0.0
         if step.replicated:
             for i, row in enumerate(rows):
                 experts = row.layers * step.expert_parameters()
-                dense = row.layers * (step.layer_parameters() - step.expert_parameters()) + step.end_parameters(row.first, row.last)
+                dense = row.layers * (
+                    step.layer_parameters() - step.expert_parameters()
+                ) + step.end_parameters(row.first, row.last)
                 reduces[i], gathers[i] = (self.send(step, way) for way in step.exchanges(dense, experts))
             if step.framework.dp_overlap:
                 table = step.tensors("embedding")[0][0]
                 last_reduce, first_gather = (self.send(step, way) for way in step.exchanges(table, 0.0))
         return State(
-            gather, scatter, ends_gather, ends_scatter, reduces, gathers, last_reduce, first_gather, self.send(step, step.tied),
-            self._update(step, max(step.updated(row) for row in rows)))
+            gather,
+            scatter,
+            ends_gather,
+            ends_scatter,
+            reduces,
+            gathers,
+            last_reduce,
+            first_gather,
+            self.send(step, step.tied),
+            self._update(step, max(step.updated(row) for row in rows)),
+        )
 
     def _update(self, step: Step, parameters: float) -> float:
-        key = step.cluster.device.name, parameters, step.plan.offload, step.plan.precision, step.framework.name
+        key = (
+            step.cluster.device.name,
+            parameters,
+            step.plan.offload,
+            step.plan.precision,
+            step.framework.name,
+        )
         if key not in self._updates:
             self._updates[key] = step.update(parameters)
         return self._updates[key]

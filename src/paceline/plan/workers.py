@@ -1,7 +1,9 @@
-"""Processes that a search forks: deaf to Ctrl-C, gone with the search, and gone with the process that started them.
+"""Processes that a search forks: deaf to Ctrl-C, gone with the search, and gone with the process that started
+them.
 
-A Ctrl-C reaches every process of a terminal. Only the parent answers it: workers are forked while it is blocked, and ignore it
-from then on. A parent that is killed cannot end its workers, so each of them looks whether it is still there.
+A Ctrl-C reaches every process of a terminal. Only the parent answers it: workers are forked while it is
+blocked, and ignore it from then on. A parent that is killed cannot end its workers, so each of them looks
+whether it is still there.
 """
 
 from __future__ import annotations
@@ -113,13 +115,17 @@ class Forked:
                 line.close()
 
 
-_KILLED = ("a worker process of the search was killed, perhaps for lack of memory; run it again on fewer cores (taskset), "
-           "or narrow the space (--fix, --forbid)")
+_KILLED = (
+    "a worker process of the search was killed, perhaps for lack of memory; run it again on fewer cores"
+    " (taskset), or narrow the space (--fix, --forbid)"
+)
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Pool]:
-    """So many processes; none besides this one where that is less than two, or where there is no way to fork."""
+    """So many processes; none besides this one where that is less than two, or where there is no way to
+    fork.
+    """
     if count < 2 or "fork" not in get_all_start_methods():
         yield Here()
         return

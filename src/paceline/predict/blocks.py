@@ -1,9 +1,9 @@
 """Predict one training step of any captured module whose blocks are spread over a pipeline.
 
-The forward pass is cut between modules (`sim.cuts`) into chunks that take about as long as one another, forward and
-backward together. Passes then run in the order of the schedule on the event engine, with transfers of what crosses a
-cut between them. Gradients of a stage are reduced when the last of its passes is done; sharded parameters are
-gathered before each pass of a chunk, ahead of the one that runs.
+The forward pass is cut between modules (`sim.cuts`) into chunks that take about as long as one another,
+forward and backward together. Passes then run in the order of the schedule on the event engine, with
+transfers of what crosses a cut between them. Gradients of a stage are reduced when the last of its passes is
+done; sharded parameters are gathered before each pass of a chunk, ahead of the one that runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Memory, Stage
 from paceline.spec.schedules import Action
 
-#: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights: two products of equal size
+#: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights:
+#: two products of equal size
 WEIGHT_SHARE = 0.5
 
 
@@ -91,14 +92,24 @@ class Pipeline(Ranks):
             keep = np.isin(phase, phases) & (chunk >= 0)
             return np.bincount(chunk[keep], values[keep], count).astype(np.float64)
 
-        written = np.array([float(op.bytes_written) for segment in self.workload.segments for op in segment.ops])[step.index]
+        written = np.array(
+            [float(op.bytes_written) for segment in self.workload.segments for op in segment.ops]
+        )[step.index]
         kept = total(written, "forward")
         sizes, gradients = self._parameters(chunk, count)
-        adds = 3 * gradients / self.timed.chip.bandwidth if self.plan.micro_batches > 1 else np.zeros(count)  # two reads and a write
+        # two reads and a write
+        adds = 3 * gradients / self.timed.chip.bandwidth if self.plan.micro_batches > 1 else np.zeros(count)
         columns = (
-            total(step.device, "forward"), total(step.device, "backward") + adds, total(step.device, "recompute"),
-            WEIGHT_SHARE * total(step.device * products, "backward"), total(step.issue, "forward"), total(step.issue, "backward", "recompute"),
-            sizes, gradients, kept / max(1.0, float(kept.sum())), np.array([*(place.bytes for place in cut), 0.0]),
+            total(step.device, "forward"),
+            total(step.device, "backward") + adds,
+            total(step.device, "recompute"),
+            WEIGHT_SHARE * total(step.device * products, "backward"),
+            total(step.issue, "forward"),
+            total(step.issue, "backward", "recompute"),
+            sizes,
+            gradients,
+            kept / max(1.0, float(kept.sum())),
+            np.array([*(place.bytes for place in cut), 0.0]),
         )
         return [Chunk(number, *map(float, values)) for number, *values in zip(parts, *columns, strict=True)]
 
@@ -113,7 +124,9 @@ class Pipeline(Ranks):
 
     def held(self, rank: int) -> list[Chunk]:
         """The chunks of a stage."""
-        return [self.chunks[c] for c in schedules.get(self.plan.schedule).chunks_of(rank, self.plan.pp, self.each)]
+        return [
+            self.chunks[c] for c in schedules.get(self.plan.schedule).chunks_of(rank, self.plan.pp, self.each)
+        ]
 
     # -- the program -------------------------------------------------------------------------------
 
@@ -125,8 +138,10 @@ class Pipeline(Ranks):
             back = {"backward": chunk.backward_s, "recomputation": chunk.recompute_s}
             early = {**back, "backward": max(0.0, chunk.backward_s - chunk.weight_s)}
             for kind, parts, host in (
-                ("F", {"forward": chunk.forward_s}, chunk.forward_host_s), ("B", back, chunk.backward_host_s),
-                ("I", early, chunk.backward_host_s), ("W", {"backward": min(chunk.weight_s, chunk.backward_s)}, 0.0),
+                ("F", {"forward": chunk.forward_s}, chunk.forward_host_s),
+                ("B", back, chunk.backward_host_s),
+                ("I", early, chunk.backward_host_s),
+                ("W", {"backward": min(chunk.weight_s, chunk.backward_s)}, 0.0),
             ):
                 parts["host"] = max(0.0, host - sum(parts.values()))
                 way = "forward" if kind == "F" else "backward"
@@ -144,17 +159,35 @@ class Pipeline(Ranks):
             chunk, kind, i = action
             device = builder.stream(rank)
             after = [task for source in sources(action, len(self.chunks)) for task in sent[source]]
-            ran = builder.add(device, self.labels[chunk, kind], [*after, *self._gather(builder, rank, action)], micro_batch=i)
+            ran = builder.add(
+                device,
+                self.labels[chunk, kind],
+                [*after, *self._gather(builder, rank, action)],
+                micro_batch=i,
+            )
             if kind in ("B", "W") and p.sharding in SHARDED:
                 size = self.chunks[chunk].gradient_bytes
-                self._send(builder, rank, [("reduce_scatter", size, "shard"), ("all_reduce", size / self.shards, "replicas")], REDUCE, [ran])
+                self._send(
+                    builder,
+                    rank,
+                    [("reduce_scatter", size, "shard"), ("all_reduce", size / self.shards, "replicas")],
+                    REDUCE,
+                    [ran],
+                )
             if kind != "W":
                 sent[chunk, action.passes, i] = self._transfer(builder, rank, action, [ran])
         for rank in range(p.pp):
             self._finish(builder, rank)
         return builder.build()
 
-    def _send(self, builder: Builder, rank: int, exchanges: list[tuple[str, float, str]], part: str, after: list[int]) -> list[int]:
+    def _send(
+        self,
+        builder: Builder,
+        rank: int,
+        exchanges: list[tuple[str, float, str]],
+        part: str,
+        after: list[int],
+    ) -> list[int]:
         """Collectives of a stage one after another, beside its passes."""
         task: list[int] = []
         for op, size, axis in exchanges:
@@ -169,7 +202,9 @@ class Pipeline(Ranks):
 
     def _collective(self, op: str, size: float, axis: str, part: str) -> Label:
         if (op, size, axis) not in self._made:
-            self._made[op, size, axis] = Label(op, part, self.send(op, size, axis), op, size, axis, crowds=axis != "pp")
+            self._made[op, size, axis] = Label(
+                op, part, self.send(op, size, axis), op, size, axis, crowds=axis != "pp"
+            )
         return self._made[op, size, axis]
 
     def _gather(self, builder: Builder, rank: int, action: Action) -> list[int]:
@@ -183,14 +218,26 @@ class Pipeline(Ranks):
         return self._send(builder, rank, [("all_gather", size, "shard")], GATHER, before)
 
     def _transfer(self, builder: Builder, rank: int, action: Action, after: list[int]) -> list[int]:
-        """Takes an activation, or its gradient, to the stage of the next pass; returns what that has to wait for."""
+        """Takes an activation, or its gradient, to the stage of the next pass; returns what that has to wait
+        for.
+        """
         p = self.plan
         target = action.chunk + (1 if action.kind == "F" else -1)
-        if not 0 <= target < len(self.chunks) or (owner := schedules.get(p.schedule).rank_of(target, p.pp)) == rank:
+        if (
+            not 0 <= target < len(self.chunks)
+            or (owner := schedules.get(p.schedule).rank_of(target, p.pp)) == rank
+        ):
             return after
         label = self._collective("send_recv", self.chunks[min(action.chunk, target)].sends, "pp", TRANSFERS)
         way = "forward" if action.kind == "F" else "backward"
-        return [builder.add(builder.stream(rank, f"pp {way}"), label, after, builder.stream(owner, f"pp from {action.chunk} {way}"))]
+        return [
+            builder.add(
+                builder.stream(rank, f"pp {way}"),
+                label,
+                after,
+                builder.stream(owner, f"pp from {action.chunk} {way}"),
+            )
+        ]
 
     def _finish(self, builder: Builder, rank: int) -> None:
         """Reduces the gradients of a stage and updates its parameters."""
@@ -198,7 +245,13 @@ class Pipeline(Ranks):
         size = sum(chunk.gradient_bytes for chunk in self.held(rank))
         zero = p.sharding in ("zero1", "zero2")
         if p.sharding not in SHARDED:
-            self._send(builder, rank, [("reduce_scatter" if zero else "all_reduce", size, "dp")], REDUCE, builder.last(device))
+            self._send(
+                builder,
+                rank,
+                [("reduce_scatter" if zero else "all_reduce", size, "dp")],
+                REDUCE,
+                builder.last(device),
+            )
         done = builder.last(builder.stream(rank, "dp"))
         builder.add(device, Label("update", "optimizer", self.update_s(rank)), done)
         if zero:
@@ -207,28 +260,37 @@ class Pipeline(Ranks):
     def update_s(self, rank: int) -> float:
         """Seconds of the update of a stage's parameters, or of a rank's share of them."""
         whole = float(self.timed.step.device[self.layout.update :].sum())
-        share = sum(chunk.gradient_bytes for chunk in self.held(rank)) / max(1.0, sum(chunk.gradient_bytes for chunk in self.chunks))
+        share = sum(chunk.gradient_bytes for chunk in self.held(rank)) / max(
+            1.0, sum(chunk.gradient_bytes for chunk in self.chunks)
+        )
         return whole * share / self.shards
 
     # -- memory ------------------------------------------------------------------------------------
 
     def stage_memory(self, rank: int) -> Memory:
-        """Of one device of a stage: its share of the model, and the activations of as many micro-batches as are under way."""
+        """Of one device of a stage: its share of the model, and the activations of as many micro-batches as
+        are under way.
+        """
         p, mine = self.plan, self.held(rank)
         total = max(1.0, sum(chunk.parameter_bytes for chunk in self.chunks))
         share, part = sum(chunk.parameter_bytes for chunk in mine) / total, 1 / self.shards
         held = {
-            "parameters": share * (part if p.sharding in SHARDED else 1.0), "optimizer": share * part,
-            "gradients": share * (part if p.sharding in ("zero2", *SHARDED) else 1.0), "activations": self.in_flight(rank),
+            "parameters": share * (part if p.sharding in SHARDED else 1.0),
+            "optimizer": share * part,
+            "gradients": share * (part if p.sharding in ("zero2", *SHARDED) else 1.0),
+            "activations": self.in_flight(rank),
         }
         more: dict[str, float] = {}
         if p.sharding in SHARDED:
             largest = max(chunk.parameter_bytes for chunk in mine)
-            more = {"parameters": (1 + min(p.prefetch, len(mine) - 1)) * largest * self.gathered_share, "gradients": largest}
+            more = {
+                "parameters": (1 + min(p.prefetch, len(mine) - 1)) * largest * self.gathered_share,
+                "gradients": largest,
+            }
         elif p.sharding != "none" and self.style.copies:
             more = {"gradients": sum(chunk.gradient_bytes for chunk in mine)}
         found = memory_model.memory(
-            self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1,
+            self.workload, self.cluster.device, held=held, more=more, accumulated=p.micro_batches > 1
         )
         return bounded(found, CAPTURED_MEMORY)
 
@@ -266,7 +328,8 @@ class Pipeline(Ranks):
         if plan == self.plan:
             return self
         other = replace(self, plan=plan)
-        other.__dict__.update(chunks=self.chunks, labels=self.labels, layout=self.layout, _made=self._made)  # none of these depends on it
+        # none of these depends on it
+        other.__dict__.update(chunks=self.chunks, labels=self.labels, layout=self.layout, _made=self._made)
         return other
 
     def prediction(self) -> DistributedPrediction:
@@ -276,7 +339,9 @@ class Pipeline(Ranks):
             mine = schedules.get(self.plan.schedule).chunks_of(rank, self.plan.pp, self.each)
             forward, backward = (sum(self.labels[c, kind].seconds for c in mine) for kind in "FB")
             layers = sum(self.chunks[c].parts for c in mine)
-            stages.append(Stage(layers=layers, forward_s=forward, backward_s=backward, memory=self.stage_memory(rank)))
+            stages.append(
+                Stage(layers=layers, forward_s=forward, backward_s=backward, memory=self.stage_memory(rank))
+            )
         return self.answer(parts, tuple(stages))
 
     def timeline(self) -> Timeline:

@@ -15,11 +15,16 @@ from paceline.spec.workload import Workload
 
 
 def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    """The plan filled in for a captured module; PlanError, with the nearest plan that can run, where it contradicts itself."""
+    """The plan filled in for a captured module; PlanError, with the nearest plan that can run, where it
+    contradicts itself.
+    """
     filled = _fill(plan, workload, cluster)
     found = [*_fixed(plan, workload), *problems(filled, cluster.device_count, None), *_cuts(filled, workload)]
     if found:
-        raise PlanError(f"plan cannot run: {'; '.join(found)}; nearest feasible plan: {_nearest(plan, filled, workload, cluster)}")
+        raise PlanError(
+            f"plan cannot run: {'; '.join(found)}; nearest feasible plan:"
+            f" {_nearest(plan, filled, workload, cluster)}"
+        )
     return filled
 
 
@@ -30,10 +35,28 @@ def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     schedule = (plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")) if plan.pp > 1 else ""
     whole = dp * workload.batch
     return replace(
-        plan, dp=dp, tp=1, cp=1, ep=1, mbs=workload.batch, gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1), seq=workload.seq or 0,
-        shard=shard, sharding="none" if dp == 1 and plan.sharding != "hsdp" else plan.sharding if plan.sharding != "none" else "ddp",
-        schedule=schedule, vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,
-        recompute="full" if workload.options.get("checkpointing") else "none", offload="none", adapters=False, precision=workload.precision,
+        plan,
+        dp=dp,
+        tp=1,
+        cp=1,
+        ep=1,
+        mbs=workload.batch,
+        gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1),
+        seq=workload.seq or 0,
+        shard=shard,
+        sharding=(
+            "none"
+            if dp == 1 and plan.sharding != "hsdp"
+            else plan.sharding
+            if plan.sharding != "none"
+            else "ddp"
+        ),
+        schedule=schedule,
+        vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,
+        recompute="full" if workload.options.get("checkpointing") else "none",
+        offload="none",
+        adapters=False,
+        precision=workload.precision,
     )
 
 
@@ -41,36 +64,56 @@ def _fixed(plan: Plan, workload: Workload) -> Iterator[str]:
     """What a capture has settled otherwise than the plan says."""
     for name in ("tp", "cp", "ep"):
         if getattr(plan, name) > 1:
-            yield f"{name} {getattr(plan, name)}: a captured module is split by data and, between modules, into a pipeline"
+            yield (
+                f"{name} {getattr(plan, name)}: a captured module is split by data and, between modules, into"
+                " a pipeline"
+            )
     if plan.mbs not in (0, workload.batch):
         yield f"mbs {plan.mbs}, but the workload was captured with batch {workload.batch}"
     if plan.seq not in (0, workload.seq):
         yield f"seq {plan.seq}, but the workload was captured with {workload.seq or 'none'}"
     if plan.recompute != "none" and not (plan.recompute == "full" and workload.options.get("checkpointing")):
-        yield f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes blocks)"
+        yield (
+            f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes"
+            " blocks)"
+        )
     if plan.precision not in (Plan.precision, workload.precision, workload.precision.removeprefix("amp_")):
         yield f"precision {plan.precision}, but the workload was captured in {workload.precision}"
     if plan.offload != "none" or plan.adapters:
-        yield f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for captured modules"
+        yield (
+            f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for"
+            " captured modules"
+        )
 
 
 def _cuts(plan: Plan, workload: Workload) -> Iterator[str]:
     """Whether a module can be cut into the chunks of a pipeline."""
     each = schedules.get(plan.schedule).chunks_per_rank(plan.vpp)
     if plan.pp > 1 and (most := len(places(workload)) + 1) < plan.pp * each:
-        yield f"pp {plan.pp} x {each} chunks = {plan.pp * each}, but {workload.name} can be cut into {most} at most (where one activation passes)"
+        yield (
+            f"pp {plan.pp} x {each} chunks = {plan.pp * each}, but {workload.name} can be cut into {most} at"
+            " most (where one activation passes)"
+        )
 
 
 def _nearest(given: Plan, filled: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The feasible plan with the closest pipeline degree and chunks, then the closest batch."""
     devices, most = cluster.device_count, len(places(workload)) + 1 if filled.pp > 1 else 1
     tried = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
-    for pp in sorted((d for d in divisors(devices) if d <= most), key=lambda d: (abs(math.log(d / filled.pp)), d)):
+    for pp in sorted(
+        (d for d in divisors(devices) if d <= most), key=lambda d: (abs(math.log(d / filled.pp)), d)
+    ):
         for schedule, vpp in tried if pp > 1 else (("", 1),):
             dp = devices // pp
             plan = replace(
-                filled, dp=dp, pp=pp, schedule=schedule, vpp=vpp, shard=math.gcd(dp, filled.shard) if filled.sharding == "hsdp" else 0,
-                sharding="none" if dp == 1 else given.sharding if given.sharding != "none" else "ddp")
+                filled,
+                dp=dp,
+                pp=pp,
+                schedule=schedule,
+                vpp=vpp,
+                shard=math.gcd(dp, filled.shard) if filled.sharding == "hsdp" else 0,
+                sharding="none" if dp == 1 else given.sharding if given.sharding != "none" else "ddp",
+            )
             whole = dp * filled.mbs * (pp if schedules.get(schedule).equal_rounds else 1)
             least = -(-fewest_micro_batches(plan) * dp * filled.mbs // whole)
             plan = replace(plan, gbs=max(least, round(filled.gbs / whole), 1) * whole)

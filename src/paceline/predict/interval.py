@@ -1,15 +1,16 @@
 """How far off an answer may be: every spread that a 90 % interval is made of, of time and of memory.
 
-Operators of one group err together and those of different groups apart; on top come the device, the framework, the
-family of the model, and the host, which varies from run to run:
+Operators of one group err together and those of different groups apart; on top come the device, the
+framework, the family of the model, and the host, which varies from run to run:
 
     time of the device   sigma^2 = sum over groups of (share * group)^2 + framework^2 + device^2 + family^2
     step of one device   sigma^2 = (device share * sigma)^2 + (host share * host)^2
-    step of many         sigma^2 = (computing share * groups)^2 + (exposed share * network)^2 + (0.3 * bubble share)^2
-                                   + framework^2 + device^2 + family^2
+    step of many         sigma^2 = (computing share * groups)^2 + (exposed share * network)^2
+                                   + (0.3 * bubble share)^2 + framework^2 + device^2 + family^2
 
-All are standard deviations of the logarithm. Each says what it was estimated on (`paceline validate` scores the rows
-that are named, with these very intervals); what was never measured has a spread of its own and is named in the answer.
+All are standard deviations of the logarithm. Each says what it was estimated on (`paceline validate` scores
+the rows that are named, with these very intervals); what was never measured has a spread of its own and is
+named in the answer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Spread:
 
     sigma: float
     source: str
-    #: architectures with precisions of which it was estimated ("hopper fp8"); empty: it does not depend on them
+    #: architectures with precisions of which it was estimated ("hopper fp8"); empty: it does not depend on
+    #: them
     on: frozenset[str] = frozenset()
     #: what was never measured, where this is the spread of something that was not
     unmeasured: str = ""
@@ -45,7 +47,8 @@ def _spread(sigma: float, source: str, on: str = "") -> Spread:
 
 # -- operators -------------------------------------------------------------------------------------
 
-#: of one group of operators, by cross-validation over the operators and steps of the H200 and of timm's models
+#: of one group of operators, by cross-validation over the operators and steps of the H200 and of timm's
+#: models
 GROUP = _spread(0.095, "h200_steps: whole models left out")
 #: the same on a device whose groups have the curves of others
 STRANGE_GROUP = _spread(0.15, "timm_train_rtx3090")
@@ -62,7 +65,9 @@ BUBBLE_SHARE = 0.3
 OWN_CURVES = _spread(0.0, "its own operators")
 #: with the curves of its architecture
 LIKE_DEVICE = _spread(0.08, "neusight_fp32_training: devices left out")
-NEW_DEVICE = Spread(sigma=0.15, source="kernels: architectures left out", unmeasured="operators of architecture {}")
+NEW_DEVICE = Spread(
+    sigma=0.15, source="kernels: architectures left out", unmeasured="operators of architecture {}"
+)
 CPU_DEVICE = _spread(0.35, "benchmarks/this_machine.py")
 #: with curves of GPUs, scaled by peaks, bandwidth and lanes
 TPU = _spread(0.25, "tpu_recipes_ironwood, misc_published_training")
@@ -95,10 +100,15 @@ TRANSFORMER_FRAMEWORKS: Mapping[str, Spread] = {
     "torch-compile-2024": _spread(0.12, "torchtitan_llama", "hopper bf16, hopper fp8"),
     "nanogpt": _spread(0.2, "misc_published_training", "ampere bf16"),
     "jax": _spread(0.2, "jax_toolbox", "ampere bf16, hopper bf16, hopper fp8"),
-    "nemo": _spread(0.1, "nemo_megatron_bridge, dgxc_benchmarking_llm",
-                    "hopper bf16, hopper fp8, blackwell bf16, blackwell fp8, blackwell fp4"),
+    "nemo": _spread(
+        0.1,
+        "nemo_megatron_bridge, dgxc_benchmarking_llm",
+        "hopper bf16, hopper fp8, blackwell bf16, blackwell fp8, blackwell fp4",
+    ),
     "nemo-2024": _spread(0.08, "nemo_megatron_bridge", "hopper fp8"),
-    "megatron-bridge": _spread(0.1, "nemo_megatron_bridge", "hopper bf16, hopper fp8, blackwell bf16, blackwell fp8"),
+    "megatron-bridge": _spread(
+        0.1, "nemo_megatron_bridge", "hopper bf16, hopper fp8, blackwell bf16, blackwell fp8"
+    ),
     "megatron-bridge-2026": _spread(0.1, "nemo_megatron_bridge", "blackwell fp8"),
     "nvidia-mlperf": _spread(0.16, "mlperf_llm_runs", "hopper fp8, blackwell fp8, ada fp8"),
     "megatron-core": _spread(0.04, "simumax_b200_measured", "blackwell bf16"),
@@ -145,26 +155,39 @@ class Errors:
         return math.hypot(self.group_sigma(shares), self.common_sigma())
 
     def step_sigma(
-        self, shares: Mapping[str, float], exposed: float, network: float, bubble: float, limit: float = 0.0,
+        self, shares: Mapping[str, float], exposed: float, network: float, bubble: float, limit: float = 0.0
     ) -> float:
-        """Of a step on many devices, of which shares are exposed communication, with the network's spread, and bubble.
+        """Of a step on many devices, of which shares are exposed communication, with the network's spread,
+        and bubble.
 
         `limit` is what is not known of the power limit (`cost.operators.power_sigma`).
         """
         groups = math.hypot(self.group_sigma(shares), limit)
-        return math.hypot((1 - exposed) * groups, exposed * network, BUBBLE_SHARE * bubble, self.common_sigma())
+        return math.hypot(
+            (1 - exposed) * groups, exposed * network, BUBBLE_SHARE * bubble, self.common_sigma()
+        )
 
     def evidence(self) -> Iterator[Evidence]:
         """What the interval is as wide as it is for, widest first; what was never measured says so."""
         for what, spread in sorted(self.common, key=lambda pair: -pair[1].sigma):
             if spread.unmeasured:
-                yield Evidence(what=f"never measured: {spread.unmeasured.format(what)}", kind="guessed", source=spread.source)
+                yield Evidence(
+                    what=f"never measured: {spread.unmeasured.format(what)}",
+                    kind="guessed",
+                    source=spread.source,
+                )
             elif spread.sigma:
-                yield Evidence(what=f"interval, {what}: {100 * spread.sigma:.0f} %", kind="measured", source=spread.source)
+                yield Evidence(
+                    what=f"interval, {what}: {100 * spread.sigma:.0f} %",
+                    kind="measured",
+                    source=spread.source,
+                )
 
 
 def module_errors(device: Device, curves: Curves, framework: Framework) -> Errors:
-    """Of a captured module on a device; frameworks that only exchange gradients differently are as PyTorch is on one device."""
+    """Of a captured module on a device; frameworks that only exchange gradients differently are as PyTorch is
+    on one device.
+    """
     known = MODULE_FRAMEWORKS.get(framework.name)
     usual = MODULE_FRAMEWORKS["torch"] if framework.host_scale == 1.0 else NEW_FRAMEWORK
     group = STRANGE_GROUP if framework.name == "torch-1" else GROUP
@@ -173,9 +196,11 @@ def module_errors(device: Device, curves: Curves, framework: Framework) -> Error
 
 
 def transformer_errors(
-    device: Device, curves: Curves, framework: Framework, *, named: bool, precision: str, experts: bool,
+    device: Device, curves: Curves, framework: Framework, *, named: bool, precision: str, experts: bool
 ) -> Errors:
-    """Of a transformer by its sizes; `named` says whether the user named the framework, or took what is usual."""
+    """Of a transformer by its sizes; `named` says whether the user named the framework, or took what is
+    usual.
+    """
     known = TRANSFORMER_FRAMEWORKS.get(framework.name)
     found = UNNAMED_FRAMEWORK if not named else known or NEW_FRAMEWORK
     common = [(framework.name, found)]
@@ -190,7 +215,9 @@ def transformer_errors(
 
 
 def _device(device: Device, curves: Curves) -> Spread:
-    """Of the operators of a device: least with curves of its own, most where another architecture's stand in."""
+    """Of the operators of a device: least with curves of its own, most where another architecture's
+    stand in.
+    """
     if device.kind in ("cpu", "tpu"):
         return CPU_DEVICE if device.kind == "cpu" else TPU
     if device.calibration or curves.name == device.name or device.name in curves.devices:
@@ -208,7 +235,10 @@ def bounded(memory: Memory, spread: Spread) -> Memory:
     peak_low, peak_high = around(memory.peak_bytes, spread.sigma)
     reserved_low, reserved_high = around(memory.reserved_bytes, spread.sigma)
     return replace(
-        memory, peak_low_bytes=int(peak_low), peak_high_bytes=int(peak_high), reserved_low_bytes=int(reserved_low),
+        memory,
+        peak_low_bytes=int(peak_low),
+        peak_high_bytes=int(peak_high),
+        reserved_low_bytes=int(reserved_low),
         reserved_high_bytes=int(reserved_high),
     )
 

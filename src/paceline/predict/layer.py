@@ -1,7 +1,8 @@
-"""The layers of a pipeline stage: what one micro-batch takes on one rank, in closed form, and what the rank holds.
+"""The layers of a pipeline stage: what one micro-batch takes on one rank, in closed form, and what the rank
+holds.
 
-Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron, DeepSpeed
-and torchtitan number them, so that a stride says which network a group uses.
+Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron,
+DeepSpeed and torchtitan number them, so that a stride says which network a group uses.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ GAP_S = 1.3e-6
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the host's time."""
+    """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the
+    host's time.
+    """
 
     compute_s: float
     exposed: Mapping[str, float]
@@ -60,8 +63,11 @@ class Pass:
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         axes = {*self.exposed, *other.exposed}
         return Pass(
-            self.compute_s + times * other.compute_s, {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
-            self.host_s + times * other.host_s, self.flops + times * other.flops, self.blocking or other.blocking,
+            self.compute_s + times * other.compute_s,
+            {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
+            self.host_s + times * other.host_s,
+            self.flops + times * other.flops,
+            self.blocking or other.blocking,
             self.wait_s + times * other.wait_s,
         )
 
@@ -114,9 +120,14 @@ class Layer:
         p = self.plan
         inner = p.tp * p.cp
         size, stride = {
-            "tp": (p.tp, 1), "cp": (p.cp, p.tp), "dp": (p.dp * p.cp, p.tp), "ep": (p.ep, 1), "pp": (2 if p.pp > 1 else 1, inner * p.dp),
+            "tp": (p.tp, 1),
+            "cp": (p.cp, p.tp),
+            "dp": (p.dp * p.cp, p.tp),
+            "ep": (p.ep, 1),
+            "pp": (2 if p.pp > 1 else 1, inner * p.dp),
             "ends": (2 if p.pp > 1 else 1, inner * p.dp * max(1, p.pp - 1)),
-            "shard": ((p.shard or p.dp * p.cp), p.tp), "replicas": (p.dp * p.cp // (p.shard or p.dp * p.cp), p.tp * (p.shard or p.dp * p.cp)),
+            "shard": ((p.shard or p.dp * p.cp), p.tp),
+            "replicas": (p.dp * p.cp // (p.shard or p.dp * p.cp), p.tp * (p.shard or p.dp * p.cp)),
             "expert-dp": (max(1, p.dp * inner // p.ep), p.ep),
         }[axis]
         return self.cluster.group(size, stride)
@@ -133,7 +144,9 @@ class Layer:
         return collective_s(op, size, group, self.cluster)
 
     def copies(self, group: Group) -> float:
-        """Domains of the outermost link that a token's experts are in, on average: each gets one copy and passes it on inside."""
+        """Domains of the outermost link that a token's experts are in, on average: each gets one copy and
+        passes it on inside.
+        """
         m = self.model
         domains = next(fan for i in reversed(range(len(self.cluster.tiers))) if (fan := group.fan(i)) > 1)
         found = domains * (1 - (1 - 1 / domains) ** m.top_k)
@@ -142,7 +155,9 @@ class Layer:
     # -- one micro-batch ---------------------------------------------------------------------------
 
     def run(self, name: str, keep: NDArray[np.bool_] | None = None) -> Pass:
-        """A piece's operators with what they cannot hide of its collectives; or only those to `keep`, without collectives."""
+        """A piece's operators with what they cannot hide of its collectives; or only those to `keep`, without
+        collectives.
+        """
         timed = self.pieces[name]
         every = np.ones(len(timed.each), dtype=bool) if keep is None else keep
         left = np.where(every, timed.each, 0.0)
@@ -170,10 +185,15 @@ class Layer:
     def issue(self, name: str) -> NDArray[np.float64]:
         """Host seconds of each operator of a piece."""
         found = self.pieces[name]
-        out = np.full(len(found.each), self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s)
+        out = np.full(
+            len(found.each),
+            self.framework.issue_backward_s if name.endswith("backward") else self.framework.issue_s,
+        )
         for place, count in found.piece.launches.items():
             cast = found.piece.ops[place].kind == "cast"
-            out[place] += count * (self.framework.issue_expert_cast_s if cast else self.framework.issue_expert_s)
+            out[place] += count * (
+                self.framework.issue_expert_cast_s if cast else self.framework.issue_expert_s
+            )
         return out
 
     def wait(self, name: str) -> float:
@@ -181,18 +201,23 @@ class Layer:
         timed, start = self.pieces[name], self.pieces[name].piece.sync
         if start < 0 or self.framework.blocking:
             return 0.0
-        sent = sum(self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind)
+        sent = sum(
+            self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind
+        )
         return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
     def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
-        """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for the contention."""
+        """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for
+        the contention.
+        """
         seconds = self.send(collective.op, collective.size, collective.axis)
         behind = list(collective.behind)
         room = float(left[behind].sum()) if behind else 0.0
         if not room or not seconds:
             return seconds
         first = seconds / collective.parts if collective.parts > 1 else 0.0
-        beside = min(room / (1 - self.framework.contention), seconds - first)  # operators are slower meanwhile
+        # operators are slower meanwhile
+        beside = min(room / (1 - self.framework.contention), seconds - first)
         hidden = (1 - self.framework.contention) * beside
         left[behind] *= 1 - hidden / room
         return seconds - hidden
@@ -216,7 +241,7 @@ class Layer:
         return self.run("layer.forward", None if self.plan.recompute == "full" else self.again())
 
     @property
-    def host_Bps(self) -> float:  # noqa: N802
+    def host_Bps(self) -> float:
         """Bytes per second between a device and its host's memory while all devices of a node copy."""
         return link_rate(self.cluster.device, self.cluster.node_devices)
 
@@ -241,10 +266,14 @@ class Layer:
         each = schedule.chunks_per_rank(p.vpp)
         held = [schedule.chunks_of(rank, p.pp, each) for rank in range(p.pp)]
         whole, total = self.model.layers, p.pp * each
-        if whole % total and (whole + 2) % total == 0 and total > 1:  # one layer fewer beside the embedding and beside the head
+        # one layer fewer beside the embedding and beside the head
+        if whole % total and (whole + 2) % total == 0 and total > 1:
             return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
         counts = stage_layers(whole, p.pp, each)
-        return [tuple((c, counts[rank] // each + (i < counts[rank] % each)) for i, c in enumerate(mine)) for rank, mine in enumerate(held)]
+        return [
+            tuple((c, counts[rank] // each + (i < counts[rank] % each)) for i, c in enumerate(mine))
+            for rank, mine in enumerate(held)
+        ]
 
     def ends(self, rank: int) -> tuple[bool, bool]:
         """Whether a rank of the pipeline holds the embedding, and the head."""
@@ -252,7 +281,9 @@ class Layer:
 
     def held(self) -> list[Layers]:
         """What each stage of the pipeline holds, in order."""
-        return [Layers(sum(count for _, count in mine), *self.ends(i)) for i, mine in enumerate(self.chunks())]
+        return [
+            Layers(sum(count for _, count in mine), *self.ends(i)) for i, mine in enumerate(self.chunks())
+        ]
 
     @property
     def gradient_bytes(self) -> int:

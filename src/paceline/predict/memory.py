@@ -1,12 +1,14 @@
-"""Memory of one device of a pipeline stage: what its framework keeps for a whole step, and what comes and goes.
+"""Memory of one device of a pipeline stage: what its framework keeps for a whole step, and what comes and
+goes.
 
-    kept        parameters, gradients, optimizer state: by how the framework holds them, and what data-parallel ranks share
+    kept        parameters, gradients, optimizer state: by how the framework holds them, and what
+                data-parallel ranks share
     activations micro-batches in flight, times what a layer saves of one
     passing     logits and their gradient, a layer run again and its gradients, copies that an optimizer makes
 
-The peak is the fuller of two moments: a backward pass, with all activations there, and the update, with none. The
-caching allocator reserves more than that, because blocks of different sizes do not serve each other well; what it
-reserves has to fit beside the context and the buffers of the communicators.
+The peak is the fuller of two moments: a backward pass, with all activations there, and the update, with none.
+The caching allocator reserves more than that, because blocks of different sizes do not serve each other well;
+what it reserves has to fit beside the context and the buffers of the communicators.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ MOMENTS, MASTER = 8, 4
 DEEPSPEED_BUCKET = 5e8
 #: parameters that its ZeRO-3 has whole at once
 DEEPSPEED_GATHERED = 1e9
-#: activations that stay on the device while others go to the host, in layers: one that leaves and one that comes
+#: activations that stay on the device while others go to the host, in layers: one that leaves and one that
+#: comes
 OFFLOADED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes for a whole step, and of what is whole only for a while: gathered parameters, and in a backward pass gradients that are reduced."""
+    """Bytes for a whole step, and of what is whole only for a while: gathered parameters, and in a backward
+    pass gradients that are reduced.
+    """
 
     parameters: float
     gradients: float
@@ -58,25 +63,38 @@ def stage_memory(step: Step, stage: Held, index: int) -> Memory:
     blocks = list(_update_blocks(step, stage))
     update = max(blocks, default=0.0)
     training = activations + come >= update
-    by_kind = {kind: int(size) for kind, size in (
-        ("parameters", state.parameters), ("gradients", state.gradients), ("optimizer", state.optimizer),
-        ("activations", activations if training else 0.0), ("temporary", come if training else update),
-        ("workspace", device_memory.workspace_bytes(step.cluster.device)),
-    )}
+    by_kind = {
+        kind: int(size)
+        for kind, size in (
+            ("parameters", state.parameters),
+            ("gradients", state.gradients),
+            ("optimizer", state.optimizer),
+            ("activations", activations if training else 0.0),
+            ("temporary", come if training else update),
+            ("workspace", device_memory.workspace_bytes(step.cluster.device)),
+        )
+    }
     peak, lasting = sum(by_kind.values()), by_kind["temporary"] + by_kind["activations"]
     taken = step.framework.slack * (activations + come)
     # flat buffers as large as a rank's part find no room among freed activations
     taken = taken + cached(blocks) if step.framework.state == "deepspeed" else max(taken, update)
     where = "update" if not training else "loss" if loss > layer + state.reduced else "backward"
     return Memory(
-        peak_bytes=peak, reserved_bytes=int(peak - lasting + taken), by_kind=by_kind, available_bytes=int(available_bytes(step)),
+        peak_bytes=peak,
+        reserved_bytes=int(peak - lasting + taken),
+        by_kind=by_kind,
+        available_bytes=int(available_bytes(step)),
         peak_at=f"stage {index}, {where}",
     )
 
 
 def available_bytes(step: Step) -> float:
     """Of a device, what is left beside its context and the buffers of its communicators."""
-    return step.cluster.device.memory_bytes - step.framework.context_bytes - communicators(step.plan) * device_memory.COMMUNICATOR_BYTES
+    return (
+        step.cluster.device.memory_bytes
+        - step.framework.context_bytes
+        - communicators(step.plan) * device_memory.COMMUNICATOR_BYTES
+    )
 
 
 def passing(step: Step, stage: Held) -> tuple[float, float]:
@@ -95,12 +113,15 @@ def update_bytes(step: Step, stage: Held) -> float:
 
 def communicators(plan: Plan) -> int:
     """Groups of ranks that a device is in: each has buffers of its own outside the allocator."""
-    axes = (plan.tp, plan.cp, plan.dp * plan.cp, plan.ep, plan.pp, plan.pp)  # neighbours in a pipeline are two
+    # neighbours in a pipeline are two
+    axes = (plan.tp, plan.cp, plan.dp * plan.cp, plan.ep, plan.pp, plan.pp)
     return sum(size > 1 for size in axes) + (plan.ranks > 1)
 
 
 def cached(blocks: Iterable[float]) -> float:
-    """Bytes that an allocator reserves for large blocks that are each freed before the next is asked for: one is used again if it is large enough."""
+    """Bytes that an allocator reserves for large blocks that are each freed before the next is asked for: one
+    is used again if it is large enough.
+    """
     largest = total = 0.0
     for size in blocks:
         if size > largest:
@@ -125,7 +146,8 @@ def kept(step: Step, stage: Held) -> Kept:
     state = (MASTER if low < 4 else 0) + MOMENTS
     if step.sharded or (step.framework.state == "torch" and plan.sharding == "zero2"):
         found = _sharded(step, stage, share(True))
-    elif step.framework.state == "torch" and low < 4:  # parameters in fp32, cast by autocast and kept so for the backward pass
+    # parameters in fp32, cast by autocast and kept so for the backward pass
+    elif step.framework.state == "torch" and low < 4:
         buckets = 4.0 * whole if plan.dp * plan.cp > 1 and plan.sharding != "none" else 0.0
         found = Kept((4 + low) * whole, 4.0 * whole + buckets, MOMENTS * share(zero))
     else:
@@ -134,28 +156,46 @@ def kept(step: Step, stage: Held) -> Kept:
         found = Kept(low * whole, each * share(plan.sharding == "zero2"), state * share(zero))
     if plan.adapters:
         frozen = low * whole
-        if step.shape.matrix == "fp8" and step.framework.fp8_saved:  # weights that nobody updates are kept in fp8 alone
+        # weights that nobody updates are kept in fp8 alone
+        if step.shape.matrix == "fp8" and step.framework.fp8_saved:
             frozen -= (low - 1) * stage.layers * step.layer_parameters()
-        found = replace(found, gradients=0.0, optimizer=0.0, parameters=found.parameters if step.sharded else frozen)
+        found = replace(
+            found, gradients=0.0, optimizer=0.0, parameters=found.parameters if step.sharded else frozen
+        )
     if plan.offload == "optimizer":
         found = replace(found, optimizer=offloaded(0.0, found.optimizer, step.cluster))
-    fp8 = step.framework.fp8_weights * stage.layers * step.layer_parameters() if step.shape.matrix == "fp8" else 0.0
+    fp8 = (
+        step.framework.fp8_weights * stage.layers * step.layer_parameters()
+        if step.shape.matrix == "fp8"
+        else 0.0
+    )
     return replace(found, parameters=found.parameters + fp8)
 
 
 def _sharded(step: Step, stage: Held, share: float) -> Kept:
-    """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being reduced."""
+    """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being
+    reduced.
+    """
     plan, low, layer = step.plan, ITEMSIZE[step.shape.dtype], step.layer_parameters()
     if step.framework.state == "deepspeed":  # by weights and buckets, not by layers
-        gathered, reduced = low * min(DEEPSPEED_GATHERED, step.parameters(stage)), low * min(DEEPSPEED_BUCKET, step.parameters(stage))
+        gathered, reduced = (
+            low * min(DEEPSPEED_GATHERED, step.parameters(stage)),
+            low * min(DEEPSPEED_BUCKET, step.parameters(stage)),
+        )
         return Kept(4 * share, 4 * share, MOMENTS * share, gathered, reduced)
     if plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
         whole = step.parameters(stage)
-        return Kept(4 * share, 4 * share + (0.0 if plan.adapters else step.gradient_bytes * whole), MOMENTS * share, low * whole)
+        return Kept(
+            4 * share,
+            4 * share + (0.0 if plan.adapters else step.gradient_bytes * whole),
+            MOMENTS * share,
+            low * whole,
+        )
     ends = step.end_parameters(stage.first, stage.last)
     dropped = plan.reshard and plan.sharding != "zero2"
     gathered = low * ((1 + plan.prefetch) * layer + ends) if dropped else low * step.parameters(stage)
-    reduced = 0.0 if plan.adapters else low * layer + 2.0 * step.gradient_bytes * layer  # this layer's, and copies of it and the one before
+    # this layer's, and copies of it and the one before
+    reduced = 0.0 if plan.adapters else low * layer + 2.0 * step.gradient_bytes * layer
     return Kept(4 * share, 4 * share, MOMENTS * share, gathered, reduced)
 
 
@@ -165,12 +205,16 @@ def _table(step: Step) -> float:
 
 
 def _head_gradient(step: Step) -> float:
-    """The projection's gradient as its product gives it, before it is added to those of earlier micro-batches."""
+    """The projection's gradient as its product gives it, before it is added to those of earlier
+    micro-batches.
+    """
     return 0.0 if step.plan.adapters else _table(step) * ITEMSIZE[step.shape.dtype]
 
 
 def placeholders(step: Step) -> float:
-    """Empty gradients of each shape of a layer's weights, which Transformer Engine keeps to hand to autograd where products add to the real ones."""
+    """Empty gradients of each shape of a layer's weights, which Transformer Engine keeps to hand to autograd
+    where products add to the real ones.
+    """
     if not (step.framework.placeholders and step.framework.fused_accumulation) or step.plan.adapters:
         return 0.0
     return ITEMSIZE[step.shape.dtype] * sum({count for count, _ in step.tensors("layer")})
@@ -179,9 +223,10 @@ def placeholders(step: Step) -> float:
 def _update_blocks(step: Step, stage: Held) -> Iterator[float]:
     """Large blocks that a step's reduction and update ask for one after another, in bytes.
 
-    DeepSpeed's optimizers (stage_1_and_2.py, bf16_optimizer.py): the embedding's gradient; with fp16, buckets to reduce, the largest
-    gradient of this rank's part in fp32 to look for infinities and in fp64 for its norm, and all of the part flat and in fp32; with bf16,
-    each gradient in fp32 to add it up, and all of them in bf16 to reduce them. torch's Adam makes square roots of all second moments.
+    DeepSpeed's optimizers (stage_1_and_2.py, bf16_optimizer.py): the embedding's gradient; with fp16, buckets
+    to reduce, the largest gradient of this rank's part in fp32 to look for infinities and in fp64 for its
+    norm, and all of the part flat and in fp32; with bf16, each gradient in fp32 to add it up, and all of them
+    in bf16 to reduce them. torch's Adam makes square roots of all second moments.
     """
     plan, low, count = step.plan, ITEMSIZE[step.shape.dtype], step.parameters(stage)
     shards = plan.shard or plan.dp * plan.cp
@@ -192,7 +237,9 @@ def _update_blocks(step: Step, stage: Held) -> Iterator[float]:
         return
     if step.framework.state != "deepspeed" or step.sharded:
         return
-    largest = max(_table(step) if stage.first or stage.last else 0.0, *(size for size, _ in step.tensors("layer")))
+    largest = max(
+        _table(step) if stage.first or stage.last else 0.0, *(size for size, _ in step.tensors("layer"))
+    )
     yield low * largest
     if step.framework.fp32_gradients:
         yield from (4 * largest, low * count)
@@ -211,22 +258,30 @@ def _activations(step: Step, stage: Held, index: int) -> float:
     live = in_flight(plan.schedule, index, plan.pp, plan.micro_batches, plan.vpp)
     layer, embedding = saved(step)
     if plan.offload == "activations":
-        return offloaded(min(OFFLOADED_LAYERS, live * stage.layers) * layer, live * stage.layers * layer, step.cluster)
+        return offloaded(
+            min(OFFLOADED_LAYERS, live * stage.layers) * layer, live * stage.layers * layer, step.cluster
+        )
     return live * (stage.layers * layer + (embedding if stage.first else 0.0))
 
 
 def offloaded(here: float, whole: float, cluster: Cluster) -> float:
-    """Bytes on the device of what is offloaded: what has to be `here`, and what of the `whole` the host has no room for."""
+    """Bytes on the device of what is offloaded: what has to be `here`, and what of the `whole` the host has
+    no room for.
+    """
     return max(here, whole - device_memory.HOST_BYTES / cluster.node_devices)
 
 
 def saved(step: Step) -> tuple[float, float]:
     """Bytes that a layer, and the embedding, save of one micro-batch."""
-    return saved_bytes(step.shape, step.plan.recompute), step.shape.local * step.model.hidden * ITEMSIZE[step.shape.dtype]
+    return (
+        saved_bytes(step.shape, step.plan.recompute),
+        step.shape.local * step.model.hidden * ITEMSIZE[step.shape.dtype],
+    )
 
 
 def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int = 1) -> float:
-    """Micro-batches whose activations a rank of a pipeline holds at once; parts of one where it holds several chunks.
+    """Micro-batches whose activations a rank of a pipeline holds at once; parts of one where it holds several
+    chunks.
 
     Activations are held until the weights' gradients are done, which some schedules put off.
     """

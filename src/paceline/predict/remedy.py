@@ -1,7 +1,8 @@
-"""What would help a plan that does not fit: other plans like it, each with what it would reserve, and the nearest that fits.
+"""What would help a plan that does not fit: other plans like it, each with what it would reserve, and the
+nearest that fits.
 
-Changes are tried one at a time, then on top of each other, those that cost least time first; every memory is predicted
-as for the plan itself (`predict/memory.py`), without timing anything.
+Changes are tried one at a time, then on top of each other, those that cost least time first; every memory is
+predicted as for the plan itself (`predict/memory.py`), without timing anything.
 """
 
 from __future__ import annotations
@@ -26,15 +27,25 @@ Remedy = tuple[str, int]
 
 
 def fit(step: Step, fullest: Memory) -> Fit:
-    """Whether the fullest stage fits; if not, what other plans would need, the nearest one that fits first."""
-    found = Fit(fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes)
+    """Whether the fullest stage fits; if not, what other plans would need, the nearest one that fits
+    first.
+    """
+    found = Fit(
+        fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes
+    )
     if fullest.fits:
         return found
     now = fullest.reserved_bytes
-    single = [(words, size) for words, other in changes(step.plan) if (tried := _try(step, other)) is not None and (size := needed(tried)) < now]
+    single = [
+        (words, size)
+        for words, other in changes(step.plan)
+        if (tried := _try(step, other)) is not None and (size := needed(tried)) < now
+    ]
     near = nearest(step)
     first = (f"plan {near[0]}", near[1]) if near is not None else _larger(step)
-    return replace(found, remedies=(*([first] if first else []), *sorted(single, key=lambda remedy: remedy[1])))
+    return replace(
+        found, remedies=(*([first] if first else []), *sorted(single, key=lambda remedy: remedy[1]))
+    )
 
 
 def needed(step: Step) -> int:
@@ -63,10 +74,18 @@ def nearest(step: Step) -> Remedy | None:
 
 
 def _larger(step: Step) -> Remedy | None:
-    """The nearest plan that fits on the smallest cluster of 2, 4, 8, ... times as many nodes, where none fits on this one."""
+    """The nearest plan that fits on the smallest cluster of 2, 4, 8, ...
+
+    times as many nodes, where none fits on this one.
+    """
     for power in range(1, GROWTH + 1):
         cluster = replace(step.cluster, nodes=step.cluster.nodes * 2**power)
-        plan = replace(step.plan, dp=step.plan.dp * 2**power, gbs=step.plan.gbs * 2**power, sharding=step.plan.sharding.replace("none", "ddp"))
+        plan = replace(
+            step.plan,
+            dp=step.plan.dp * 2**power,
+            gbs=step.plan.gbs * 2**power,
+            sharding=step.plan.sharding.replace("none", "ddp"),
+        )
         near = nearest(replace(step, cluster=cluster, plan=plan))
         if near is not None:
             return f"{cluster.device_count} devices and plan {near[0]}", near[1]
@@ -74,7 +93,9 @@ def _larger(step: Step) -> Remedy | None:
 
 
 def _try(step: Step, plan: Plan) -> Step | None:
-    """The step under another plan on the same cluster, for its memory alone: its operators are still those of the first."""
+    """The step under another plan on the same cluster, for its memory alone: its operators are still those of
+    the first.
+    """
     try:
         whole = resolve(plan, step.cluster.device_count, step.model)
     except PacelineError:
@@ -99,7 +120,10 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
         if plan.dp % 2 == 0:
             more, dp = 2 * getattr(plan, axis), plan.dp // 2
             kind = plan.sharding if dp * plan.cp > 1 or axis == "cp" else "none"
-            yield f"{axis}={more} dp={dp}", replace(plan, **{axis: more, "dp": dp, "sharding": kind, "shard": 0})
+            yield (
+                f"{axis}={more} dp={dp}",
+                replace(plan, **{axis: more, "dp": dp, "sharding": kind, "shard": 0}),
+            )
     if shared and plan.sharding in ("none", "ddp", "zero1", "zero2") and plan.pp == 1:
         yield "fsdp", replace(plan, sharding="fsdp")
     if plan.offload == "none":

@@ -33,17 +33,35 @@ Array = NDArray[np.float64]
 
 #: kinds as people know them
 TITLES = {
-    "gemm": "matrix products", "conv": "convolutions", "attention": "fused attention", "elementwise": "pointwise", "cast": "precision casts",
-    "copy": "copies and transposes", "cat": "concatenation", "fill": "fills", "norm": "layer and RMS norms", "batchnorm": "batch norms",
-    "softmax": "softmax and loss", "reduce": "reductions", "pool": "pooling and resizing", "gather": "look-ups", "scatter": "scatters",
-    "optimizer": "optimizer", "rnn": "recurrent layers", "sort": "sorting", "scan": "scans", "sync": "read-backs",
+    "gemm": "matrix products",
+    "conv": "convolutions",
+    "attention": "fused attention",
+    "elementwise": "pointwise",
+    "cast": "precision casts",
+    "copy": "copies and transposes",
+    "cat": "concatenation",
+    "fill": "fills",
+    "norm": "layer and RMS norms",
+    "batchnorm": "batch norms",
+    "softmax": "softmax and loss",
+    "reduce": "reductions",
+    "pool": "pooling and resizing",
+    "gather": "look-ups",
+    "scatter": "scatters",
+    "optimizer": "optimizer",
+    "rnn": "recurrent layers",
+    "sort": "sorting",
+    "scan": "scans",
+    "sync": "read-backs",
     "fused": "fused pointwise and reductions",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What surrounds the step besides model and device: the framework, how fast its host is, and which curves apply."""
+    """What surrounds the step besides model and device: the framework, how fast its host is, and which curves
+    apply.
+    """
 
     framework: Framework = field(default_factory=lambda: frameworks.get(frameworks.USUAL))
     host: HostCurve | None = None
@@ -58,7 +76,12 @@ class Conditions:
         return self.exchange or synchronisations.get(self.framework.sync)
 
 
-def predict(workload: Workload, device: Device, conditions: Conditions = Conditions(), trace: bool = False) -> Prediction:  # noqa: B008
+def predict(
+    workload: Workload,
+    device: Device,
+    conditions: Conditions = Conditions(),  # noqa: B008
+    trace: bool = False,
+) -> Prediction:
     """Step time with interval, memory, breakdown and provenance."""
     workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
@@ -74,12 +97,30 @@ def predict(workload: Workload, device: Device, conditions: Conditions = Conditi
     low, high = around(step_s, timed.step_sigma(step_s))
     breakdown = step.breakdown(packed, costs)
     return Prediction(
-        model=workload.name, device=device.name, batch=workload.batch, seq=workload.seq, precision=workload.precision,
-        optimizer=workload.optimizer, unit=workload.unit, step_s=step_s, step_s_low=low, step_s_high=high, kernel_s=device_s,
-        kernel_s_low=kernel_low, kernel_s_high=kernel_high, host_s=host_s, throughput=workload.units_per_step / step_s,
-        mfu=workload.flops / step_s / timed.peak_flops, flops=workload.flops, parameters=workload.parameter_count,
-        kernels=float(step.kernels.sum()), bound_by="host" if host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
-        breakdown=breakdown, phases=step.phases(workload), memory=found, fit=memory_model.fit(workload, found),
+        model=workload.name,
+        device=device.name,
+        batch=workload.batch,
+        seq=workload.seq,
+        precision=workload.precision,
+        optimizer=workload.optimizer,
+        unit=workload.unit,
+        step_s=step_s,
+        step_s_low=low,
+        step_s_high=high,
+        kernel_s=device_s,
+        kernel_s_low=kernel_low,
+        kernel_s_high=kernel_high,
+        host_s=host_s,
+        throughput=workload.units_per_step / step_s,
+        mfu=workload.flops / step_s / timed.peak_flops,
+        flops=workload.flops,
+        parameters=workload.parameter_count,
+        kernels=float(step.kernels.sum()),
+        bound_by="host" if host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
+        breakdown=breakdown,
+        phases=step.phases(workload),
+        memory=found,
+        fit=memory_model.fit(workload, found),
         provenance=timed.provenance(),
         energy_j=device.tdp_w * step_s if device.tdp_w else None,
         price=money.basis(device),
@@ -100,7 +141,9 @@ _FUSED: WeakKeyDictionary[Workload, Workload] = WeakKeyDictionary()
 
 
 def as_run(workload: Workload, device: Device) -> Workload:
-    """The workload as it runs on a device: XLA, which alone drives TPUs, compiles whole steps, so that pointwise work is fused."""
+    """The workload as it runs on a device: XLA, which alone drives TPUs, compiles whole steps, so that
+    pointwise work is fused.
+    """
     if device.kind != "tpu" or workload.options.get("compiled"):
         return workload
     if workload not in _FUSED:
@@ -121,7 +164,9 @@ class Expanded:
     segment: NDArray[np.int64]
 
     @staticmethod
-    def of(workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float) -> Expanded:
+    def of(
+        workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float
+    ) -> Expanded:
         sizes = np.array([len(segment.ops) for segment in workload.segments])
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         order = np.array(workload.order)
@@ -130,8 +175,13 @@ class Expanded:
         kernels = costs.kernels[index]
         sync = packed.groups.map(lambda group: float(group == "sync"))
         return Expanded(
-            index, issue[index], costs.busy[index], costs.seconds[index] + kernels * host.gap_s, kernels,
-            np.flatnonzero(sync[index]), np.repeat(order, sizes[order]),
+            index,
+            issue[index],
+            costs.busy[index],
+            costs.seconds[index] + kernels * host.gap_s,
+            kernels,
+            np.flatnonzero(sync[index]),
+            np.repeat(order, sizes[order]),
         )
 
     def group_shares(self, packed: Packed) -> dict[str, float]:
@@ -153,14 +203,25 @@ class Expanded:
         runs = np.bincount(self.index, minlength=packed.size).astype(float)
         spent = runs * costs.busy
         late = costs.latency_s > 0.5 * costs.busy
-        bound = {"latency": late, "compute": ~late & (costs.compute_s > costs.memory_s), "memory": ~late & (costs.compute_s <= costs.memory_s)}
+        bound = {
+            "latency": late,
+            "compute": ~late & (costs.compute_s > costs.memory_s),
+            "memory": ~late & (costs.compute_s <= costs.memory_s),
+        }
         by_bound = {label: packed.kinds.total(spent * where) for label, where in bound.items()}
         counts, flops = packed.kinds.total(runs), packed.kinds.total(runs * packed.flops)
         total = float(spent.sum()) or 1.0
         parts = [
-            Part(name=TITLES.get(kind, kind), seconds=seconds, share=seconds / total, count=int(counts[kind]), flops=flops[kind],
-                 bound_by=max(by_bound, key=lambda label: by_bound[label][kind]))
-            for kind, seconds in packed.kinds.total(spent).items() if seconds > 0
+            Part(
+                name=TITLES.get(kind, kind),
+                seconds=seconds,
+                share=seconds / total,
+                count=int(counts[kind]),
+                flops=flops[kind],
+                bound_by=max(by_bound, key=lambda label: by_bound[label][kind]),
+            )
+            for kind, seconds in packed.kinds.total(spent).items()
+            if seconds > 0
         ]
         return tuple(sorted(parts, key=lambda part: -part.seconds))
 
@@ -180,14 +241,20 @@ class Timed:
 
     @staticmethod
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
-        target, curves, host = chip(device), conditions.curves or curves_for(device), conditions.host or default_host()
+        target, curves, host = (
+            chip(device),
+            conditions.curves or curves_for(device),
+            conditions.host or default_host(),
+        )
         packed = pack(workload)
         costs = sustained(times(packed, target, curves), packed, device)
         framework = conditions.framework
         # a step that XLA compiled is issued in one call, while the one before it runs
         scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
         step = Expanded.of(workload, packed, costs, host, 0.0 if device.kind == "tpu" else scale)
-        return Timed(workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework))
+        return Timed(
+            workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework)
+        )
 
     @property
     def sigma(self) -> float:
@@ -197,9 +264,15 @@ class Timed:
         return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
 
     def step_sigma(self, step_s: float) -> float:
-        """The same of a step of so many seconds, which the host's error concerns as far as the host sets its pace."""
+        """The same of a step of so many seconds, which the host's error concerns as far as the host sets its
+        pace.
+        """
         device_s, host_s = float(self.step.busy.sum()), float(self.step.issue.sum())
-        hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5)) if host_s > 0.5 * device_s else 0.0
+        hosted = (
+            min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5))
+            if host_s > 0.5 * device_s
+            else 0.0
+        )
         return float(np.hypot((1 - hosted) * self.sigma, hosted * self.errors.host.sigma))
 
     @property
@@ -222,15 +295,27 @@ class Timed:
             if fact is not None:
                 out.append(Evidence(what=f"{device.name} {path}", kind=fact.kind, source=fact.source))
         unknown = "no source; derived from the rest of the file"
-        out += [Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown) for path in self.chip.assumed]
-        out.append(Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0))
+        out += [
+            Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown)
+            for path in self.chip.assumed
+        ]
+        out.append(
+            Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0)
+        )
         out += power_evidence(device)
         inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
         out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
-        leading = ", ".join(f"{group} {100 * share:.0f} %" for group, share in list(self.step.group_shares(self.packed).items())[:4])
+        leading = ", ".join(
+            f"{group} {100 * share:.0f} %"
+            for group, share in list(self.step.group_shares(self.packed).items())[:4]
+        )
         out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
         if device.kind == "tpu":
-            out.append(Evidence(what="the whole step is one program: fused, issued at once", kind="derived", source="XLA"))
+            out.append(
+                Evidence(
+                    what="the whole step is one program: fused, issued at once", kind="derived", source="XLA"
+                )
+            )
         captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
@@ -251,8 +336,14 @@ def _timeline(workload: Workload, step: Expanded, starts: Array, ends: Array) ->
     spans = []
     for position, index in enumerate(step.index):
         op = ops[index]
-        details = {"module": op.module, "phase": op.phase, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops,
-                   "bytes": op.bytes_read + op.bytes_written}
+        details = {
+            "module": op.module,
+            "phase": op.phase,
+            "dtype": op.dtype,
+            "dims": list(op.dims),
+            "flops": op.flops,
+            "bytes": op.bytes_read + op.bytes_written,
+        }
         at = float(issued[position] - step.issue[position])
         spans.append(Span(op.name, "host", at, float(issued[position]), op.phase, {}))
         start, end = float(starts[position]), float(ends[position])

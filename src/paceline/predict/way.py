@@ -1,7 +1,8 @@
-"""What a way of synchronising changes in a step: the hooks that predictions call, and the usual way, which changes nothing.
+"""What a way of synchronising changes in a step: the hooks that predictions call, and the usual way, which
+changes nothing.
 
-Ways are objects (`paceline.sync`): one says what replicas exchange, what that adds to computation and memory, and what it may
-cost in accuracy, for captured modules and for transformers by their sizes alike.
+Ways are objects (`paceline.sync`): one says what replicas exchange, what that adds to computation and memory,
+and what it may cost in accuracy, for captured modules and for transformers by their sizes alike.
 """
 
 from __future__ import annotations

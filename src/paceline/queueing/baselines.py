@@ -18,8 +18,9 @@ def linear(job: JobProfile, workers: int) -> Vector:
 def optimus(job: JobProfile, workers: int) -> Vector:
     """X(n) = n / (a + b n), a and b >= 0, fitted to the profiled runs.
 
-    For a fixed number of servers and a fixed batch per worker both forms of Peng et al. (EuroSys 2018), asynchronous w / (a + b w/p + c w + d p) and
-    synchronous 1 / (a M/w + b + c w/p + d w + e p), come down to this.
+    For a fixed number of servers and a fixed batch per worker both forms of Peng et al. (EuroSys 2018),
+    asynchronous w / (a + b w/p + c w + d p) and synchronous 1 / (a M/w + b + c w/p + d w + e p), come down to
+    this.
     """
     count = np.array([float(run.workers) for run in job.runs])
     seconds = np.array([run.workers / run.throughput for run in job.runs])

@@ -1,13 +1,16 @@
-"""The coarse model: a job as a closed queueing network, or as rounds with a barrier; microseconds per answer, for schedulers.
+"""The coarse model: a job as a closed queueing network, or as rounds with a barrier; microseconds per answer,
+for schedulers.
 
-Asynchronous: compute is a delay, servers' uplinks, locks and downlinks are stations with as many servers as the job has (`mva`). Their
-demands are bytes over bandwidth; the delay is what a lone worker's step takes beyond them. How much workers wait below saturation depends on
-how regular they are: where a run of two was profiled the variability is the one that explains it.
+Asynchronous: compute is a delay, servers' uplinks, locks and downlinks are stations with as many servers as
+the job has (`mva`). Their demands are bytes over bandwidth; the delay is what a lone worker's step takes
+beyond them. How much workers wait below saturation depends on how regular they are: where a run of two was
+profiled the variability is the one that explains it.
 
-Synchronous: a round lasts as a lone worker's step, longer by the barrier (slowest of n computes) and by what each further worker adds to
-the transfers: R(n) = R(1) + barrier(n) + overlap (n - 1) (up + down) / servers. Uploads of early workers run while late ones still
-receive, so `overlap` is below one; from a profiled run of two, drawn towards what is usual. Where some workers are slow, uploads of the others
-hide behind their compute.
+Synchronous: a round lasts as a lone worker's step, longer by the barrier (slowest of n computes) and by what
+each further worker adds to the transfers: R(n) = R(1) + barrier(n) + overlap (n - 1) (up + down) / servers.
+Uploads of early workers run while late ones still receive, so `overlap` is below one; from a profiled run of
+two, drawn towards what is usual. Where some workers are slow, uploads of the others hide behind their
+compute.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from paceline.queueing.mva import Station, Vector, regular, solve
 from paceline.queueing.order import kth_of, slowest_by_count
 from paceline.queueing.profile import JobProfile
 
-#: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared downloads leave
+#: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared
+#: downloads leave
 _OVERLAP = 0.8
 #: how far a run of two, which is noisy, moves the overlap away from that
 _TRUST = 0.4
@@ -46,8 +50,11 @@ def stations(job: JobProfile) -> list[Station]:
     """The closed network of an asynchronous job."""
     up, down = job.link.seconds(job.up_bytes), job.link.seconds(job.down_bytes)
     update = float(job.samples("update_s").mean())
-    busy = [Station(name="uplink", demand_s=up, servers=job.servers), Station(name="server", demand_s=update, servers=1),
-            Station(name="downlink", demand_s=down, servers=job.servers)]
+    busy = [
+        Station(name="uplink", demand_s=up, servers=job.servers),
+        Station(name="server", demand_s=update, servers=1),
+        Station(name="downlink", demand_s=down, servers=job.servers),
+    ]
     think = max(_alone(job) - sum(station.demand_s for station in busy), 0.0)
     return [Station(name="compute", demand_s=think, servers=0), *busy]
 
@@ -73,15 +80,18 @@ def _network(job: JobProfile, workers: int) -> Coarse:
         seen = float(np.clip((1 / two - short) / (long - short), 0.0, 1.0))
         variability = 0.5 * (seen + _VARIABILITY)
     curve = regular(lively, variability)
-    throughput = curve.throughput if not job.slow_workers else _uneven(job, curve.throughput, network[0].demand_s)
+    throughput = (
+        curve.throughput if not job.slow_workers else _uneven(job, curve.throughput, network[0].demand_s)
+    )
     return Coarse(throughput=throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
 
 
 def _uneven(job: JobProfile, even: Vector, think_s: float) -> Vector:
     """Throughput where some workers compute longer, from that of equal ones.
 
-    A slow worker asks less often, so n workers load the servers as fewer equal ones would: as m = n - s + s (Z + W) / (Z' + W), with Z and Z'
-    the seconds that usual and slow ones think and W = m / X(m) - Z those they spend with servers. Between whole numbers X is on a line.
+    A slow worker asks less often, so n workers load the servers as fewer equal ones would: as m = n - s + s
+    (Z + W) / (Z' + W), with Z and Z' the seconds that usual and slow ones think and W = m / X(m) - Z those
+    they spend with servers. Between whole numbers X is on a line.
     """
     n = np.arange(1, even.size + 1, dtype=float)
     slow = np.minimum(job.slow_workers, n - 1)
@@ -106,12 +116,21 @@ def _rounds(job: JobProfile, workers: int) -> Coarse:
     spare = job.backups if job.mode == "backup" else 0
     n = np.arange(1, workers + 1)
     useful = np.maximum(1, n - spare)
-    barrier = slowest_by_count(usual, slow, job.slow_workers, workers) if not spare else np.array([
-        kth_of(job.computes(int(count)), int(needed)) for count, needed in zip(n, useful, strict=True)])
+    barrier = (
+        slowest_by_count(usual, slow, job.slow_workers, workers)
+        if not spare
+        else np.array(
+            [kth_of(job.computes(int(count)), int(needed)) for count, needed in zip(n, useful, strict=True)]
+        )
+    )
     added = overlap * (n - 1)
     # others' uploads are over by the time a slow worker is done
     hidden = np.minimum(float(slow.mean()) - mean, added * upload) if slow.size else 0.0
     rounds = alone + barrier - mean + added * each - hidden
     # half of what ever more workers could bring
     saturation = alone / (overlap * each) if each else float("inf")
-    return Coarse(throughput=useful / rounds, saturation=saturation, bottleneck="network" if overlap * each * workers > mean else "compute")
+    return Coarse(
+        throughput=useful / rounds,
+        saturation=saturation,
+        bottleneck="network" if overlap * each * workers > mean else "compute",
+    )

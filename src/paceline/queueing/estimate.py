@@ -14,7 +14,8 @@ from paceline.queueing.coarse import coarse
 from paceline.queueing.profile import JobProfile, Link
 from paceline.queueing.simulate import Simulated, simulate
 
-#: half of the 90 % interval, relative: what the fine model leaves on the measured set (docs/asynchronous.md), and beyond what was profiled
+#: half of the 90 % interval, relative: what the fine model leaves on the measured set (docs/asynchronous.md),
+#: and beyond what was profiled
 ERROR = 0.15
 #: share of the most that the curve reaches at which it counts as saturated
 SATURATED = 0.9
@@ -23,7 +24,9 @@ _SEEDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Samples per second of the whole job with `workers`: by the fine model with its interval, and by the others."""
+    """Samples per second of the whole job with `workers`: by the fine model with its interval, and by the
+    others.
+    """
 
     workers: int
     samples_per_s: float
@@ -50,13 +53,19 @@ class ThroughputCurve:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name, "mode": self.mode, "servers": self.servers, "link_Bps": self.link_Bps, "saturation_workers": self.saturation,
+            "name": self.name,
+            "mode": self.mode,
+            "servers": self.servers,
+            "link_Bps": self.link_Bps,
+            "saturation_workers": self.saturation,
             "bottleneck": self.bottleneck,
             "points": [{name: getattr(point, name) for name in Point.__slots__} for point in self.points],
         }
 
 
-def throughput(job: JobProfile, workers: Sequence[int], *, servers: int | None = None, link_Bps: float | None = None) -> ThroughputCurve:  # noqa: N803
+def throughput(
+    job: JobProfile, workers: Sequence[int], *, servers: int | None = None, link_Bps: float | None = None
+) -> ThroughputCurve:
     """The curve over `workers`, on the profiled number of servers and links unless given."""
     if not workers or min(workers) < 1:
         raise SpecError(f"give worker counts from 1 up, got {list(workers)}")
@@ -68,17 +77,31 @@ def throughput(job: JobProfile, workers: Sequence[int], *, servers: int | None =
         found, last = fine(job, n)
         known = job.measured(n)
         error = ERROR if known is None else ERROR / 2
-        points.append(Point(
-            workers=n, samples_per_s=found * job.batch, low=found * job.batch / (1 + error), high=found * job.batch * (1 + error),
-            coarse=float(quick.throughput[n - 1]) * job.batch, linear=float(line[n - 1]) * job.batch, optimus=float(form[n - 1]) * job.batch,
-            staleness=_mean(last.staleness),
-        ))
+        points.append(
+            Point(
+                workers=n,
+                samples_per_s=found * job.batch,
+                low=found * job.batch / (1 + error),
+                high=found * job.batch * (1 + error),
+                coarse=float(quick.throughput[n - 1]) * job.batch,
+                linear=float(line[n - 1]) * job.batch,
+                optimus=float(form[n - 1]) * job.batch,
+                staleness=_mean(last.staleness),
+            )
+        )
     assert last is not None
-    return ThroughputCurve(name=job.name, mode=job.mode, servers=job.servers, link_Bps=job.link.rate_Bps, points=tuple(points),
-                           saturation=knee([p.workers for p in points], [p.samples_per_s for p in points]), bottleneck=bottleneck(last))
+    return ThroughputCurve(
+        name=job.name,
+        mode=job.mode,
+        servers=job.servers,
+        link_Bps=job.link.rate_Bps,
+        points=tuple(points),
+        saturation=knee([p.workers for p in points], [p.samples_per_s for p in points]),
+        bottleneck=bottleneck(last),
+    )
 
 
-def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> JobProfile:  # noqa: N803
+def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> JobProfile:
     """The job on other links or servers; what was profiled of updates is spread over the new servers."""
     if link_Bps is not None and link_Bps != job.link.rate_Bps:
         job = job.with_link(Link(rate_Bps=link_Bps))
@@ -87,8 +110,15 @@ def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> Job
     if servers < 1:
         raise SpecError(f"a job has at least one server, got {servers}")
     share = job.servers / servers
-    runs = tuple(replace(run, steps=tuple(tuple(replace(step, update_s=step.update_s * share) for step in steps) for steps in run.steps))
-                 for run in job.few())
+    runs = tuple(
+        replace(
+            run,
+            steps=tuple(
+                tuple(replace(step, update_s=step.update_s * share) for step in steps) for steps in run.steps
+            ),
+        )
+        for run in job.few()
+    )
     return replace(job, servers=servers, runs=runs)
 
 

@@ -1,4 +1,6 @@
-"""Least squares in a few lines: models here have a handful of parameters and no derivative worth writing down."""
+"""Least squares in a few lines: models here have a handful of parameters and no derivative worth writing
+down.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ Vector = NDArray[np.float64]
 
 
 def least_squares(
-    residuals: Callable[[Vector], Vector], start: Sequence[float], low: Sequence[float], high: Sequence[float], robust: float | None = None,
+    residuals: Callable[[Vector], Vector],
+    start: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    robust: float | None = None,
 ) -> tuple[Vector, float]:
-    """Parameters within [low, high] with the least sum of squares of `residuals`, and that sum: Levenberg-Marquardt, steps clipped to the box.
+    """Parameters within [low, high] with the least sum of squares of `residuals`, and that sum:
+    Levenberg-Marquardt, steps clipped to the box.
 
     `robust` is the size above which a residual counts by its magnitude and no longer by its square (soft L1).
     """
@@ -26,7 +33,11 @@ def least_squares(
         jacobian = _jacobian(residuals, x, r, upper) * weight[:, None]
         gradient, curvature = jacobian.T @ (r * weight), jacobian.T @ jacobian
         for _ in range(12):
-            step = np.linalg.lstsq(curvature + damping * (np.diag(np.diag(curvature)) + 1e-12 * np.eye(x.size)), -gradient, rcond=None)[0]
+            step = np.linalg.lstsq(
+                curvature + damping * (np.diag(np.diag(curvature)) + 1e-12 * np.eye(x.size)),
+                -gradient,
+                rcond=None,
+            )[0]
             trial = np.clip(x + step, lower, upper)
             tried = residuals(trial)
             loss = _loss(tried, robust)
@@ -45,7 +56,9 @@ def least_squares(
 def _loss(r: Vector, robust: float | None) -> float:
     if not np.all(np.isfinite(r)):
         return float("inf")
-    return float(r @ r) if robust is None else float(2 * robust**2 * np.sum(np.sqrt(1 + (r / robust) ** 2) - 1))
+    return (
+        float(r @ r) if robust is None else float(2 * robust**2 * np.sum(np.sqrt(1 + (r / robust) ** 2) - 1))
+    )
 
 
 def _jacobian(residuals: Callable[[Vector], Vector], x: Vector, r: Vector, upper: Vector) -> Vector:
@@ -64,7 +77,9 @@ def nonnegative(matrix: Vector, target: Vector) -> Vector:
     x, free = np.zeros(count), np.zeros(count, dtype=bool)
     for _ in range(6 * count):
         gain = matrix.T @ (target - matrix @ x)
-        if free.all() or gain[~free].max(initial=0.0) <= 1e-12 * max(1.0, float(np.abs(matrix.T @ target).max())):
+        if free.all() or gain[~free].max(initial=0.0) <= 1e-12 * max(
+            1.0, float(np.abs(matrix.T @ target).max())
+        ):
             break
         free[int(np.argmax(np.where(free, -np.inf, gain)))] = True
         while True:

@@ -1,16 +1,18 @@
 """Closed queueing networks: throughput of n workers that go round compute, uplink, server and downlink.
 
-`solve` is exact for product-form networks (delay stations; processor sharing; first come, first served with exponential service), for
-every population 1..n at once:
+`solve` is exact for product-form networks (delay stations; processor sharing; first come, first served with
+exponential service), for every population 1..n at once:
 
-- single servers by mean value analysis, R_i(n) = D_i (1 + Q_i(n-1)), X(n) = n / sum R_i, Q_i = X R_i (Reiser and Lavenberg, JACM 1980);
-- several servers behind one queue by the normalising constants G(n), X(n) = G(n-1)/G(n) (Buzen, CACM 1973). The generating
-  function of such a station is a polynomial with coefficients D^k/k! (1 - k/m) >= 0 over 1 - (D/m) z, so that it costs one short
-  convolution and one linear recursion of positive terms: nothing cancels, where the usual recursion over marginal probabilities does.
+- single servers by mean value analysis, R_i(n) = D_i (1 + Q_i(n-1)), X(n) = n / sum R_i, Q_i = X R_i (Reiser
+  and Lavenberg, JACM 1980);
+- several servers behind one queue by the normalising constants G(n), X(n) = G(n-1)/G(n) (Buzen, CACM 1973).
+  The generating function of such a station is a polynomial with coefficients D^k/k! (1 - k/m) >= 0 over
+  1 - (D/m) z, so that it costs one short convolution and one linear recursion of positive terms: nothing
+  cancels, where the usual recursion over marginal probabilities does.
 
-Real steps are more regular than exponential ones: workers that take turns wait less than product form says. `solve(..., variability=v)`
-takes v = 1 as product form, v = 0 as clockwork (waiting only once a station is full), and in between weighs the waiting as
-Kingman's formula does, v = (Ca^2 + Cs^2)/2.
+Real steps are more regular than exponential ones: workers that take turns wait less than product form says.
+`solve(..., variability=v)` takes v = 1 as product form, v = 0 as clockwork (waiting only once a station is
+full), and in between weighs the waiting as Kingman's formula does, v = (Ca^2 + Cs^2)/2.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from numpy.typing import NDArray
 from paceline.errors import SpecError
 
 Vector = NDArray[np.float64]
-#: populations beyond this would leave the range of a double in the normalising constants of stations with several servers
+#: populations beyond this would leave the range of a double in the normalising constants of stations with
+#: several servers
 LARGEST = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """Where a worker spends `demand_s` seconds per cycle: queueing for one of `servers`, or waiting for nobody (`servers = 0`, delay)."""
+    """Where a worker spends `demand_s` seconds per cycle: queueing for one of `servers`, or waiting for
+    nobody (`servers = 0`, delay).
+    """
 
     name: str
     demand_s: float
@@ -39,7 +44,10 @@ class Station:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.demand_s) and self.demand_s >= 0 and self.servers >= 0):
-            raise SpecError(f"station {self.name!r} needs a demand and servers of zero or more, got {self.demand_s} s, {self.servers}")
+            raise SpecError(
+                f"station {self.name!r} needs a demand and servers of zero or more, got {self.demand_s} s,"
+                f" {self.servers}"
+            )
 
     @property
     def least_s(self) -> float:
@@ -49,7 +57,9 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Cycles per second for 1..n workers, and what each station does then; row i of an array is i+1 workers, columns are `stations`."""
+    """Cycles per second for 1..n workers, and what each station does then; row i of an array is i+1 workers,
+    columns are `stations`.
+    """
 
     stations: tuple[Station, ...]
     throughput: Vector
@@ -72,8 +82,14 @@ class Curve:
 
     @property
     def saturation(self) -> float:
-        """Workers at which the asymptotes cross, (sum of demands) / (largest demand per server): more of them mostly wait."""
-        return sum(station.demand_s for station in self.stations) / self.bottleneck.least_s if self.bottleneck.least_s else math.inf
+        """Workers at which the asymptotes cross, (sum of demands) / (largest demand per server): more of them
+        mostly wait.
+        """
+        return (
+            sum(station.demand_s for station in self.stations) / self.bottleneck.least_s
+            if self.bottleneck.least_s
+            else math.inf
+        )
 
 
 def solve(stations: Sequence[Station], workers: int, *, variability: float = 1.0) -> Curve:
@@ -105,7 +121,9 @@ def _single(stations: Sequence[Station], workers: int) -> tuple[Vector, Vector]:
         rows.append(times)
         throughput.append(rate)
     residence = np.empty((workers, len(stations)))
-    residence[:, [i for i, station in enumerate(stations) if station.servers]] = np.array(rows).reshape(workers, len(demands))
+    residence[:, [i for i, station in enumerate(stations) if station.servers]] = np.array(rows).reshape(
+        workers, len(demands)
+    )
     for i, station in enumerate(stations):
         if not station.servers:
             residence[:, i] = station.demand_s
@@ -115,7 +133,9 @@ def _single(stations: Sequence[Station], workers: int) -> tuple[Vector, Vector]:
 def _several(stations: Sequence[Station], workers: int) -> tuple[Vector, Vector]:
     """Normalising constants, scaled so that the first and the last are of one size."""
     if workers > LARGEST:
-        raise SpecError(f"stations with several servers are solved for at most {LARGEST} workers, got {workers}")
+        raise SpecError(
+            f"stations with several servers are solved for at most {LARGEST} workers, got {workers}"
+        )
     scale = _scale(stations, workers)
     whole = _constants(stations, workers, scale)
     throughput = scale * whole[:-1] / whole[1:]
@@ -131,7 +151,9 @@ def _several(stations: Sequence[Station], workers: int) -> tuple[Vector, Vector]
 
 
 def _scale(stations: Sequence[Station], workers: int) -> float:
-    """A rate near the geometric mean of X(1..n), by the asymptotes: with demands in units of it G(n) starts and ends near one."""
+    """A rate near the geometric mean of X(1..n), by the asymptotes: with demands in units of it G(n) starts
+    and ends near one.
+    """
     total, least = sum(s.demand_s for s in stations), max(s.least_s for s in stations)
     n = np.arange(1, workers + 1)
     rough = np.minimum(n / (total + least * (n - 1) * 0.25), 1 / least if least else np.inf)
@@ -166,7 +188,9 @@ def _constants(stations: Sequence[Station], workers: int, scale: float) -> Vecto
 
 
 def regular(exact: Curve, variability: float) -> Curve:
-    """Between product form and clockwork: waiting weighed by the variability, what clockwork still waits at the fullest station."""
+    """Between product form and clockwork: waiting weighed by the variability, what clockwork still waits at
+    the fullest station.
+    """
     stations, n = exact.stations, np.arange(1, exact.throughput.size + 1)
     demands = np.array([station.demand_s for station in stations])
     total, fullest = float(demands.sum()), int(np.argmax([station.least_s for station in stations]))

@@ -29,12 +29,15 @@ def _normal() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.floa
 
 
 def kth_of(groups: Sequence[Sequence[float] | NDArray[np.float64]], k: int) -> float:
-    """E[k-th smallest of one draw from each of `groups`]: a round that ends when k of the workers are done (`k = len(groups)`: all).
+    """E[k-th smallest of one draw from each of `groups`]: a round that ends when k of the workers are done
+    (`k = len(groups)`: all).
 
-    The chance that at least k of the draws are within x comes from the Poisson binomial recursion over groups.
+    The chance that at least k of the draws are within x comes from the Poisson binomial recursion over
+    groups.
     """
     values = np.unique(np.concatenate([np.asarray(group, dtype=np.float64) for group in groups]))
-    done = np.zeros((len(groups) + 1, values.size))  # row j: the chance that exactly j of those seen so far are within x
+    # row j: the chance that exactly j of those seen so far are within x
+    done = np.zeros((len(groups) + 1, values.size))
     done[0] = 1.0
     for group in groups:
         within = _within(group, values)
@@ -44,20 +47,31 @@ def kth_of(groups: Sequence[Sequence[float] | NDArray[np.float64]], k: int) -> f
     return float(np.sum(values * np.diff(cdf, prepend=0.0)))
 
 
-def slowest_by_count(usual: Sequence[float] | NDArray[np.float64], slow: Sequence[float] | NDArray[np.float64], slow_count: int,
-                     most: int) -> NDArray[np.float64]:
-    """E[largest of n draws] for n = 1..`most` at once, of which `slow_count` (fewer than n) are from `slow` and the others from `usual`.
+def slowest_by_count(
+    usual: Sequence[float] | NDArray[np.float64],
+    slow: Sequence[float] | NDArray[np.float64],
+    slow_count: int,
+    most: int,
+) -> NDArray[np.float64]:
+    """E[largest of n draws] for n = 1..`most` at once, of which `slow_count` (fewer than n) are from `slow`
+    and the others from `usual`.
 
     >>> slowest_by_count([1.0, 2.0], [], 0, 2).tolist()
     [1.5, 1.75]
     """
-    values = np.unique(np.concatenate([np.asarray(usual, dtype=np.float64), np.asarray(slow, dtype=np.float64)]))
+    values = np.unique(
+        np.concatenate([np.asarray(usual, dtype=np.float64), np.asarray(slow, dtype=np.float64)])
+    )
     n = np.arange(1, most + 1)[:, None]
     late = np.minimum(slow_count, n - 1)
     cdf = _within(usual, values) ** (n - late) * (_within(slow, values) ** late if len(slow) else 1.0)
     return np.asarray(np.diff(cdf, prepend=0.0, axis=1) @ values)
 
 
-def _within(samples: Sequence[float] | NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _within(
+    samples: Sequence[float] | NDArray[np.float64], values: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """The share of samples that are at most each value."""
-    return np.asarray(np.searchsorted(np.sort(np.asarray(samples, dtype=np.float64)), values, side="right") / len(samples))
+    return np.asarray(
+        np.searchsorted(np.sort(np.asarray(samples, dtype=np.float64)), values, side="right") / len(samples)
+    )

@@ -1,6 +1,7 @@
 """What a job does, step by step, on one or two workers: enough to say what it does on many.
 
-Distributions are kept, not means: barriers wait for the slowest, and queues form because steps differ. Times in seconds, sizes in bytes.
+Distributions are kept, not means: barriers wait for the slowest, and queues form because steps differ. Times
+in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -23,15 +24,29 @@ MODES = ("async", "sync", "bounded", "backup")
 WIRE = 1514 / 1448
 #: the first steps of a run warm caches, connections and congestion windows
 WARM_UP = 2
-#: a worker that computes this many times as long as the fastest of the profile is a slow one, and not only unlucky
+#: a worker that computes this many times as long as the fastest of the profile is a slow one, and not only
+#: unlucky
 UNEVEN = 1.5
 #: what a file holds of a step; the last two came later
-FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness", "leads", "lead_s")
+FIELDS = (
+    "at_s",
+    "compute_s",
+    "round_s",
+    "up_s",
+    "update_s",
+    "down_s",
+    "waited_s",
+    "staleness",
+    "leads",
+    "lead_s",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of one worker: its own compute, then the round trip to the servers and what that was made of."""
+    """One step of one worker: its own compute, then the round trip to the servers and what that was
+    made of.
+    """
 
     at_s: float
     compute_s: float
@@ -41,7 +56,8 @@ class Step:
     down_s: float
     waited_s: float
     staleness: int = 0
-    #: by server, how long before the end of the compute its part was sent off; and of the slowest. None where sending starts after the compute
+    #: by server, how long before the end of the compute its part was sent off; and of the slowest. None where
+    #: sending starts after the compute
     leads: tuple[float, ...] = ()
     lead_s: float = 0.0
 
@@ -51,7 +67,9 @@ class Step:
         return max(0.0, self.lead_s + self.round_s - self.up_s - self.update_s - self.down_s - self.waited_s)
 
     def lead(self, server: int, servers: int) -> float:
-        """How long before the end of the compute the part of a server is sent off; between parts that were profiled on a line."""
+        """How long before the end of the compute the part of a server is sent off; between parts that were
+        profiled on a line.
+        """
         if not self.leads:
             return 0.0
         if servers == len(self.leads):
@@ -99,7 +117,10 @@ class Link:
 
     def __post_init__(self) -> None:
         if not self.rate_Bps > 0 or self.burst_bytes < 0:
-            raise SpecError(f"a link needs a rate above zero, got {self.rate_Bps} B/s with a burst of {self.burst_bytes} bytes")
+            raise SpecError(
+                f"a link needs a rate above zero, got {self.rate_Bps} B/s with a burst of {self.burst_bytes}"
+                " bytes"
+            )
 
     def seconds(self, size: float) -> float:
         """Seconds that `size` bytes of payload keep the link busy, headers included."""
@@ -128,21 +149,30 @@ class JobProfile:
         if self.mode not in MODES:
             raise UnknownName("mode", self.mode, MODES, f"modes: {', '.join(MODES)}")
         if not self.runs or any(len(steps) < 3 for run in self.runs for steps in run.steps):
-            raise DataError(f"profile {self.name!r} needs a run with at least 3 steps per worker; profile for longer")
+            raise DataError(
+                f"profile {self.name!r} needs a run with at least 3 steps per worker; profile for longer"
+            )
         if self.servers < 1 or min(self.up_bytes, self.down_bytes) < 0:
-            raise SpecError(f"profile {self.name!r} needs at least one server and sizes of zero or more bytes")
+            raise SpecError(
+                f"profile {self.name!r} needs at least one server and sizes of zero or more bytes"
+            )
         if self.slow_workers < 0 or (self.slow_workers and not self.kinds()[1].size):
-            raise DataError(f"profile {self.name!r} has no slow workers; profile two workers of which one is slow (paceline profile --slow)")
+            raise DataError(
+                f"profile {self.name!r} has no slow workers; profile two workers of which one is slow"
+                " (paceline profile --slow)"
+            )
 
     def samples(self, field: str) -> Vector:
-        """All warm values of a field of `Step`; of the smallest run where others would distort them, of workers that are not slow."""
+        """All warm values of a field of `Step`; of the smallest run where others would distort them, of
+        workers that are not slow.
+        """
         if field == "compute_s":
             return self.kinds()[0]
         return np.array([getattr(step, field) for step in min(self.runs, key=lambda run: run.workers).warm()])
 
     def kinds(self) -> tuple[Vector, Vector]:
-        """Seconds of compute of the usual workers, and of the slow ones of a job that has some: those of the profile that take `UNEVEN` times
-        as long as its fastest."""
+        """Seconds of compute of the usual workers, and of the slow ones of a job that has some: those of the
+        profile that take `UNEVEN` times as long as its fastest."""
         usual, slow = (np.array([step.compute_s for step in steps]) for steps in self.steps_by_kind())
         return usual, slow
 
@@ -172,8 +202,9 @@ class JobProfile:
         return next((run.throughput for run in self.runs if run.workers == workers), None)
 
     def few(self) -> tuple[ProfiledRun, ...]:
-        """Runs that still say something about the job on other links or servers: the smallest, and those that show what slow workers compute. How
-        several workers shared the old links says little about the new ones."""
+        """Runs that still say something about the job on other links or servers: the smallest, and those that
+        show what slow workers compute. How several workers shared the old links says little about the new
+        ones."""
         return self.runs if self.slow_workers else (min(self.runs, key=lambda run: run.workers),)
 
     def with_link(self, link: Link) -> JobProfile:
@@ -182,17 +213,48 @@ class JobProfile:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "kind": "paceline job profile", "version": 1, "name": self.name, "batch": self.batch, "up_bytes": self.up_bytes,
-            "down_bytes": self.down_bytes, "mode": self.mode, "servers": self.servers, "staleness": self.staleness, "backups": self.backups,
-            "slow_workers": self.slow_workers, "link": {"rate_Bps": self.link.rate_Bps, "burst_bytes": self.link.burst_bytes}, "fields": list(FIELDS),
-            "runs": [[[[_rounded(getattr(step, name)) for name in FIELDS] for step in steps] for steps in run.steps] for run in self.runs],
+            "kind": "paceline job profile",
+            "version": 1,
+            "name": self.name,
+            "batch": self.batch,
+            "up_bytes": self.up_bytes,
+            "down_bytes": self.down_bytes,
+            "mode": self.mode,
+            "servers": self.servers,
+            "staleness": self.staleness,
+            "backups": self.backups,
+            "slow_workers": self.slow_workers,
+            "link": {"rate_Bps": self.link.rate_Bps, "burst_bytes": self.link.burst_bytes},
+            "fields": list(FIELDS),
+            "runs": [
+                [
+                    [[_rounded(getattr(step, name)) for name in FIELDS] for step in steps]
+                    for steps in run.steps
+                ]
+                for run in self.runs
+            ],
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> JobProfile:
         try:
-            runs = tuple(from_rows([[dict(zip(raw["fields"], row, strict=True)) for row in steps] for steps in run]) for run in raw["runs"])
-            rest = {key: raw[key] for key in ("name", "batch", "up_bytes", "down_bytes", "mode", "servers", "staleness", "backups")}
+            runs = tuple(
+                from_rows([[dict(zip(raw["fields"], row, strict=True)) for row in steps] for steps in run])
+                for run in raw["runs"]
+            )
+            rest = {
+                key: raw[key]
+                for key in (
+                    "name",
+                    "batch",
+                    "up_bytes",
+                    "down_bytes",
+                    "mode",
+                    "servers",
+                    "staleness",
+                    "backups",
+                )
+            }
             return cls(link=Link(**raw["link"]), runs=runs, slow_workers=raw.get("slow_workers", 0), **rest)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a job profile: {error!r}; take one with `paceline profile`") from None
@@ -225,8 +287,15 @@ def _relinked(run: ProfiledRun, job: JobProfile, link: Link) -> ProfiledRun:
         for step in steps:
             longer = max(up, -step.up_s) + max(down, -step.down_s)
             shift += longer
-            moved.append(replace(step, at_s=step.at_s + shift, round_s=step.round_s + longer, up_s=max(0.0, step.up_s + up),
-                                 down_s=max(0.0, step.down_s + down)))
+            moved.append(
+                replace(
+                    step,
+                    at_s=step.at_s + shift,
+                    round_s=step.round_s + longer,
+                    up_s=max(0.0, step.up_s + up),
+                    down_s=max(0.0, step.down_s + down),
+                )
+            )
         out.append(tuple(moved))
     return ProfiledRun(steps=tuple(out))
 
@@ -236,7 +305,9 @@ def _rounded(value: float | tuple[float, ...]) -> Any:
 
 
 def from_rows(workers: Sequence[Sequence[Mapping[str, Any]]]) -> ProfiledRun:
-    """Steps of each worker from records of a run, ordered in time; records may hold more, and those without overlap hold no leads."""
+    """Steps of each worker from records of a run, ordered in time; records may hold more, and those without
+    overlap hold no leads.
+    """
     return ProfiledRun(steps=tuple(tuple(_step(row) for row in rows) for rows in workers))
 
 

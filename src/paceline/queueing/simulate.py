@@ -1,14 +1,18 @@
 """The fine model: n workers replay profiled steps against servers whose links are shared, event by event.
 
-A worker computes and exchanges with every server: its update goes up, is applied under the server's lock, parameters come down. The part of a server
-goes up when the compute that it needs is over: at the end of a step, or during the backward pass where the job overlaps (`Step.leads`). The next
-step needs the parameters of all servers. Transfers are flows; each has the lesser of what its two ends give it:
+A worker computes and exchanges with every server: its update goes up, is applied under the server's lock,
+parameters come down. The part of a server goes up when the compute that it needs is over: at the end of a
+step, or during the backward pass where the job overlaps (`Step.leads`). The next step needs the parameters of
+all servers. Transfers are flows; each has the lesser of what its two ends give it:
 
-- up, a server takes `streams` workers at a time, in order of arrival (ordered streams; `streams = 0`: all at once, processor sharing);
-- down, all flows share, since a sender is done once its data is in the socket's buffer. TCP does not share evenly: flows
+- up, a server takes `streams` workers at a time, in order of arrival (ordered streams; `streams = 0`: all at
+once, processor sharing);
+- down, all flows share, since a sender is done once its data is in the socket's buffer. TCP does not share
+evenly: flows
   get random weights, new for each transfer.
 
-Weighted max-min rates over both ends, by progressive filling. A token bucket lets a burst through after a pause.
+Weighted max-min rates over both ends, by progressive filling. A token bucket lets a burst through after a
+pause.
 """
 
 from __future__ import annotations
@@ -18,14 +22,15 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.errors import SpecError
 from paceline.queueing.profile import WIRE, JobProfile
 from paceline.sim.timeline import Span, Timeline
 
 _TINY = 1e-9
-#: how unevenly TCP shares: shapes of the gamma weights of flows down (of one server to many workers) and up (of one worker to its servers);
-#: chosen once on the measured set, with connections of gloo
+#: how unevenly TCP shares: shapes of the gamma weights of flows down (of one server to many workers) and up
+#: (of one worker to its servers); chosen once on the measured set, with connections of gloo
 _DOWN_SHAPE, _UP_SHAPE = 1.5, 1.0
 
 
@@ -56,7 +61,9 @@ class _Port:
     used: float = 0.0
 
     def settle(self, now: float) -> float:
-        """Credit that has gathered from what flows left of the rate, be it because there were none or because their other ends held them up."""
+        """Credit that has gathered from what flows left of the rate, be it because there were none or because
+        their other ends held them up.
+        """
         self.credit = min(self.burst, self.credit + (self.rate - self.taken) * (now - self.last))
         self.used += self.taken * (now - self.last)
         self.last = now
@@ -104,7 +111,9 @@ class _Network:
         return ended
 
     def _share(self) -> None:
-        """Bursts where both ends have credit, then weighted max-min over both ends of every flow: the tightest port first."""
+        """Bursts where both ends have credit, then weighted max-min over both ends of every flow: the
+        tightest port first.
+        """
         room: dict[_Port, float] = {}
         weights: dict[_Port, float] = {}
         for flow in self.flows:
@@ -123,7 +132,9 @@ class _Network:
                     port.used += gain
         open_ = list(self.flows)
         while open_:
-            level, tight = min(((room[port] / weight, port) for port, weight in weights.items() if weight > 0), key=_first)
+            level, tight = min(
+                ((room[port] / weight, port) for port, weight in weights.items() if weight > 0), key=_first
+            )
             rest = []
             for flow in open_:
                 if tight in flow.ports:
@@ -169,8 +180,16 @@ class _Worker:
 
 
 class _Run:
-    def __init__(self, job: JobProfile, workers: int, steps: int, settle: int, seed: int, streams: int, trace: bool) -> None:
-        self.job, self.goal, self.settle, self.streams, self.trace = job, steps + settle, settle, streams, trace
+    def __init__(
+        self, job: JobProfile, workers: int, steps: int, settle: int, seed: int, streams: int, trace: bool
+    ) -> None:
+        self.job, self.goal, self.settle, self.streams, self.trace = (
+            job,
+            steps + settle,
+            settle,
+            streams,
+            trace,
+        )
         self.random, self.net = random.Random(seed), _Network()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
@@ -223,8 +242,12 @@ class _Run:
             self.over(i)
 
         self.at(took, computed)
-        for s in range(count):  # one thread of the worker per server, each with delays of its own; a part goes when the compute it needs is over
-            self.at(max(took - step.lead(s, count), 0.0) + self.random.choice(self.other), lambda s=s: self.ask(i, s))  # type: ignore[misc]
+        # one thread of the worker per server, each with delays of its own; a part goes when the compute it
+        # needs is over
+        for s in range(count):
+            self.at(
+                max(took - step.lead(s, count), 0.0) + self.random.choice(self.other), partial(self.ask, i, s)
+            )
 
     def over(self, i: int) -> None:
         """The compute of a step, or one of its parts, is over: the next step needs all of them."""
@@ -256,7 +279,12 @@ class _Run:
                 self.lock(s)
                 self.admit(s)
 
-            self.net.start(WIRE * self.job.up_bytes / len(self.servers), self.weight(_UP_SHAPE), (self.workers[i].outward, server.inward), received)
+            self.net.start(
+                WIRE * self.job.up_bytes / len(self.servers),
+                self.weight(_UP_SHAPE),
+                (self.workers[i].outward, server.inward),
+                received,
+            )
 
     def weight(self, shape: float) -> float:
         return self.random.gammavariate(shape, 1.0) + 1e-3
@@ -299,7 +327,11 @@ class _Run:
         """Answers go out, to those whom bounded staleness does not hold back."""
         server = self.servers[s]
         slowest = min(worker.clock for worker in self.workers)
-        free = [i for i in server.held if self.job.mode != "bounded" or self.workers[i].clock - slowest <= self.job.staleness]
+        free = [
+            i
+            for i in server.held
+            if self.job.mode != "bounded" or self.workers[i].clock - slowest <= self.job.staleness
+        ]
         server.held = [i for i in server.held if i not in free]
         for i in free:
             self.send(s, i)
@@ -317,8 +349,12 @@ class _Run:
         self.net.start(size, self.weight(_DOWN_SHAPE), ports, arrived)
 
 
-def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, streams: int = 1, trace: bool = False) -> Simulated:
-    """`workers` of a job for at least `steps` steps each after as many as ten to settle; `trace` keeps what each did when."""
+def simulate(
+    job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, streams: int = 1, trace: bool = False
+) -> Simulated:
+    """`workers` of a job for at least `steps` steps each after as many as ten to settle; `trace` keeps what
+    each did when.
+    """
     if workers < 1 or steps < 2:
         raise SpecError(f"a simulation needs at least one worker and two steps, got {workers} and {steps}")
     settle = min(10, steps)
@@ -332,8 +368,17 @@ def simulate(job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, s
         rate += (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 1 else 0.0
     total, now = sum(len(worker.ends) for worker in run.workers), run.net.now
     capacity = now * job.link.rate_Bps * len(run.servers)
-    busy = {"uplink": sum(s.inward.used for s in run.servers) / capacity, "downlink": sum(s.outward.used for s in run.servers) / capacity,
-            "server": sum(s.locked_s for s in run.servers) / (now * len(run.servers))}
+    busy = {
+        "uplink": sum(s.inward.used for s in run.servers) / capacity,
+        "downlink": sum(s.outward.used for s in run.servers) / capacity,
+        "server": sum(s.locked_s for s in run.servers) / (now * len(run.servers)),
+    }
     timeline = Timeline(tuple(run.spans), f"{job.name}, {workers} workers") if trace else None
-    return Simulated(workers=workers, throughput=rate, staleness=dict(sorted(run.stale.items())), busy=busy,
-                     parts={name: spent / total for name, spent in run.spent.items()}, timeline=timeline)
+    return Simulated(
+        workers=workers,
+        throughput=rate,
+        staleness=dict(sorted(run.stale.items())),
+        busy=busy,
+        parts={name: spent / total for name, spent in run.spent.items()},
+        timeline=timeline,
+    )

@@ -16,7 +16,9 @@ _RUNNING = 44
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A listing that leaves columns out, in the order of `spare`, where the terminal is too narrow for all."""
+    """A listing that leaves columns out, in the order of `spare`, where the terminal is too narrow for
+    all.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -31,7 +33,14 @@ class Fitting:
             if sum(widths.values()) + 2 * (len(widths) - 1) <= options.max_width:
                 break
             del widths[column]
-        table = listing("", list(widths), [[escape(cell) for cell in row] for row in zip(*(cells[column] for column in widths), strict=True)])
+        table = listing(
+            "",
+            list(widths),
+            [
+                [escape(cell) for cell in row]
+                for row in zip(*(cells[column] for column in widths), strict=True)
+            ],
+        )
         for shown, name in zip(table.columns, widths, strict=True):
             shown.no_wrap = name not in self.running
         table.caption, table.caption_justify = self.caption or None, "left"

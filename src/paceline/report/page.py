@@ -1,4 +1,6 @@
-"""An answer as one HTML file: what a terminal shows, and its plot, without anything to load from elsewhere."""
+"""An answer as one HTML file: what a terminal shows, and its plot, without anything to load from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def page(title: str, *views: Any, images: tuple[str, ...] = ()) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False)
     for view in views:
         console.print(view)
-    body = console.export_html(inline_styles=True, code_format="<pre style='font-family:monospace;line-height:1.25'>{code}</pre>")
+    body = console.export_html(
+        inline_styles=True, code_format="<pre style='font-family:monospace;line-height:1.25'>{code}</pre>"
+    )
     style = "body{font-family:sans-serif;margin:2em;max-width:110em}img{max-width:100%}"
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{style}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}{''.join(images)}</body></html>"

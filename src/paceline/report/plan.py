@@ -18,7 +18,10 @@ def planned_view(p: Planned) -> RenderableType:
     """The winner's prediction, the certificate, why the others lost, and where the winner stays one."""
     lines: list[RenderableType] = [
         Text.assemble(("best plan  ", "bold"), (str(p.best.plan), "bold green"), (_mark(p), "bold yellow")),
-        distributed_view(p.best.prediction), Text(), _certificate(p)]
+        distributed_view(p.best.prediction),
+        Text(),
+        _certificate(p),
+    ]
     if p.doubt:
         lines.append(Text(f"not measured: {p.doubt}", style="yellow"))
     if p.measured is not None:
@@ -33,7 +36,10 @@ def planned_view(p: Planned) -> RenderableType:
         lines += [Text(), _ranking("no other plan is better in every respect", p.pareto, p.objective)]
     if p.ranges:
         rows = [[r.what, _stays(r), *_beyond(r)] for r in p.ranges]
-        lines += [Text(), listing("the winner stays ahead of the next ones", ["of", "while it is", "below", "above"], rows)]
+        lines += [
+            Text(),
+            listing("the winner stays ahead of the next ones", ["of", "while it is", "below", "above"], rows),
+        ]
     return Group(*lines)
 
 
@@ -49,7 +55,18 @@ def study_view(study: Study) -> RenderableType:
     worth = sorted(objectives - {"time"})
     jobs = any(answer.planned is not None and answer.planned.steps for answer in found)
     columns = [
-        "model", "cluster", "batch", "step", *worth, *(["whole job"] if jobs else []), "per second", "MFU", "memory", "gap", "plan"]
+        "model",
+        "cluster",
+        "batch",
+        "step",
+        *worth,
+        *(["whole job"] if jobs else []),
+        "per second",
+        "MFU",
+        "memory",
+        "gap",
+        "plan",
+    ]
     title = f"{len(study.answers)} questions, {units.show(study.elapsed_s, 'time')}"
     title += "" if study.engine == "local" else f" on {study.engine}"
     rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
@@ -71,7 +88,9 @@ def _lines(answer: Answer, worth: Sequence[str], jobs: bool) -> list[list[str]]:
     if planned is None:
         blanks = ["-"] * (5 + len(worth) + jobs)
         return [[question.model, asked, str(question.gbs or "-"), *blanks, answer.error]]
-    return [_line(planned, ranked, worth, jobs) for ranked in planned.top[: int(question.options.get("top", 1))]]
+    return [
+        _line(planned, ranked, worth, jobs) for ranked in planned.top[: int(question.options.get("top", 1))]
+    ]
 
 
 def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) -> list[str]:
@@ -79,9 +98,18 @@ def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) ->
     values = [value for objective in worth for value in _worth(ranked, objective)]
     job = [_whole_job(planned, ranked)] if jobs else []
     return [
-        planned.model, ranked.cluster.name, str(planned.gbs), units.show(found.step_s, "time"), *values, *job,
-        f"{found.throughput:,.0f} {found.unit}", f"{100 * found.mfu:.1f} %", units.show(found.peak_bytes, "bytes"),
-        f"{planned.gap_pct:.2f} %", f"{ranked.plan}{'  (never measured)' if ranked.unmeasured else ''}"]
+        planned.model,
+        ranked.cluster.name,
+        str(planned.gbs),
+        units.show(found.step_s, "time"),
+        *values,
+        *job,
+        f"{found.throughput:,.0f} {found.unit}",
+        f"{100 * found.mfu:.1f} %",
+        units.show(found.peak_bytes, "bytes"),
+        f"{planned.gap_pct:.2f} %",
+        f"{ranked.plan}{'  (never measured)' if ranked.unmeasured else ''}",
+    ]
 
 
 def _besides(answer: Answer) -> list[RenderableType]:
@@ -100,10 +128,17 @@ def _besides(answer: Answer) -> list[RenderableType]:
 
 def _certificate(p: Planned) -> Text:
     proof = f"no plan of the {p.space:,} in this space is better by more than {p.gap_pct:.2f} %"
-    reasons = [f"{p.by_memory:,} do not fit into memory", f"{p.by_bound:,} cannot be faster (bound)", f"{p.by_evaluation:,} simulated"]
+    reasons = [
+        f"{p.by_memory:,} do not fit into memory",
+        f"{p.by_bound:,} cannot be faster (bound)",
+        f"{p.by_evaluation:,} simulated",
+    ]
     if p.undecided:
         reasons.append(f"{p.undecided:,} left within the gap")
-    return Text.assemble(("certificate  ", "bold"), f"{proof}, as this model predicts: {', '.join(reasons)}; {p.elapsed_s:.1f} s")
+    return Text.assemble(
+        ("certificate  ", "bold"),
+        f"{proof}, as this model predicts: {', '.join(reasons)}; {p.elapsed_s:.1f} s",
+    )
 
 
 def _shows_money(p: Planned) -> bool:
@@ -117,7 +152,10 @@ def _price(p: Planned) -> Text:
 
 
 def _job(p: Planned) -> Text:
-    return Text.assemble(("whole job    ", "bold"), f"{p.steps:,.0f} steps, {_whole_job(p, p.best)}, without failures and evaluation")
+    return Text.assemble(
+        ("whole job    ", "bold"),
+        f"{p.steps:,.0f} steps, {_whole_job(p, p.best)}, without failures and evaluation",
+    )
 
 
 def _whole_job(p: Planned, ranked: Ranked) -> str:
@@ -131,15 +169,45 @@ def _whole_job(p: Planned, ranked: Ranked) -> str:
 def _ranking(title: str, found: Sequence[Ranked], objective: str) -> RenderableType:
     ran = any(r.measured_s is not None for r in found)
     rows = [
-        [str(i), units.show(r.prediction.step_s, "time"), *(_truth(r) if ran else []), *_worth(r, objective), f"{100 * r.prediction.mfu:.1f} %",
-         units.show(r.prediction.peak_bytes, "bytes"), str(r.prediction.devices), str(r.plan), r.lost or "-", r.lossy or "-"]
-        for i, r in enumerate(found, 1)]
+        [
+            str(i),
+            units.show(r.prediction.step_s, "time"),
+            *(_truth(r) if ran else []),
+            *_worth(r, objective),
+            f"{100 * r.prediction.mfu:.1f} %",
+            units.show(r.prediction.peak_bytes, "bytes"),
+            str(r.prediction.devices),
+            str(r.plan),
+            r.lost or "-",
+            r.lossy or "-",
+        ]
+        for i, r in enumerate(found, 1)
+    ]
     doubtful = any(r.unmeasured for r in found)
     worth = [] if objective == "time" else [objective]
     measured = ["measured", "predicted first"] if ran else []
     last = ["never measured"] if doubtful else []
-    columns = ["", "step", *measured, *worth, "MFU", "memory", "devices", "plan", "lost by", "may change training", *last]
-    return listing(title, columns, [[*row, *([", ".join(r.unmeasured) or "-"] if doubtful else [])] for row, r in zip(rows, found, strict=True)])
+    columns = [
+        "",
+        "step",
+        *measured,
+        *worth,
+        "MFU",
+        "memory",
+        "devices",
+        "plan",
+        "lost by",
+        "may change training",
+        *last,
+    ]
+    return listing(
+        title,
+        columns,
+        [
+            [*row, *([", ".join(r.unmeasured) or "-"] if doubtful else [])]
+            for row, r in zip(rows, found, strict=True)
+        ],
+    )
 
 
 def _mark(p: Planned) -> str:
@@ -150,7 +218,9 @@ def _mark(p: Planned) -> str:
 
 
 def _truth(r: Ranked) -> list[str]:
-    return [units.show(seconds, "time") if seconds is not None else "-" for seconds in (r.measured_s, r.first_s)]
+    return [
+        units.show(seconds, "time") if seconds is not None else "-" for seconds in (r.measured_s, r.first_s)
+    ]
 
 
 def _worth(r: Ranked, objective: str) -> list[str]:

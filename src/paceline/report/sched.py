@@ -1,4 +1,6 @@
-"""Simulated schedules: a table for the terminal, and a page with a Gantt chart and plots. Plain values in, so that it needs no scheduler."""
+"""Simulated schedules: a table for the terminal, and a page with a Gantt chart and plots. Plain values in, so
+that it needs no scheduler.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,16 @@ from paceline.units import show
 
 #: (key, title, dimension)
 COLUMNS = (
-    ("avg_jct_s", "mean", "time"), ("median_jct_s", "median", "time"), ("p99_jct_s", "p99", "time"),
-    ("avg_successful_jct_s", "mean of successful", "time"), ("avg_wait_s", "first wait", "time"),
-    ("makespan_s", "makespan", "time"), ("utilisation", "busy", "fraction"),
-    ("wasted_device_hours", "wasted device-h", "count"), ("restarts", "restarts", "count"), ("elapsed_s", "simulated in", "time"),
+    ("avg_jct_s", "mean", "time"),
+    ("median_jct_s", "median", "time"),
+    ("p99_jct_s", "p99", "time"),
+    ("avg_successful_jct_s", "mean of successful", "time"),
+    ("avg_wait_s", "first wait", "time"),
+    ("makespan_s", "makespan", "time"),
+    ("utilisation", "busy", "fraction"),
+    ("wasted_device_hours", "wasted device-h", "count"),
+    ("restarts", "restarts", "count"),
+    ("elapsed_s", "simulated in", "time"),
 )
 _COLORS = ("#3466c2", "#c2543a", "#2a9d5c", "#a14fa1", "#c99a2e", "#2a8fbd", "#6b6b6b", "#d4719b")
 #: (policy, sorted response times)
@@ -49,18 +57,38 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         view.add_column(name, justify="right")
     ordered = sorted(rows, key=lambda row: row["avg_jct_s"])
     for i, row in enumerate(ordered):
-        view.add_row(Text(row["policy"], style="bold green" if i == 0 else ""), *(cell(row, key, dimension) for key, _, dimension in COLUMNS))
+        view.add_row(
+            Text(row["policy"], style="bold green" if i == 0 else ""),
+            *(cell(row, key, dimension) for key, _, dimension in COLUMNS),
+        )
     return Group(Text(title, style="bold"), view, Text("response times: from submission to end", style="dim"))
 
 
-def page(title: str, rows: Sequence[Mapping[str, Any]], curves: Sequence[Curve], charts: Sequence[tuple[str, Sequence[Bar], Sequence[int]]]) -> str:
+def page(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    curves: Sequence[Curve],
+    charts: Sequence[tuple[str, Sequence[Bar], Sequence[int]]],
+) -> str:
     """One self-contained page without scripts; `charts`: (policy, bars, devices of each node)."""
     parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>",
-        f"<title>{escape(title)}</title><style>body{{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em}}",
-        "table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right}td:first-child,th:first-child{text-align:left}",
+        (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport'"
+            " content='width=device-width'>"
+        ),
+        (
+            f"<title>{escape(title)}</title><style>body{{font:15px/1.4 system-ui,sans-serif;margin:2em"
+            " auto;max-width:70em;padding:0 1em}"
+        ),
+        (
+            "table{border-collapse:collapse}td,th{padding:.2em"
+            " .7em;text-align:right}td:first-child,th:first-child{text-align:left}"
+        ),
         "tr:nth-child(even){background:#f4f4f4}svg{max-width:100%;height:auto}</style></head><body>",
-        f"<h1>{escape(title)}</h1>", _html_table(rows), "<h2>Response times</h2>", _distribution(curves),
+        f"<h1>{escape(title)}</h1>",
+        _html_table(rows),
+        "<h2>Response times</h2>",
+        _distribution(curves),
     ]
     for policy, bars, devices in charts:
         parts.append(f"<h2>{escape(policy)}: which job ran where</h2>{_gantt(bars, devices)}")
@@ -70,7 +98,9 @@ def page(title: str, rows: Sequence[Mapping[str, Any]], curves: Sequence[Curve],
 def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for _, name, _ in COLUMNS)
     body = "".join(
-        f"<tr><td>{escape(row['policy'])}</td>" + "".join(f"<td>{escape(cell(row, key, dim))}</td>" for key, _, dim in COLUMNS) + "</tr>"
+        f"<tr><td>{escape(row['policy'])}</td>"
+        + "".join(f"<td>{escape(cell(row, key, dim))}</td>" for key, _, dim in COLUMNS)
+        + "</tr>"
         for row in sorted(rows, key=lambda row: row["avg_jct_s"])
     )
     return f"<table><tr><th>policy</th>{head}</tr>{body}</table>"
@@ -86,27 +116,43 @@ def _distribution(curves: Sequence[Curve], width: int = 820, height: int = 330) 
     def x(seconds: float) -> float:
         return left + (right - left) * (math.log10(max(seconds, low)) - first) / (last - first)
 
-    out = [f"<svg viewBox='0 0 {width} {height}' width='{width}' role='img' aria-label='distribution of response times'>"]
+    out = [
+        (
+            f"<svg viewBox='0 0 {width} {height}' width='{width}' role='img'"
+            " aria-label='distribution of response times'>"
+        )
+    ]
     for power in range(math.ceil(first), math.floor(last) + 1):
         at = x(10.0**power)
-        out.append(f"<line x1='{at:.1f}' x2='{at:.1f}' y1='{top}' y2='{bottom}' stroke='#ddd'/>"
-                   f"<text x='{at:.1f}' y='{bottom + 18}' font-size='12' text-anchor='middle'>{escape(show(10.0**power, 'time'))}</text>")
+        out.append(
+            f"<line x1='{at:.1f}' x2='{at:.1f}' y1='{top}' y2='{bottom}' stroke='#ddd'/><text x='{at:.1f}'"
+            f" y='{bottom + 18}' font-size='12'"
+            f" text-anchor='middle'>{escape(show(10.0**power, 'time'))}</text>"
+        )
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = bottom - (bottom - top) * share
-        out.append(f"<line x1='{left}' x2='{right}' y1='{y:.1f}' y2='{y:.1f}' stroke='#ddd'/>"
-                   f"<text x='{left - 6}' y='{y + 4:.1f}' font-size='12' text-anchor='end'>{100 * share:.0f} %</text>")
+        out.append(
+            f"<line x1='{left}' x2='{right}' y1='{y:.1f}' y2='{y:.1f}' stroke='#ddd'/><text x='{left - 6}'"
+            f" y='{y + 4:.1f}' font-size='12' text-anchor='end'>{100 * share:.0f} %</text>"
+        )
     for i, (policy, values) in enumerate(curves):
         color = _COLORS[i % len(_COLORS)]
         step = max(1, len(values) // 200)
         picked = [*range(0, len(values), step), len(values) - 1]
-        points = " ".join(f"{x(values[j]):.1f},{bottom - (bottom - top) * (j + 1) / len(values):.1f}" for j in picked)
-        out.append(f"<polyline points='{points}' fill='none' stroke='{color}' stroke-width='2'/>"
-                   f"<text x='{right + 10}' y='{top + 14 + 18 * i}' font-size='13' fill='{color}'>{escape(policy)}</text>")
+        points = " ".join(
+            f"{x(values[j]):.1f},{bottom - (bottom - top) * (j + 1) / len(values):.1f}" for j in picked
+        )
+        out.append(
+            f"<polyline points='{points}' fill='none' stroke='{color}' stroke-width='2'/><text"
+            f" x='{right + 10}' y='{top + 14 + 18 * i}' font-size='13' fill='{color}'>{escape(policy)}</text>"
+        )
     return "".join([*out, "</svg>"])
 
 
 def _gantt(bars: Sequence[Bar], devices: Sequence[int], width: int = 1000, most: int = 4000) -> str:
-    """A lane for each device (or, on large clusters, as high as fits), time to the right; the longest bars where there are too many."""
+    """A lane for each device (or, on large clusters, as high as fits), time to the right; the longest bars
+    where there are too many.
+    """
     if not bars:
         return "<p>no job ran</p>"
     shown = sorted(sorted(bars, key=lambda bar: bar[1] - bar[2])[:most], key=lambda bar: bar[1])
@@ -118,21 +164,35 @@ def _gantt(bars: Sequence[Bar], devices: Sequence[int], width: int = 1000, most:
     out = [f"<svg viewBox='0 0 {width} {height:.0f}' width='{width}' role='img' aria-label='Gantt chart'>"]
     for node, top in enumerate(tops):
         if node % 2 == 0:
-            out.append(f"<rect x='0' y='{top:.1f}' width='{width}' height='{lane * devices[node]:.1f}' fill='#f2f2f2'/>")
+            out.append(
+                f"<rect x='0' y='{top:.1f}' width='{width}' height='{lane * devices[node]:.1f}'"
+                " fill='#f2f2f2'/>"
+            )
     lanes: list[list[float]] = [[-math.inf] * count for count in devices]
     for name, start, end, allocation in shown:
-        color, title = _color(name), escape(f"{name}: {show(end - start, 'time')} from {show(start - first, 'time')}")
+        color, title = (
+            _color(name),
+            escape(f"{name}: {show(end - start, 'time')} from {show(start - first, 'time')}"),
+        )
         for node, count in allocation:
-            taken = sorted(sorted(range(devices[node]), key=lambda i: (lanes[node][i] > start + 1e-9, i))[:count])
+            taken = sorted(
+                sorted(range(devices[node]), key=lambda i: (lanes[node][i] > start + 1e-9, i))[:count]
+            )
             for i in taken:
                 lanes[node][i] = end
             out.extend(
-                f"<rect x='{(start - first) * scale:.2f}' y='{tops[node] + lane * i:.2f}' width='{max((end - start) * scale, 0.3):.2f}' "
-                f"height='{lane * 0.92:.2f}' fill='{color}'><title>{title}</title></rect>" for i in taken)
+                f"<rect x='{(start - first) * scale:.2f}' y='{tops[node] + lane * i:.2f}'"
+                f" width='{max((end - start) * scale, 0.3):.2f}' height='{lane * 0.92:.2f}'"
+                f" fill='{color}'><title>{title}</title></rect>"
+                for i in taken
+            )
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         anchor = "start" if share == 0 else "end" if share == 1 else "middle"
         label = escape(show(share * (last - first), "time"))
-        out.append(f"<text x='{share * width:.0f}' y='{height - 6:.0f}' font-size='12' text-anchor='{anchor}'>{label}</text>")
+        out.append(
+            f"<text x='{share * width:.0f}' y='{height - 6:.0f}' font-size='12'"
+            f" text-anchor='{anchor}'>{label}</text>"
+        )
     note = f"<p>the {most} longest of {len(bars)} stretches are drawn</p>" if len(bars) > most else ""
     return "".join([*out, "</svg>", note])
 

@@ -1,4 +1,6 @@
-"""The scoreboard as tables: errors by set, how well plans are told apart, what others reach, and which rows were left out."""
+"""The scoreboard as tables: errors by set, how well plans are told apart, what others reach, and which rows
+were left out.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Peer(Protocol):
 
 
 class Score(Protocol):
-    """How predictions did on one measurement set. Per cent; `skipped` counts rows by the reason they could not be predicted."""
+    """How predictions did on one measurement set.
+
+    Per cent; `skipped` counts rows by the reason they could not be predicted.
+    """
 
     @property
     def set(self) -> str: ...
@@ -73,7 +78,19 @@ class Score(Protocol):
 
 
 _NONE = "-"
-_COLUMNS = ("sets", "metric", "rows", "skipped", "mean\nerror", "median", "90th\npct", "bias", "in\ninterval", "naive\nmean", "naive\nmedian")
+_COLUMNS = (
+    "sets",
+    "metric",
+    "rows",
+    "skipped",
+    "mean\nerror",
+    "median",
+    "90th\npct",
+    "bias",
+    "in\ninterval",
+    "naive\nmean",
+    "naive\nmedian",
+)
 _SPARE = ("naive\nmedian", "90th\npct", "skipped", "bias")
 
 
@@ -86,7 +103,9 @@ def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
     views += [*_sweeps(listed), *_peers(listed)]
     # metrics of one set leave out the same rows: say so once
     why = dict.fromkeys(
-        (score.set, f"{count:,}", reason) for score in listed for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
+        (score.set, f"{count:,}", reason)
+        for score in listed
+        for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
     )
     if why:
         views += [Text("\nrows left out"), Fitting(("sets", "rows", "why"), list(why), running=("why",))]
@@ -95,20 +114,38 @@ def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
 
 def _score_row(score: Score) -> list[str]:
     return [
-        score.set, score.metric, f"{score.rows:,}", f"{sum(score.skipped.values()):,}", _percent(score.mean_abs_pct), _percent(score.median_abs_pct),
-        _percent(score.p90_abs_pct), _percent(score.bias_pct, signed=True), _percent(score.coverage_pct, digits=0),
-        _percent(score.naive_mean_abs_pct), _percent(score.naive_median_abs_pct),
+        score.set,
+        score.metric,
+        f"{score.rows:,}",
+        f"{sum(score.skipped.values()):,}",
+        _percent(score.mean_abs_pct),
+        _percent(score.median_abs_pct),
+        _percent(score.p90_abs_pct),
+        _percent(score.bias_pct, signed=True),
+        _percent(score.coverage_pct, digits=0),
+        _percent(score.naive_mean_abs_pct),
+        _percent(score.naive_median_abs_pct),
     ]
 
 
 def _sweeps(scores: Sequence[Score]) -> list[RenderableType]:
     """How well plans for the same work are told apart."""
     rows = [
-        [score.set, f"{s.count:,}", f"{s.rows:,}", _NONE if s.rank_correlation != s.rank_correlation else f"{s.rank_correlation:.2f}",
-         _percent(s.regret_pct), _percent(s.worst_regret_pct)]
-        for score in scores if (s := score.sweeps) is not None
+        [
+            score.set,
+            f"{s.count:,}",
+            f"{s.rows:,}",
+            _NONE if s.rank_correlation != s.rank_correlation else f"{s.rank_correlation:.2f}",
+            _percent(s.regret_pct),
+            _percent(s.worst_regret_pct),
+        ]
+        for score in scores
+        if (s := score.sweeps) is not None
     ]
-    caption = "regret: how much slower than the fastest measured plan of a sweep is the one with the least predicted time"
+    caption = (
+        "regret: how much slower than the fastest measured plan of a sweep is the one with the least"
+        " predicted time"
+    )
     columns = ("sets", "sweeps", "rows", "rank\ncorrelation", "mean\nregret", "worst\nregret")
     return [Text("\nplans told apart"), Fitting(columns, rows, caption=caption)] if rows else []
 
@@ -119,8 +156,20 @@ def _peers(scores: Sequence[Score]) -> list[RenderableType]:
     for score in scores:
         if score.peers:
             regret = score.sweeps.regret_pct if score.sweeps else None
-            rows.append([score.set, "paceline", _percent(score.mean_abs_pct), _percent(regret), f"{score.rows:,}", "the rows found here"])
-            rows += [["", p.name, f"{p.mean_abs_pct:g} %", _percent(p.regret_pct), f"{p.rows:,}", p.how] for p in score.peers]
+            rows.append(
+                [
+                    score.set,
+                    "paceline",
+                    _percent(score.mean_abs_pct),
+                    _percent(regret),
+                    f"{score.rows:,}",
+                    "the rows found here",
+                ]
+            )
+            rows += [
+                ["", p.name, f"{p.mean_abs_pct:g} %", _percent(p.regret_pct), f"{p.rows:,}", p.how]
+                for p in score.peers
+            ]
     columns = ("sets", "by", "mean\nerror", "mean\nregret", "rows", "source")
     return [Text("\nbeside others"), Fitting(columns, rows, ("mean\nregret",), ("source",))] if rows else []
 

@@ -11,9 +11,21 @@ from rich.text import Text
 from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Prediction
 from paceline.units import show
 
-_BOUND_STYLE = {"compute": "green", "memory": "cyan", "latency": "yellow", "host": "magenta", "communication": "blue", "bubble": "red"}
+_BOUND_STYLE = {
+    "compute": "green",
+    "memory": "cyan",
+    "latency": "yellow",
+    "host": "magenta",
+    "communication": "blue",
+    "bubble": "red",
+}
 _MEMORY_STYLE = {
-    "parameters": "blue", "gradients": "bright_blue", "optimizer": "magenta", "activations": "green", "temporary": "yellow", "workspace": "white",
+    "parameters": "blue",
+    "gradients": "bright_blue",
+    "optimizer": "magenta",
+    "activations": "green",
+    "temporary": "yellow",
+    "workspace": "white",
 }
 _BAR = 48
 
@@ -27,15 +39,20 @@ def _headline(p: Prediction) -> list[Text]:
     sizes = f"batch {p.batch}" + (f", sequence {p.seq}" if p.seq else "")
     first = Text.assemble((p.model, "bold"), f" on {p.device}, {sizes}, {p.precision}, {p.optimizer}")
     answer = Text.assemble(
-        (show(p.step_s, "time"), "bold green"), f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
-        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {100 * p.mfu:.1f} % of peak FLOP/s",
+        (show(p.step_s, "time"), "bold green"),
+        f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
+        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"),
+        f"   {100 * p.mfu:.1f} % of peak FLOP/s",
     )
     return [first, answer, _bound_line(p)]
 
 
 def _bound_line(p: Prediction) -> Text:
     why = {
-        "host": f"the host needs {show(p.host_s, 'time')} to issue the step, the device {show(p.kernel_s, 'time')} to run it",
+        "host": (
+            f"the host needs {show(p.host_s, 'time')} to issue the step, the device"
+            f" {show(p.kernel_s, 'time')} to run it"
+        ),
         "compute": "matrix units are busy for most of the device time",
         "memory": "most device time moves bytes",
         "latency": "most device time goes to operators too small to fill the device",
@@ -46,7 +63,9 @@ def _bound_line(p: Prediction) -> Text:
         "memory": "fusion (torch.compile), a lower precision or more bandwidth would help",
         "latency": "a larger batch or fusion would help",
     }[p.bound_by]
-    return Text.assemble("bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"), f": {why}; {advice}")
+    return Text.assemble(
+        "bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"), f": {why}; {advice}"
+    )
 
 
 def _time_lines(p: Prediction) -> list[RenderableType]:
@@ -57,12 +76,22 @@ def _time_lines(p: Prediction) -> list[RenderableType]:
     for part in shown:
         style = _BOUND_STYLE[part.bound_by]
         bar = Text("█" * max(1, round(part.share * 30)), style=style)
-        table.add_row(part.name, _ms(part.seconds), f"{100 * part.share:.0f} %", bar, str(part.count), Text(part.bound_by, style=style))
+        table.add_row(
+            part.name,
+            _ms(part.seconds),
+            f"{100 * part.share:.0f} %",
+            bar,
+            str(part.count),
+            Text(part.bound_by, style=style),
+        )
     rest = p.kernel_s - sum(part.seconds for part in shown)
     if rest > 1e-9 * p.kernel_s and len(shown) < len(p.breakdown):
         table.add_row("the rest", _ms(rest), f"{100 * rest / p.kernel_s:.0f} %", "", "", "")
     phases = ", ".join(f"{name} {_ms(seconds)} ms" for name, seconds in p.phases.items() if seconds > 0)
-    return [table, Text(f"device time {show(p.kernel_s, 'time')} in {p.kernels:.0f} kernels: {phases}", style="dim")]
+    return [
+        table,
+        Text(f"device time {show(p.kernel_s, 'time')} in {p.kernels:.0f} kernels: {phases}", style="dim"),
+    ]
 
 
 def _ms(seconds: float) -> str:
@@ -97,7 +126,9 @@ def _memory_bar(found: Memory) -> list[Text]:
 def _memory_lines(p: Prediction) -> list[Text]:
     found = p.memory
     head = Text.assemble(
-        "memory: ", (show(found.peak_bytes, "bytes"), "bold"), f" allocated at the peak ({found.peak_at}), about "
+        "memory: ",
+        (show(found.peak_bytes, "bytes"), "bold"),
+        f" allocated at the peak ({found.peak_at}), about "
         f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
     )
     lines = [head, *_memory_bar(found)]
@@ -107,11 +138,21 @@ def _memory_lines(p: Prediction) -> list[Text]:
 def _unfit(fit: Fit) -> list[Text]:
     """By how much a step does not fit, and what would help."""
     short = fit.needed_bytes - fit.available_bytes
-    lines = [Text(f"does not fit: needs {show(fit.needed_bytes, 'bytes')}, has {show(fit.available_bytes, 'bytes')}, "
-                  f"short of {show(short, 'bytes')}", style="bold red")]
+    lines = [
+        Text(
+            f"does not fit: needs {show(fit.needed_bytes, 'bytes')}, has"
+            f" {show(fit.available_bytes, 'bytes')}, short of {show(short, 'bytes')}",
+            style="bold red",
+        )
+    ]
     for name, size in fit.remedies:
         verdict = "fits" if size <= fit.available_bytes else "still too much"
-        lines.append(Text(f"  with {name}: about {show(size, 'bytes')}, {verdict}", style="red" if verdict != "fits" else "green"))
+        lines.append(
+            Text(
+                f"  with {name}: about {show(size, 'bytes')}, {verdict}",
+                style="red" if verdict != "fits" else "green",
+            )
+        )
     return lines
 
 
@@ -119,12 +160,16 @@ def distributed_view(p: DistributedPrediction) -> RenderableType:
     """Headline, where the time goes along the critical path, memory of each stage, what it rests on."""
     first = Text.assemble((p.model, "bold"), f" on {p.cluster}, {p.devices} devices: {p.plan}")
     answer = Text.assemble(
-        (show(p.step_s, "time"), "bold green"), f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
-        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"), f"   {peak_share(p, 'peak FLOP/s')}",
+        (show(p.step_s, "time"), "bold green"),
+        f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
+        (f"{show(p.throughput, 'count')} {p.unit}/s", "bold"),
+        f"   {peak_share(p, 'peak FLOP/s')}",
     )
     bound = Text.assemble(
-        "bottleneck: ", (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"),
-        f"; exposed communication {100 * p.exposed_s / p.step_s:.1f} %, pipeline bubble {100 * p.bubble_s / p.step_s:.1f} %",
+        "bottleneck: ",
+        (p.bound_by, f"bold {_BOUND_STYLE[p.bound_by]}"),
+        f"; exposed communication {100 * p.exposed_s / p.step_s:.1f} %, pipeline bubble"
+        f" {100 * p.bubble_s / p.step_s:.1f} %",
     )
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for title in ("where the time goes", "ms", "share", ""):
@@ -152,14 +197,19 @@ def _stage_lines(p: DistributedPrediction) -> list[RenderableType]:
     """Memory of the fullest stage by kind, and of the others in a line each (equal ones together)."""
     found = p.memory
     head = Text.assemble(
-        "memory: ", (show(found.peak_bytes, "bytes"), "bold"), f" allocated at the peak ({found.peak_at}), about "
+        "memory: ",
+        (show(found.peak_bytes, "bytes"), "bold"),
+        f" allocated at the peak ({found.peak_at}), about "
         f"{show(found.reserved_bytes, 'bytes')} reserved of {show(found.available_bytes, 'bytes')}",
     )
     lines: list[RenderableType] = [head, *_memory_bar(found)]
     if not p.fit.fits:
         lines += _unfit(p.fit)
     if len(p.stages) > 1:
-        rows = [(str(i), str(s.layers), _ms(s.forward_s), _ms(s.backward_s), show(s.memory.peak_bytes, "bytes")) for i, s in enumerate(p.stages)]
+        rows = [
+            (str(i), str(s.layers), _ms(s.forward_s), _ms(s.backward_s), show(s.memory.peak_bytes, "bytes"))
+            for i, s in enumerate(p.stages)
+        ]
         shown = rows if len(rows) <= 8 else [*rows[:3], ("...",) * 5, *rows[-2:]]
         lines.append(listing("", ("stage", "layers", "forward ms", "backward ms", "memory"), shown))
     return lines
@@ -176,7 +226,19 @@ def rests_on(e: Evidence) -> Text:
 
 
 #: columns of words
-_LEFT = ("title", "plan", "lost by", "below", "above", "source", "sets", "by", "why", "metric", "architecture")
+_LEFT = (
+    "title",
+    "plan",
+    "lost by",
+    "below",
+    "above",
+    "source",
+    "sets",
+    "by",
+    "why",
+    "metric",
+    "architecture",
+)
 
 
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def checked(title: str, caption: str, phases: Sequence[str], predicted_s: Mapping[str, float], measured_s: Mapping[str, float]) -> Table:
+def checked(
+    title: str,
+    caption: str,
+    phases: Sequence[str],
+    predicted_s: Mapping[str, float],
+    measured_s: Mapping[str, float],
+) -> Table:
     """Seconds by phase, predicted and measured."""
     table = Table(title=title, caption=caption)
     for name in ("", "predicted", "measured", "difference"):
@@ -28,8 +34,12 @@ def checked(title: str, caption: str, phases: Sequence[str], predicted_s: Mappin
     return table
 
 
-def trained(title: str, rows: Sequence[tuple[str, float, float, Sequence[float], Sequence[float | None]]]) -> Table:
-    """Of each strategy: mean accuracy, half its interval, seconds of each run, and until the target was reached."""
+def trained(
+    title: str, rows: Sequence[tuple[str, float, float, Sequence[float], Sequence[float | None]]]
+) -> Table:
+    """Of each strategy: mean accuracy, half its interval, seconds of each run, and until the target was
+    reached.
+    """
     table = Table(title=title)
     for name in ("strategy", "accuracy", "95 % interval", "time", "time to target"):
         table.add_column(name, justify="left" if name == "strategy" else "right")

@@ -10,7 +10,17 @@ from rich.text import Text
 
 from paceline.report.terminal import distributed_view, rests_on, spent
 from paceline.spec.prediction import DistributedPrediction, Evidence
-from paceline.spec.whatif import Anatomy, BreakEven, Change, Comparison, Explanation, Job, Scaling, Span, Sweep
+from paceline.spec.whatif import (
+    Anatomy,
+    BreakEven,
+    Change,
+    Comparison,
+    Explanation,
+    Job,
+    Scaling,
+    Span,
+    Sweep,
+)
 from paceline.units import show
 
 #: rows of a sweep that a terminal shows; the file of --json has all
@@ -40,11 +50,15 @@ def change_view(c: Change) -> RenderableType:
     """Before and after, and the reasons."""
     table = _table("", "before", "after", left=("before", "after"))
     rows = [
-        ("step", _step(c.before), _step(c.after)), ("throughput", _rate(c.before.throughput, c.before.unit), _rate(c.after.throughput, c.after.unit)),
+        ("step", _step(c.before), _step(c.after)),
+        ("throughput", _rate(c.before.throughput, c.before.unit), _rate(c.after.throughput, c.after.unit)),
         ("share of peak", f"{100 * c.before.mfu:.1f} %", f"{100 * c.after.mfu:.1f} %"),
-        ("devices", str(c.before.devices), str(c.after.devices)), ("batch", str(c.before.batch), str(c.after.batch)),
-        ("micro-batches", str(c.before.micro_batches), str(c.after.micro_batches)), ("plan", c.before.plan, c.after.plan),
-        ("memory", _fit(c.before), _fit(c.after)), ("bottleneck", c.before.bound_by, c.after.bound_by),
+        ("devices", str(c.before.devices), str(c.after.devices)),
+        ("batch", str(c.before.batch), str(c.after.batch)),
+        ("micro-batches", str(c.before.micro_batches), str(c.after.micro_batches)),
+        ("plan", c.before.plan, c.after.plan),
+        ("memory", _fit(c.before), _fit(c.after)),
+        ("bottleneck", c.before.bound_by, c.after.bound_by),
     ]
     for name, before, after in rows:
         if before != after or name in ("step", "throughput"):
@@ -85,9 +99,19 @@ def sweep_view(s: Sweep) -> RenderableType:
             i = places[p.devices]
             more = (f"{100 * curve.efficiency[i]:.0f} %", f"{100 * curve.naive[i] / curve.ideal[i]:.0f} %")
         exposed = f"{100 * p.exposed_s / p.step_s:.0f} %"
-        table.add_row(point.value, show(p.step_s, "time"), _rate(p.throughput, p.unit), exposed, _fit(p), p.bound_by, *more)
+        table.add_row(
+            point.value,
+            show(p.step_s, "time"),
+            _rate(p.throughput, p.unit),
+            exposed,
+            _fit(p),
+            p.bound_by,
+            *more,
+        )
     foot = [Text(f"{len(s.points)} points, {s.fidelity}", style="dim")]
-    return Group(Text(s.subject, style="bold"), table, *([Text(_pays(curve))] if curve is not None else []), *foot)
+    return Group(
+        Text(s.subject, style="bold"), table, *([Text(_pays(curve))] if curve is not None else []), *foot
+    )
 
 
 def _pays(c: Scaling) -> str:
@@ -103,17 +127,46 @@ def _pays(c: Scaling) -> str:
 def explanation_view(e: Explanation) -> RenderableType:
     """The prediction, its bottlenecks, three readings of it, and its concurrency."""
     known = e.watts is not None
-    watts = f"a device draws {show(e.watts or 0.0, 'power')} on average ({e.watts_source})" if known else "no power limit is known of this device"
-    return Group(distributed_view(e.prediction), Text(), *_bottlenecks(e), Text(), *_roofline(e.anatomy), Text(), *_readings(e.anatomy), Text(),
-                 *_concurrency(e), Text(), Text(watts, style="dim"))
+    watts = (
+        f"a device draws {show(e.watts or 0.0, 'power')} on average ({e.watts_source})"
+        if known
+        else "no power limit is known of this device"
+    )
+    return Group(
+        distributed_view(e.prediction),
+        Text(),
+        *_bottlenecks(e),
+        Text(),
+        *_roofline(e.anatomy),
+        Text(),
+        *_readings(e.anatomy),
+        Text(),
+        *_concurrency(e),
+        Text(),
+        Text(watts, style="dim"),
+    )
 
 
 def _bottlenecks(e: Explanation) -> list[RenderableType]:
-    table = _table("if it had no limit", "saves", "step", "1 % more of it saves", "then it would be", "edit", left=("then it would be", "edit"))
+    table = _table(
+        "if it had no limit",
+        "saves",
+        "step",
+        "1 % more of it saves",
+        "then it would be",
+        "edit",
+        left=("then it would be", "edit"),
+    )
     for b in e.resources.bottlenecks:
         share = b.saved_s / e.resources.step_s
-        table.add_row(b.name, f"{show(b.saved_s, 'time') if b.saved_s > 0 else '0'} ({100 * share:.1f} %)", show(b.step_s, "time"),
-                      f"{b.elasticity:.3f} %", b.then, f"--set {b.edit}")
+        table.add_row(
+            b.name,
+            f"{show(b.saved_s, 'time') if b.saved_s > 0 else '0'} ({100 * share:.1f} %)",
+            show(b.step_s, "time"),
+            f"{b.elasticity:.3f} %",
+            b.then,
+            f"--set {b.edit}",
+        )
     rest = f"the rest, {100 * e.resources.fixed:.0f} %, is latency, or what has no field (a server's memory)"
     fixed = f"elasticities add up to {1 - e.resources.fixed:.2f}; {rest}"
     return [table, Text(fixed, style="dim")]
@@ -124,12 +177,30 @@ def _roofline(a: Anatomy) -> list[RenderableType]:
     for roof in a.roofs:
         bar = "█" * max(1, round(_BAR * min(1.0, roof.seconds / a.step_s)))
         intensity = f"{roof.intensity:,.0f}" if roof.intensity is not None else "-"
-        table.add_row(roof.name, intensity, show(roof.ceiling, "flops"), f"{100 * roof.seconds / a.step_s:.1f} %", bar)
-    return [table, Text(f"achieved: {show(a.achieved, 'flops')}; the lowest ceiling is {min(a.roofs, key=lambda r: r.ceiling).name}", style="dim")]
+        table.add_row(
+            roof.name, intensity, show(roof.ceiling, "flops"), f"{100 * roof.seconds / a.step_s:.1f} %", bar
+        )
+    return [
+        table,
+        Text(
+            f"achieved: {show(a.achieved, 'flops')}; the lowest ceiling is"
+            f" {min(a.roofs, key=lambda r: r.ceiling).name}",
+            style="dim",
+        ),
+    ]
 
 
 def _readings(a: Anatomy) -> list[RenderableType]:
-    columns = ("collectives of a device, per step", "axis", "ranks", "size", "times", "alpha", "beta x size", "algorithm")
+    columns = (
+        "collectives of a device, per step",
+        "axis",
+        "ranks",
+        "size",
+        "times",
+        "alpha",
+        "beta x size",
+        "algorithm",
+    )
     table = _table(*columns, left=("axis", "algorithm"))
     for s in a.sent[:8]:
         size, alpha, beta = show(s.size, "bytes"), spent(s.alpha_s), spent(s.beta_s)
@@ -139,18 +210,37 @@ def _readings(a: Anatomy) -> list[RenderableType]:
         alpha, beta = (spent(sum(getattr(s, name) for s in rest)) for name in ("alpha_s", "beta_s"))
         table.add_row("the rest", "", "", "", str(sum(s.count for s in rest)), alpha, beta, "")
     b = a.bsp
-    line = (f"BSP: w + h g + s l = {show(b['w_s'], 'time')} + {show(b['h_bytes'], 'bytes')} x {b['g_s_per_byte'] * 1e9:.3g} ns/B + "
-            f"{b['supersteps']:.0f} x {show(b['l_s'], 'time')} = {show(b['seconds'], 'time')} without overlap; with it {show(a.step_s, 'time')}")
-    return [table, Text(line)] if a.sent else [Text("no collectives: what is exchanged is in the breakdown above", style="dim")]
+    line = (
+        f"BSP: w + h g + s l = {show(b['w_s'], 'time')} + {show(b['h_bytes'], 'bytes')} x"
+        f" {b['g_s_per_byte'] * 1e9:.3g} ns/B + {b['supersteps']:.0f} x {show(b['l_s'], 'time')} ="
+        f" {show(b['seconds'], 'time')} without overlap; with it {show(a.step_s, 'time')}"
+    )
+    return (
+        [table, Text(line)]
+        if a.sent
+        else [Text("no collectives: what is exchanged is in the breakdown above", style="dim")]
+    )
 
 
 def _concurrency(e: Explanation) -> list[RenderableType]:
     table = _table("layer", "runs", "work", "depth", "average parallelism")
     for layer in e.anatomy.layers[:8]:
-        table.add_row(layer.name, str(layer.count), show(layer.work, "count"), f"{layer.depth:.0f}", show(layer.parallelism, "count"))
+        table.add_row(
+            layer.name,
+            str(layer.count),
+            show(layer.work, "count"),
+            f"{layer.depth:.0f}",
+            show(layer.parallelism, "count"),
+        )
     forms = _table("parallelism", "used", "at most", "sent per device", "limit", left=("limit",))
     for form in e.forms:
-        forms.add_row(form.name, f"{form.used:,}", show(form.most, "count"), show(form.sent_bytes, "bytes") if form.sent_bytes else "-", form.limit)
+        forms.add_row(
+            form.name,
+            f"{form.used:,}",
+            show(form.most, "count"),
+            show(form.sent_bytes, "bytes") if form.sent_bytes else "-",
+            form.limit,
+        )
     return [table, Text(), forms]
 
 
@@ -160,22 +250,56 @@ def _concurrency(e: Explanation) -> list[RenderableType]:
 def comparison_view(c: Comparison) -> RenderableType:
     """Plans side by side, the fastest that fits marked."""
     even = any(row.break_even is not None for row in c.rows)
-    table = _table("plan", "step", "throughput", "", "exposed", "memory", *(["pays at"] if even else []), "what it may cost in accuracy",
-                   left=("", "what it may cost in accuracy"))
+    table = _table(
+        "plan",
+        "step",
+        "throughput",
+        "",
+        "exposed",
+        "memory",
+        *(["pays at"] if even else []),
+        "what it may cost in accuracy",
+        left=("", "what it may cost in accuracy"),
+    )
     first = next((row.prediction for row in c.rows if row.prediction is not None), None)
     most = max((row.prediction.throughput for row in c.rows if row.prediction is not None), default=1.0)
     for row in c.rows:
         p = row.prediction
         if p is None or first is None:
-            table.add_row(row.plan, "-", "-", "", "-", "-", *(["-"] if even else []), Text(row.why_not[:110], style="red"))
+            table.add_row(
+                row.plan,
+                "-",
+                "-",
+                "",
+                "-",
+                "-",
+                *(["-"] if even else []),
+                Text(row.why_not[:110], style="red"),
+            )
             continue
         bar = Text(f"{'█' * max(1, round(12 * p.throughput / most))} {p.throughput / first.throughput:.2f}x")
         style = "bold green" if row is c.best else "red" if not p.fit.fits else ""
         note = p.accuracy.what if p.accuracy is not None else "none: the sum of all gradients, every step"
-        table.add_row(Text(row.plan, style=style), show(p.step_s, "time"), _rate(p.throughput, p.unit), bar, f"{100 * p.exposed_s / p.step_s:.0f} %",
-                      _fit(p), *([_even(row.break_even)] if even else []), note)
-    sources = [f"  {row.plan}: {p.accuracy.source}" for row in c.rows if (p := row.prediction) is not None and p.accuracy is not None]
-    said = [Text("accuracy, according to:", style="dim"), *(Text(source, style="dim") for source in sources)] if sources else []
+        table.add_row(
+            Text(row.plan, style=style),
+            show(p.step_s, "time"),
+            _rate(p.throughput, p.unit),
+            bar,
+            f"{100 * p.exposed_s / p.step_s:.0f} %",
+            _fit(p),
+            *([_even(row.break_even)] if even else []),
+            note,
+        )
+    sources = [
+        f"  {row.plan}: {p.accuracy.source}"
+        for row in c.rows
+        if (p := row.prediction) is not None and p.accuracy is not None
+    ]
+    said = (
+        [Text("accuracy, according to:", style="dim"), *(Text(source, style="dim") for source in sources)]
+        if sources
+        else []
+    )
     return Group(Text(c.subject, style="bold"), table, *said)
 
 
@@ -216,9 +340,18 @@ def job_view(j: Job) -> RenderableType:
     add("energy", j.energy_j, "count", 1 / 3600, "Wh")
     more = f", {100 * j.extra:.0f} % more for its batch" if j.extra else ""
     lines = [
-        f"{show(j.units, 'count')} {j.unit}{more} in {j.steps:,} steps of {show(j.step_s, 'time')} on {j.devices:,} devices",
-        f"interrupted every {show(j.interrupted_s, 'time')}; a checkpoint ({show(j.checkpoint_bytes, 'bytes')}) takes {show(j.checkpoint_s, 'time')}",
-        f"and is written every {show(j.interval_s, 'time')}, the interval that loses least unless one is given",
+        (
+            f"{show(j.units, 'count')} {j.unit}{more} in {j.steps:,} steps of {show(j.step_s, 'time')} on"
+            f" {j.devices:,} devices"
+        ),
+        (
+            f"interrupted every {show(j.interrupted_s, 'time')}; a checkpoint"
+            f" ({show(j.checkpoint_bytes, 'bytes')}) takes {show(j.checkpoint_s, 'time')}"
+        ),
+        (
+            f"and is written every {show(j.interval_s, 'time')}, the interval that loses least unless one is"
+            " given"
+        ),
         *([f"evaluation {show(j.evaluation_s, 'time')} in all"] if j.evaluation_s else []),
     ]
     return Group(table, *(Text(line) for line in lines), *_rests(j.provenance))

@@ -9,6 +9,26 @@ from paceline.sched.policy import Policy
 from paceline.sched.speed import Scaling, Speed, Table
 
 __all__ = [
-    "Active", "Decision", "Ended", "Event", "Job", "Machine", "NodeDown", "NodeUp", "Policy", "Preempted", "Report", "Resize", "Scaling", "Shape",
-    "Speed", "Start", "State", "Stop", "Submit", "Table", "Tick", "replay",
+    "Active",
+    "Decision",
+    "Ended",
+    "Event",
+    "Job",
+    "Machine",
+    "NodeDown",
+    "NodeUp",
+    "Policy",
+    "Preempted",
+    "Report",
+    "Resize",
+    "Scaling",
+    "Shape",
+    "Speed",
+    "Start",
+    "State",
+    "Stop",
+    "Submit",
+    "Table",
+    "Tick",
+    "replay",
 ]

@@ -1,4 +1,7 @@
-"""What the state machine decides. A driver carries out one batch in order, after it has released all that the batch stops or moves."""
+"""What the state machine decides.
+
+A driver carries out one batch in order, after it has released all that the batch stops or moves.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Decision):
-    """Start a waiting job, from its checkpoint where it has one; `adaptive`: it may choose its batch for goodput at each phase."""
+    """Start a waiting job, from its checkpoint where it has one; `adaptive`: it may choose its batch for
+    goodput at each phase.
+    """
 
     allocation: Allocation
     adaptive: bool = False

@@ -1,7 +1,8 @@
 """Ends before success, as a distribution: what share of jobs is killed or fails, and how far they get.
 
-A job's end is drawn over the share of its work that it does. `Ends` gives the probability of reaching success and the expected share of
-work from any point on, so a policy can weigh a job by what it will really cost and by how likely it is to be worth it.
+A job's end is drawn over the share of its work that it does. `Ends` gives the probability of reaching success
+and the expected share of work from any point on, so a policy can weigh a job by what it will really cost and
+by how likely it is to be worth it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Ends:
         if len(shares) != len(probabilities) or not (
             all(p >= 0 for p in probabilities) and sum(probabilities) <= 1 + 1e-9
         ):
-            raise SpecError("early ends need one probability, not negative, for each share, and at most 1 in all")
+            raise SpecError(
+                "early ends need one probability, not negative, for each share, and at most 1 in all"
+            )
         if list(shares) != sorted(shares) or any(not 0 < s < 1 for s in shares):
             raise SpecError(f"early ends need rising shares between 0 and 1, got {shares!r}")
         alive = [1.0]
@@ -76,7 +79,8 @@ class Ends:
 
 
 def geometric(failing: float, early: float = 0.5, points: int = 12, first: float = 0.01) -> Ends:
-    """`failing` of the jobs end early, at shares spaced evenly in logarithm from `first`; `early`: exponent, 1 puts as many in each decade.
+    """`failing` of the jobs end early, at shares spaced evenly in logarithm from `first`; `early`: exponent,
+    1 puts as many in each decade.
 
     The density over log share grows as share ** early, so a small exponent means that most ends come soon.
     """
@@ -95,7 +99,7 @@ def empirical(observed: Sequence[float], points: int = 20) -> Ends:
     early = sorted(share for share in observed if share < 1)
     if not early:
         return Ends((), ())
-    groups = [early[i * len(early) // points:(i + 1) * len(early) // points] for i in range(points)]
+    groups = [early[i * len(early) // points : (i + 1) * len(early) // points] for i in range(points)]
     found: dict[float, float] = {}
     for group in groups:
         if group:

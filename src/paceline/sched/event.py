@@ -1,4 +1,6 @@
-"""What can happen: the only things that the state machine is told. Times are seconds on one clock, never before the last one told."""
+"""What can happen: the only things that the state machine is told. Times are seconds on one clock, never
+before the last one told.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class NodeUp(Event):
     node: int
 
 
-KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Submit, Tick, Report, Ended, Preempted, NodeDown, NodeUp)}
+KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Submit, Tick, Report, Ended, Preempted, NodeDown, NodeUp)
+}
 
 
 def from_dict(entry: dict[str, Any], jobs: dict[str, Job]) -> Event:

@@ -38,7 +38,10 @@ def main(path: Path) -> None:
     gaps = np.diff(times)
     gaps = gaps[gaps < 6 * 3600]  # longer ones are holes in the record
     ranks = np.argsort(np.argsort(gaps)) / len(gaps)
-    print("# Statistics of the Philly trace (Jeon et al., ATC 2019; CC-BY-4.0), by paceline.sched.fit_philly; times in seconds")
+    print(
+        "# Statistics of the Philly trace (Jeon et al., ATC 2019; CC-BY-4.0), by paceline.sched.fit_philly;"
+        " times in seconds"
+    )
     print(f"shares = {_list(np.array(SHARES))}")
     print(f"gaps = {_list(np.maximum(np.quantile(gaps, SHARES), 0.5))}")
     print(f"gap_mean = {gaps.mean():.6g}")

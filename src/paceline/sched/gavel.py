@@ -40,7 +40,10 @@ def read(speeds: Path, lengths: Path, count: int, seed: int) -> Trace:
     """`count` jobs: model and length drawn, devices as in Philly, arrivals Poisson."""
     draw = random.Random(seed)
     models = throughputs(speeds)
-    rows = [(float(row["duration_s"]), int(float(row["num_gpus"]))) for row in csv_rows(lengths, ("duration_s", "num_gpus"))]
+    rows = [
+        (float(row["duration_s"]), int(float(row["num_gpus"])))
+        for row in csv_rows(lengths, ("duration_s", "num_gpus"))
+    ]
     jobs, now_s = [], 0.0
     for i in range(count):
         now_s += draw.expovariate(1 / GAP_S)
@@ -49,9 +52,18 @@ def read(speeds: Path, lengths: Path, count: int, seed: int) -> Trace:
         seconds, devices = draw.choice(rows)
         most = min(max(table) for table in rates.values())
         devices = max((n for n in rates[KINDS["v100"]] if n <= min(devices, most)), default=1)
-        jobs.append(Job(
-            name=f"gavel-{i}", submit_s=now_s, work=max(seconds, 60.0) * rates[KINDS["v100"]][devices], speed=Table(rates), devices=devices, least=1,
-            most=most, powers_of_two=True, tenant=model,
-        ))
+        jobs.append(
+            Job(
+                name=f"gavel-{i}",
+                submit_s=now_s,
+                work=max(seconds, 60.0) * rates[KINDS["v100"]][devices],
+                speed=Table(rates),
+                devices=devices,
+                least=1,
+                most=most,
+                powers_of_two=True,
+                tenant=model,
+            )
+        )
     kinds = "+".join(f"36x1x{kind}" for kind in KINDS.values())
     return Trace(name="gavel", jobs=tuple(jobs), cluster=kinds)

@@ -1,4 +1,6 @@
-"""A job list of any length with the statistics of the Philly trace: sizes, lengths by size, bursts of arrivals, the day's rhythm."""
+"""A job list of any length with the statistics of the Philly trace: sizes, lengths by size, bursts of
+arrivals, the day's rhythm.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,18 @@ class Quantiles:
 
 
 def philly_like(count: int, *, seed: int = 0, bursts: bool = True, most_devices: int | None = None) -> Trace:
-    """`count` jobs; `bursts=False` makes arrivals Poisson of the same mean; larger jobs than `most_devices` are cut to it."""
+    """`count` jobs; `bursts=False` makes arrivals Poisson of the same mean; larger jobs than `most_devices`
+    are cut to it.
+    """
     if count < 1:
         raise SpecError(f"a trace has at least one job, got {count}")
     facts = statistics()
     draw = random.Random(seed)
     sizes = sorted((int(size), share) for size, share in facts["sizes"].items())
     edges = list(accumulate(share for _, share in sizes))
-    classes = sorted((int(low), Quantiles(facts["shares"], table["quantiles"])) for low, table in facts["lengths"].items())
+    classes = sorted(
+        (int(low), Quantiles(facts["shares"], table["quantiles"])) for low, table in facts["lengths"].items()
+    )
     starts = [low for low, _ in classes]
     tenants, owns = list(facts["tenants"]), list(accumulate(facts["tenants"].values()))
     jobs = []
@@ -65,12 +71,18 @@ def philly_like(count: int, *, seed: int = 0, bursts: bool = True, most_devices:
         devices = sizes[min(bisect_right(edges, draw.random() * edges[-1]), len(sizes) - 1)][0]
         seconds = classes[bisect_right(starts, devices) - 1][1].at(draw.random())
         tenant = tenants[min(bisect_right(owns, draw.random() * owns[-1]), len(tenants) - 1)]
-        jobs.append(stretchable(f"job-{i}", time_s, max(1.0, seconds), min(devices, most_devices or devices), draw, tenant))
+        jobs.append(
+            stretchable(
+                f"job-{i}", time_s, max(1.0, seconds), min(devices, most_devices or devices), draw, tenant
+            )
+        )
     return Trace(name="philly-like", jobs=tuple(jobs), cluster=CLUSTER)
 
 
 def trials(count: int, *, seed: int = 0, median_s: float = 3600.0, sigma: float = 0.5) -> Trace:
-    """Philly's arrivals, sizes and tenants, with lengths log-normal about a median: what jobs ask for, not what they run."""
+    """Philly's arrivals, sizes and tenants, with lengths log-normal about a median: what jobs ask for, not
+    what they run.
+    """
     draw = random.Random(f"trials {seed}")
     like = philly_like(count, seed=seed, most_devices=16)
     jobs = tuple(replace(job, work=median_s * math.exp(sigma * draw.gauss(0, 1))) for job in like.jobs)
@@ -99,5 +111,3 @@ def _arrivals(count: int, draw: random.Random, bursts: bool) -> list[float]:
 
 def _normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
-
-

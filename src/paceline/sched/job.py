@@ -1,4 +1,6 @@
-"""A job: how much work, how fast at each size, how it may end; and the record that the scheduler keeps of it."""
+"""A job: how much work, how fast at each size, how it may end; and the record that the scheduler keeps
+of it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ class Job:
         object.__setattr__(self, "least", self.least or self.devices)
         object.__setattr__(self, "most", self.most or self.devices)
         if not 1 <= self.least <= self.devices <= self.most:
-            raise SpecError(f"job {self.name!r}: sizes must satisfy 1 <= least <= devices <= most, got {self.least}, {self.devices}, {self.most}")
+            raise SpecError(
+                f"job {self.name!r}: sizes must satisfy 1 <= least <= devices <= most, got {self.least},"
+                f" {self.devices}, {self.most}"
+            )
         if self.most > MOST_DEVICES:
             raise SpecError(f"job {self.name!r}: at most {MOST_DEVICES:,} devices, got {self.most}")
         if not (self.work > 0 and math.isfinite(self.work)):
@@ -72,7 +77,9 @@ class Job:
                 f"got {self.ends_at!r} and {self.submit_s!r}"
             )
         if self.outcome not in OUTCOMES:
-            raise SpecError(f"job {self.name!r}: outcome must be one of {', '.join(OUTCOMES)}, got {self.outcome!r}")
+            raise SpecError(
+                f"job {self.name!r}: outcome must be one of {', '.join(OUTCOMES)}, got {self.outcome!r}"
+            )
 
     def __deepcopy__(self, memo: dict[int, object]) -> Job:
         """Itself: nothing of it changes, so copies of a cluster's state share it."""
@@ -101,11 +108,31 @@ WAITING, RUNNING, OVER = "waiting", "running", "over"
 
 
 class Active:
-    """What the scheduler knows of a job that is not over. Policies read it; only the state machine writes it."""
+    """What the scheduler knows of a job that is not over.
+
+    Policies read it; only the state machine writes it.
+    """
 
     __slots__ = (
-        "adaptive", "allocation", "attained_s", "counts", "devices", "done", "first_start_s", "index", "job", "kind", "outcome", "owes_s", "phase",
-        "rate", "ready_s", "restarts", "since_s", "started_s", "status",
+        "adaptive",
+        "allocation",
+        "attained_s",
+        "counts",
+        "devices",
+        "done",
+        "first_start_s",
+        "index",
+        "job",
+        "kind",
+        "outcome",
+        "owes_s",
+        "phase",
+        "rate",
+        "ready_s",
+        "restarts",
+        "since_s",
+        "started_s",
+        "status",
     )
 
     def __init__(self, job: Job, index: int) -> None:

@@ -1,8 +1,9 @@
 """The scheduler as a state machine without clock, network or disk: events in, decisions out.
 
-A driver (the simulator, or a live engine) tells `Machine.handle` what happened, carries out the decisions that it returns, and sends a
-`Tick` at `Machine.wake_s`. Decisions of one batch take effect at once for the machine: what a batch stops or moves is free for what it
-starts. The log holds each event with its decisions; `replay` runs it again.
+A driver (the simulator, or a live engine) tells `Machine.handle` what happened, carries out the decisions
+that it returns, and sends a `Tick` at `Machine.wake_s`. Decisions of one batch take effect at once for the
+machine: what a batch stops or moves is free for what it starts. The log holds each event with its decisions;
+`replay` runs it again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: one line of a log file."""
         more = {"quiet": True} if self.quiet else {}
-        return {**self.event.to_dict(), **more, "decisions": [decision.to_dict() for decision in self.decisions]}
+        return {
+            **self.event.to_dict(),
+            **more,
+            "decisions": [decision.to_dict() for decision in self.decisions],
+        }
 
 
 class State:
@@ -75,10 +80,19 @@ class State:
         if kind is not None:
             return self._place(self.nodes, devices, kind)
         free = self.nodes.free_total
-        return next((found for k in self.kinds if free[k] >= devices and (found := self._place(self.nodes, devices, k)) is not None), None)
+        return next(
+            (
+                found
+                for k in self.kinds
+                if free[k] >= devices and (found := self._place(self.nodes, devices, k)) is not None
+            ),
+            None,
+        )
 
     def start(self, job: Active, where: int | Allocation, reason: str, kind: str | None = None) -> bool:
-        """Starts a waiting job on so many devices, or on those of an allocation; False where they are not free."""
+        """Starts a waiting job on so many devices, or on those of an allocation; False where they are not
+        free.
+        """
         allocation = self.place(where, kind) if isinstance(where, int) else where
         if allocation is None:
             return False
@@ -91,7 +105,9 @@ class State:
         if math.isnan(job.first_start_s):
             job.first_start_s = self.now_s
         self.policy.removed(job, self.now_s)
-        self.decisions.append(Start(name=job.name, reason=reason, allocation=allocation, adaptive=job.adaptive))
+        self.decisions.append(
+            Start(name=job.name, reason=reason, allocation=allocation, adaptive=job.adaptive)
+        )
         return True
 
     def stop(self, job: Active, reason: str) -> None:
@@ -102,11 +118,14 @@ class State:
         self._wait(job)
 
     def resize(self, job: Active, where: int | Allocation, reason: str, kind: str | None = None) -> bool:
-        """Moves a running job to so many devices (its own may be among them), or to an allocation; False where they are not free."""
+        """Moves a running job to so many devices (its own may be among them), or to an allocation; False
+        where they are not free.
+        """
         return self.reshape([(job, where, reason)], kind) == 1
 
     def reshape(self, wanted: Iterable[tuple[Active, int | Allocation, str]], kind: str | None = None) -> int:
-        """Gives jobs, waiting or running, new sizes: all give up what they hold, then each is placed in the given order.
+        """Gives jobs, waiting or running, new sizes: all give up what they hold, then each is placed in the
+        given order.
 
         A running job that no longer fits anywhere is stopped. Returns how many were placed.
         """
@@ -122,12 +141,16 @@ class State:
                 placed += allocation is not None and self.start(job, allocation, reason)
             elif allocation is None:
                 job.status = RUNNING
-                self.decisions.append(Stop(name=job.name, reason=f"{reason}, but that many devices are not free"))
+                self.decisions.append(
+                    Stop(name=job.name, reason=f"{reason}, but that many devices are not free")
+                )
                 self._wait(job)
             else:
                 self._put(job, allocation)
                 job.restarts += 1
-                self.decisions.append(Resize(name=job.name, reason=reason, allocation=allocation, adaptive=job.adaptive))
+                self.decisions.append(
+                    Resize(name=job.name, reason=reason, allocation=allocation, adaptive=job.adaptive)
+                )
                 placed += 1
         return placed
 
@@ -145,7 +168,10 @@ class State:
         job.owes_s = 0.0
         job.rate = checked(job.job.speed.rate(job.counts, job.kind, job.phase, job.adaptive), job.name)
         if job.rate == 0:
-            raise SpecError(f"policy {self.policy.name!r} puts {job.name!r} on {job.devices} devices ({job.kind}), where it cannot run")
+            raise SpecError(
+                f"policy {self.policy.name!r} puts {job.name!r} on {job.devices} devices ({job.kind}), where"
+                " it cannot run"
+            )
 
     def _free(self, job: Active, keep: bool = False) -> None:
         if job.status != RUNNING:
@@ -180,9 +206,13 @@ class Machine:
         self._round_s = 0.0
 
     def tell_quietly(self, event: ev.Event) -> None:
-        """Takes in an event that others follow at the same time; the policy is asked with the last of them."""
+        """Takes in an event that others follow at the same time; the policy is asked with the last of
+        them.
+        """
         if event.time_s < self.state.now_s:
-            raise SpecError(f"events must come in order of time: got {event.time_s:g} s after {self.state.now_s:g} s")
+            raise SpecError(
+                f"events must come in order of time: got {event.time_s:g} s after {self.state.now_s:g} s"
+            )
         self.state.now_s = event.time_s
         self._dirty |= self._apply(event)
         if self.log is not None:
@@ -192,7 +222,9 @@ class Machine:
         """Takes in an event and returns what is to be done about it."""
         state, policy = self.state, self.policy
         if event.time_s < state.now_s:
-            raise SpecError(f"events must come in order of time: got {event.time_s:g} s after {state.now_s:g} s")
+            raise SpecError(
+                f"events must come in order of time: got {event.time_s:g} s after {state.now_s:g} s"
+            )
         state.now_s = now = event.time_s
         decisions: list[Decision] = []
         state.decisions = decisions
@@ -213,7 +245,9 @@ class Machine:
         return decisions
 
     def _grid(self, time_s: float) -> float:
-        """The first round of the policy that is not before `time_s` and has not been held; the first is after one interval."""
+        """The first round of the policy that is not before `time_s` and has not been held; the first is after
+        one interval.
+        """
         if not math.isfinite(time_s):
             return time_s
         step = self.policy.interval_s
@@ -230,7 +264,9 @@ class Machine:
             job.done = event.done
             if event.phase != job.phase and job.status == RUNNING:
                 job.phase = event.phase
-                job.rate = checked(job.job.speed.rate(job.counts, job.kind, job.phase, job.adaptive), job.name)
+                job.rate = checked(
+                    job.job.speed.rate(job.counts, job.kind, job.phase, job.adaptive), job.name
+                )
             job.phase = event.phase
             self.policy.reported(job, state.now_s)
             return self.policy.follows_reports
@@ -253,7 +289,9 @@ class Machine:
         if job.name in state.jobs:
             raise SpecError(f"job {job.name!r} was submitted twice")
         if job.least > self._most:
-            raise SpecError(f"job {job.name!r} needs {job.least} devices of one kind, but the cluster has {self._most}")
+            raise SpecError(
+                f"job {job.name!r} needs {job.least} devices of one kind, but the cluster has {self._most}"
+            )
         record = state.jobs[job.name] = state.waiting[job.name] = Active(job, self._count)
         record.since_s = state.now_s
         self._count += 1
@@ -277,7 +315,9 @@ class Machine:
         return self.state.jobs[name]
 
 
-def replay(entries: Iterable[Mapping[str, Any]], jobs: Mapping[str, Job], shape: Shape, policy: Policy) -> list[list[Decision]]:
+def replay(
+    entries: Iterable[Mapping[str, Any]], jobs: Mapping[str, Job], shape: Shape, policy: Policy
+) -> list[list[Decision]]:
     """Runs a log again from the start: the decisions after each of its events."""
     machine = Machine(shape, policy, log=False)
     out: list[list[Decision]] = []

@@ -1,4 +1,6 @@
-"""What came of a job list: response times, of all jobs and of the successful ones, utilisation, fairness, waste."""
+"""What came of a job list: response times, of all jobs and of the successful ones, utilisation, fairness,
+waste.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A job that is over. Times in seconds; `spent_s` are device-seconds; `alone_s` is what its run takes at the size asked for, undisturbed."""
+    """A job that is over.
+
+    Times in seconds; `spent_s` are device-seconds; `alone_s` is what its run takes at the size asked for,
+    undisturbed.
+    """
 
     name: str
     submit_s: float
@@ -61,13 +67,28 @@ class Outcome:
 
     @staticmethod
     def of(
-        *, policy: str, cluster: str, devices: int, done: Sequence[Done], events: int, decisions: int, elapsed_s: float,
-        segments: Sequence[Segment] | None, log: Sequence[Entry] | None,
+        *,
+        policy: str,
+        cluster: str,
+        devices: int,
+        done: Sequence[Done],
+        events: int,
+        decisions: int,
+        elapsed_s: float,
+        segments: Sequence[Segment] | None,
+        log: Sequence[Entry] | None,
     ) -> Outcome:
         """Freezes what a run collected."""
         return Outcome(
-            policy=policy, cluster=cluster, devices=devices, done=tuple(done), events=events, decisions=decisions, elapsed_s=elapsed_s,
-            segments=None if segments is None else tuple(segments), log=None if log is None else tuple(log),
+            policy=policy,
+            cluster=cluster,
+            devices=devices,
+            done=tuple(done),
+            events=events,
+            decisions=decisions,
+            elapsed_s=elapsed_s,
+            segments=None if segments is None else tuple(segments),
+            log=None if log is None else tuple(log),
         )
 
     @property
@@ -89,18 +110,34 @@ class Outcome:
         slowdown = [job.response_s / max(job.alone_s, 1.0) for job in self.done]
         waits = [job.start_s - job.submit_s for job in self.done]
         return {
-            "avg_jct_s": mean(responses), "median_jct_s": quantile(responses, 0.5), "p99_jct_s": quantile(responses, 0.99),
-            "avg_successful_jct_s": mean(good), "median_successful_jct_s": quantile(good, 0.5), "p99_successful_jct_s": quantile(good, 0.99),
-            "makespan_s": self.makespan_s, "avg_wait_s": mean(waits), "utilisation": spent / (self.devices * self.makespan_s) if spent else 0.0,
-            "fairness": jain(slowdown), "p99_slowdown": quantile(sorted(slowdown), 0.99), "device_hours": spent / 3600,
-            "wasted_device_hours": wasted / 3600, "restarts": mean([float(job.restarts) for job in self.done]),
+            "avg_jct_s": mean(responses),
+            "median_jct_s": quantile(responses, 0.5),
+            "p99_jct_s": quantile(responses, 0.99),
+            "avg_successful_jct_s": mean(good),
+            "median_successful_jct_s": quantile(good, 0.5),
+            "p99_successful_jct_s": quantile(good, 0.99),
+            "makespan_s": self.makespan_s,
+            "avg_wait_s": mean(waits),
+            "utilisation": spent / (self.devices * self.makespan_s) if spent else 0.0,
+            "fairness": jain(slowdown),
+            "p99_slowdown": quantile(sorted(slowdown), 0.99),
+            "device_hours": spent / 3600,
+            "wasted_device_hours": wasted / 3600,
+            "restarts": mean([float(job.restarts) for job in self.done]),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "policy": self.policy, **self.metrics(), "jobs": len(self.done), "successful_jobs": sum(j.outcome == "completed" for j in self.done),
-            "cluster": self.cluster, "devices": self.devices, "events": self.events, "decisions": self.decisions, "elapsed_s": self.elapsed_s,
+            "policy": self.policy,
+            **self.metrics(),
+            "jobs": len(self.done),
+            "successful_jobs": sum(j.outcome == "completed" for j in self.done),
+            "cluster": self.cluster,
+            "devices": self.devices,
+            "events": self.events,
+            "decisions": self.decisions,
+            "elapsed_s": self.elapsed_s,
         }
 
 
@@ -126,14 +163,39 @@ def jain(values: Sequence[float]) -> float:
 
 
 #: two-sided 95 % quantiles of Student's t by degrees of freedom; beyond, the normal one
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+_T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, half width of its 95 % confidence interval) over independent runs; the half width is not a number for a single one."""
+    """(mean, half width of its 95 % confidence interval) over independent runs; the half width is not a
+    number for a single one.
+    """
     middle = mean(values)
     count = len(values)
     if count < 2:
         return middle, math.nan
     deviation = math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (count - 1))
-    return middle, (_T95[count - 2] if count - 2 < len(_T95) else 1.96 + 2.4 / (count - 1)) * deviation / math.sqrt(count)
+    return middle, (
+        _T95[count - 2] if count - 2 < len(_T95) else 1.96 + 2.4 / (count - 1)
+    ) * deviation / math.sqrt(count)

@@ -24,7 +24,9 @@ class Shape:
 
     @staticmethod
     def parse(text: str) -> Shape:
-        """What a user writes: `64x4xv100`, `36x1xv100+36x1xk80` (nodes x devices x kind), a catalog name or a .toml file (see `Cluster`)."""
+        """What a user writes: `64x4xv100`, `36x1xv100+36x1xk80` (nodes x devices x kind), a catalog name or a
+        .toml file (see `Cluster`).
+        """
         parts = [_WRITTEN.match(part) for part in text.split("+")]
         if all(parts):
             from paceline.catalog import devices
@@ -38,7 +40,8 @@ class Shape:
         found = clusters.get(text)
         inner = [tier.domain for tier in found.tiers[:-1] if tier.domain and tier.domain > found.node_devices]
         return Shape.of(
-            [(count, found.node_devices, device.name) for device, count in found.devices if count], name=text,
+            [(count, found.node_devices, device.name) for device, count in found.devices if count],
+            name=text,
             rack_nodes=inner[-1] // found.node_devices if inner else 0,
         )
 
@@ -48,7 +51,12 @@ class Shape:
         devices = tuple(each for nodes, each, _ in groups for _ in range(nodes))
         kinds = tuple(kind for nodes, _, kind in groups for _ in range(nodes))
         racks = tuple(i // rack_nodes if rack_nodes else 0 for i in range(len(devices)))
-        return Shape(devices=devices, kinds=kinds, racks=racks, name=name or "+".join(f"{n}x{d}x{k}" for n, d, k in groups))
+        return Shape(
+            devices=devices,
+            kinds=kinds,
+            racks=racks,
+            name=name or "+".join(f"{n}x{d}x{k}" for n, d, k in groups),
+        )
 
     @property
     def total(self) -> int:
@@ -57,9 +65,24 @@ class Shape:
 
 
 class Nodes:
-    """Which devices are free. Nodes with the same number free stand in one heap, so that finding one does not depend on their number."""
+    """Which devices are free.
 
-    __slots__ = ("_heaps", "capacity", "distributed", "free", "free_total", "kinds", "node_devices", "racks", "shape", "total", "up")
+    Nodes with the same number free stand in one heap, so that finding one does not depend on their number.
+    """
+
+    __slots__ = (
+        "_heaps",
+        "capacity",
+        "distributed",
+        "free",
+        "free_total",
+        "kinds",
+        "node_devices",
+        "racks",
+        "shape",
+        "total",
+        "up",
+    )
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -74,7 +97,9 @@ class Nodes:
         #: free devices by kind, and devices of nodes that are up
         self.free_total = dict.fromkeys(shape.kinds, 0)
         self.total = dict(self.free_total)
-        self._heaps: dict[str, list[list[int]]] = {kind: [[] for _ in range(self.node_devices + 1)] for kind in self.free_total}
+        self._heaps: dict[str, list[list[int]]] = {
+            kind: [[] for _ in range(self.node_devices + 1)] for kind in self.free_total
+        }
         for node, count in enumerate(self.free):
             kind = shape.kinds[node]
             self.free_total[kind] += count
@@ -109,7 +134,11 @@ class Nodes:
         """Gives devices to a job."""
         for node, count in allocation:
             if not 0 <= node < len(self.free) or count < 1 or self.free[node] < count or not self.up[node]:
-                have = f"{self.free[node]} free" if 0 <= node < len(self.free) and self.up[node] else "no such node up"
+                have = (
+                    f"{self.free[node]} free"
+                    if 0 <= node < len(self.free) and self.up[node]
+                    else "no such node up"
+                )
                 raise SpecError(f"cannot take {count} devices of node {node}: {have}")
             self._set(node, self.free[node] - count)
             self.distributed[node] += len(allocation) > 1
@@ -124,7 +153,10 @@ class Nodes:
         """A node whose devices were all given back disappears."""
         if self.up[node]:
             if self.free[node] != self.capacity[node]:
-                raise SpecError(f"node {node} went down while jobs hold devices of it; report these jobs as preempted first")
+                raise SpecError(
+                    f"node {node} went down while jobs hold devices of it; report these jobs as preempted"
+                    " first"
+                )
             self.up[node] = False
             self.free_total[self.kinds[node]] -= self.capacity[node]
             self.total[self.kinds[node]] -= self.capacity[node]
@@ -145,14 +177,18 @@ class Nodes:
         return heap[0] if heap else -1
 
     def widest(self, kind: str) -> tuple[int, int]:
-        """(node, free devices) of the node with most free, the first of equals; (-1, 0) where none is free."""
+        """(node, free devices) of the node with most free, the first of equals; (-1, 0) where none is
+        free.
+        """
         for count in range(self.node_devices, 0, -1):
             if (node := self._top(kind, count)) >= 0:
                 return node, count
         return -1, 0
 
     def tightest(self, kind: str, needed: int) -> int:
-        """The node with the fewest free devices that holds `needed`, the first of equals; -1 where none does."""
+        """The node with the fewest free devices that holds `needed`, the first of equals; -1 where none
+        does.
+        """
         for count in range(needed, self.node_devices + 1):
             if (node := self._top(kind, count)) >= 0:
                 return node
@@ -160,4 +196,8 @@ class Nodes:
 
     def open(self, kind: str) -> Iterator[int]:
         """Nodes of a kind with free devices, by number."""
-        return (node for node, count in enumerate(self.free) if count and self.up[node] and self.kinds[node] == kind)
+        return (
+            node
+            for node, count in enumerate(self.free)
+            if count and self.up[node] and self.kinds[node] == kind
+        )

@@ -1,10 +1,11 @@
-"""Where a job of a given size goes. Each strategy takes free devices of one kind and returns an allocation, or None where they do not suffice.
+"""Where a job of a given size goes. Each strategy takes free devices of one kind and returns an allocation,
+or None where they do not suffice.
 
-`widest`       the node with most free devices first, as the Tiresias and Optimus simulators of the Pollux artifact place
-`consolidate`  one node that it fits tightly; else whole nodes, and a tight one for the rest
-`spread`       one device at a time, where most are free
-`quiet`        as `consolidate`, but off nodes whose network another distributed job uses, where that is possible
-`topology`     as `consolidate`, inside the rack that it fits tightly; else over as few racks as can be
+`widest`       the node with most free devices first, as the Tiresias and Optimus simulators of the Pollux
+artifact place `consolidate`  one node that it fits tightly; else whole nodes, and a tight one for the rest
+`spread`       one device at a time, where most are free `quiet`        as `consolidate`, but off nodes whose
+network another distributed job uses, where that is possible `topology`     as `consolidate`, inside the rack
+that it fits tightly; else over as few racks as can be
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def quiet(nodes: Nodes, devices: int, kind: str) -> Allocation | None:
     found = consolidate(nodes, devices, kind)
     if found is None or len(found) == 1:
         return found
-    return _first(nodes, sorted(nodes.open(kind), key=lambda n: (nodes.distributed[n] > 0, -nodes.free[n], n)), devices)
+    return _first(
+        nodes, sorted(nodes.open(kind), key=lambda n: (nodes.distributed[n] > 0, -nodes.free[n], n)), devices
+    )
 
 
 def topology(nodes: Nodes, devices: int, kind: str) -> Allocation | None:
@@ -81,7 +84,9 @@ def topology(nodes: Nodes, devices: int, kind: str) -> Allocation | None:
     for node in nodes.open(kind):
         free[nodes.racks[node]] += nodes.free[node]
     holding = [rack for rack in free if free[rack] >= devices]
-    racks = [min(holding, key=lambda r: (free[r], r))] if holding else sorted(free, key=lambda r: (-free[r], r))
+    racks = (
+        [min(holding, key=lambda r: (free[r], r))] if holding else sorted(free, key=lambda r: (-free[r], r))
+    )
     order = {rack: i for i, rack in enumerate(racks)}
     inside = [node for node in nodes.open(kind) if nodes.racks[node] in order]
     return _first(nodes, sorted(inside, key=lambda n: (order[nodes.racks[n]], -nodes.free[n], n)), devices)
@@ -99,7 +104,13 @@ def _first(nodes: Nodes, order: Iterable[int], devices: int) -> Allocation:
     return tuple(chosen)
 
 
-STRATEGIES: dict[str, Strategy] = {"widest": widest, "consolidate": consolidate, "spread": spread, "quiet": quiet, "topology": topology}
+STRATEGIES: dict[str, Strategy] = {
+    "widest": widest,
+    "consolidate": consolidate,
+    "spread": spread,
+    "quiet": quiet,
+    "topology": topology,
+}
 
 
 def get(name: str) -> Strategy:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Decides which jobs run, and on how many devices. Deterministic: the same events give the same decisions."""
+    """Decides which jobs run, and on how many devices.
+
+    Deterministic: the same events give the same decisions.
+    """
 
     name: str = ""
     #: 0: asked after each event; else only at multiples of so many seconds, when something happened since

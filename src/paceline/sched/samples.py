@@ -1,9 +1,11 @@
-"""Where the speed of a job comes from, in samples per second: Paceline's predictor, a profile of one or two nodes, or a measured table.
+"""Where the speed of a job comes from, in samples per second: Paceline's predictor, a profile of one or two
+nodes, or a measured table.
 
-`Goodput` makes a `Speed` of a source: samples at the job's batch, or, for policies that adapt batches, at the batch of the best goodput. A
-sample counts less the larger the batch: with gradient noise scale s, (s + b0) / (s + b) of one at the batch b0 that the job was planned for
-(McCandlish et al. 2018). What a source says of each size is kept in a plain table (`tabulated`), which is all that a live scheduler stores:
-it decides the same after a restart, whatever became of the profile or the predictor.
+`Goodput` makes a `Speed` of a source: samples at the job's batch, or, for policies that adapt batches, at the
+batch of the best goodput. A sample counts less the larger the batch: with gradient noise scale s, (s + b0) /
+(s + b) of one at the batch b0 that the job was planned for (McCandlish et al. 2018). What a source says of
+each size is kept in a plain table (`tabulated`), which is all that a live scheduler stores: it decides the
+same after a restart, whatever became of the profile or the predictor.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predicted(Source):
-    """A model that Paceline predicts, under a plan whose data-parallel degree follows the size; the batch is the same at every size."""
+    """A model that Paceline predicts, under a plan whose data-parallel degree follows the size; the batch is
+    the same at every size.
+    """
 
     model: str
     plan: str = ""
@@ -93,8 +97,10 @@ class Predicted(Source):
             if found.fit.fits:
                 return float(found.step_s)
             if plan.mbs or micro == 1:
-                raise PlanError(f"{self.model} does not fit: {found.fit.needed_bytes / 1e9:.0f} GB on a device of "
-                                f"{found.fit.available_bytes / 1e9:.0f} GB")
+                raise PlanError(
+                    f"{self.model} does not fit: {found.fit.needed_bytes / 1e9:.0f} GB on a device of "
+                    f"{found.fit.available_bytes / 1e9:.0f} GB"
+                )
             micro = next(m for m in range(micro // 2, 0, -1) if batch // ranks % m == 0)
 
     def _cluster(self, counts: tuple[int, ...], kind: str) -> str:
@@ -102,8 +108,10 @@ class Predicted(Source):
         if len(counts) == 1:
             return f"1x{counts[0]}x{device}"
         if not self.network:
-            raise SpecError(f"{sum(counts)} devices are on {len(counts)} nodes: say how these are connected, such as network = \"100 Gb/s\", "
-                            f"or give the job at most {max(counts)} devices")
+            raise SpecError(
+                f"{sum(counts)} devices are on {len(counts)} nodes: say how these are connected, such as"
+                f' network = "100 Gb/s", or give the job at most {max(counts)} devices'
+            )
         return f"{len(counts)}x{max(counts)}x{device}@{self.network.replace(' ', '')}/node"
 
     def _device(self, kind: str) -> str:
@@ -114,13 +122,17 @@ class Predicted(Source):
         except UnknownName:
             if self.device:
                 return devices.get(self.device).name
-            raise SpecError(f"the predictor does not know devices of kind {kind!r}; say what they are, such as device = \"a100-sxm-80gb\" "
-                            "(paceline devices lists all)") from None
+            raise SpecError(
+                f"the predictor does not know devices of kind {kind!r}; say what they are, such as device ="
+                ' "a100-sxm-80gb" (paceline devices lists all)'
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllReduce(Source):
-    """Synchronous data parallelism, fitted to steps measured on one and two nodes (`queueing.synchronous`)."""
+    """Synchronous data parallelism, fitted to steps measured on one and two nodes
+    (`queueing.synchronous`).
+    """
 
     model: SynchronousModel
 
@@ -131,7 +143,9 @@ class AllReduce(Source):
 
     @staticmethod
     def read(path: Path) -> AllReduce:
-        """From a CSV file of measured steps: columns nodes, replicas, batch (samples on each replica), step_s; optionally widest."""
+        """From a CSV file of measured steps: columns nodes, replicas, batch (samples on each replica),
+        step_s; optionally widest.
+        """
         from paceline.queueing.synchronous import Measured, SynchronousModel
         from paceline.spec.tables import csv_rows
 
@@ -140,15 +154,28 @@ class AllReduce(Source):
             try:
                 nodes, replicas = int(row["nodes"]), int(row["replicas"])
                 widest = int(row.get("widest") or -(-replicas // nodes))
-                rows.append(Measured(nodes=nodes, replicas=replicas, widest=widest, batch=float(row["batch"]), step_s=float(row["step_s"])))
+                rows.append(
+                    Measured(
+                        nodes=nodes,
+                        replicas=replicas,
+                        widest=widest,
+                        batch=float(row["batch"]),
+                        step_s=float(row["step_s"]),
+                    )
+                )
             except (TypeError, ValueError, ZeroDivisionError):
-                raise DataError(f"{path}: line {number}: nodes and replicas are whole numbers, batch and step_s numbers above zero") from None
+                raise DataError(
+                    f"{path}: line {number}: nodes and replicas are whole numbers, batch and step_s numbers"
+                    " above zero"
+                ) from None
         return AllReduce(SynchronousModel.fit(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Servers(Source):
-    """Workers and parameter servers, by the queueing model of a profile; each device is a worker with the batch that was profiled."""
+    """Workers and parameter servers, by the queueing model of a profile; each device is a worker with the
+    batch that was profiled.
+    """
 
     profile: JobProfile
     _memo: dict[int, float] = field(default_factory=dict, repr=False)
@@ -179,10 +206,13 @@ class Given(Source):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Goodput:
-    """Work per second from a source: samples, weighted by what they count, over the samples that make a unit of work."""
+    """Work per second from a source: samples, weighted by what they count, over the samples that make a unit
+    of work.
+    """
 
     source: Source
-    #: samples of a step that the job was planned for, and the most that it can use (for policies that adapt it)
+    #: samples of a step that the job was planned for, and the most that it can use (for policies that adapt
+    #: it)
     planned: float = 1.0
     most: float = 0.0
     #: gradient noise scale in samples; 0: not known, and then every sample counts the same
@@ -190,7 +220,9 @@ class Goodput:
     samples_per_unit: float = 1.0
 
     def best(self, counts: tuple[int, ...], kind: str, adaptive: bool = False) -> tuple[float, float]:
-        """(work per second, batch) on these devices; of an adaptive job at the batch, among doublings of the planned one, of most goodput."""
+        """(work per second, batch) on these devices; of an adaptive job at the batch, among doublings of the
+        planned one, of most goodput.
+        """
         batches = [self.source.batch(sum(counts), self.planned)]
         while adaptive and self.noise_scale and 2 * batches[-1] <= self.most:
             batches.append(2 * batches[-1])
@@ -198,19 +230,35 @@ class Goodput:
 
     def rate(self, counts: tuple[int, ...], kind: str, batch: float) -> float:
         """Work per second at that batch."""
-        return self.source.samples_per_s(counts, kind, batch) * worth(batch, self.planned, self.noise_scale) / self.samples_per_unit
+        return (
+            self.source.samples_per_s(counts, kind, batch)
+            * worth(batch, self.planned, self.noise_scale)
+            / self.samples_per_unit
+        )
 
     def tabulated(self, sizes: Iterable[int], asked: int, shape: Shape) -> Rows:
-        """What it says of each size on each kind of a cluster, packed onto as few nodes as hold it. Sizes that cannot run are left out."""
+        """What it says of each size on each kind of a cluster, packed onto as few nodes as hold it.
+
+        Sizes that cannot run are left out.
+        """
         out: dict[str, dict[str, tuple[float, float, float, float]]] = {}
         sizes = sorted({*sizes, asked})
         for kind in sorted(set(shape.kinds)):
-            held = [devices for devices, other in zip(shape.devices, shape.kinds, strict=True) if other == kind]
+            held = [
+                devices for devices, other in zip(shape.devices, shape.kinds, strict=True) if other == kind
+            ]
             each = max(held)
-            here = [n for n in sizes if n <= sum(held) and (n <= each or n % each == 0 or n in (sizes[0], asked))]
-            found = {n: (*self.best(packed(n, each), kind), *self.best(packed(n, each), kind, True)) for n in here}
+            here = [
+                n for n in sizes if n <= sum(held) and (n <= each or n % each == 0 or n in (sizes[0], asked))
+            ]
+            found = {
+                n: (*self.best(packed(n, each), kind), *self.best(packed(n, each), kind, True)) for n in here
+            }
             if asked in found and not found[asked][0] > 0:
-                raise SpecError(f"no speed on {asked} devices of kind {kind!r}: {self.source.why(packed(asked, each), kind)}")
+                raise SpecError(
+                    f"no speed on {asked} devices of kind {kind!r}:"
+                    f" {self.source.why(packed(asked, each), kind)}"
+                )
             out[kind] = {str(n): row for n, row in found.items()}
         # a policy may put a size onto any kind that has so many devices: it must run on all of these
         bad = {n for rows in out.values() for n, row in rows.items() if not row[0] > 0}
@@ -218,7 +266,9 @@ class Goodput:
 
 
 def worth(batch: float, planned: float, noise_scale: float) -> float:
-    """What a sample counts at a batch, over one at the planned batch; 1 where the noise scale is not known."""
+    """What a sample counts at a batch, over one at the planned batch; 1 where the noise scale is not
+    known.
+    """
     return (noise_scale + planned) / (noise_scale + batch) if noise_scale else 1.0
 
 

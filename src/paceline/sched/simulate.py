@@ -1,7 +1,8 @@
 """The event-driven simulator: it tells the state machine what happens, and carries out what it decides.
 
-Between events nothing is computed: a job's next event is the end of its phase (or its early end) at its present speed. At the same time
-ends come before node events, those before submissions, and those before a policy's round.
+Between events nothing is computed: a job's next event is the end of its phase (or its early end) at its
+present speed. At the same time ends come before node events, those before submissions, and those before a
+policy's round.
 """
 
 from __future__ import annotations
@@ -42,14 +43,35 @@ class Settings:
     limit_s: float = 20 * 365 * 86400.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.interference < 1 or self.clock_s < 0 or self.node_mtbf_s < 0 or self.node_repair_s <= 0:
-            raise SpecError("interference must be in [0, 1); clock, time between failures and repair must not be negative")
+        if (
+            not 0 <= self.interference < 1
+            or self.clock_s < 0
+            or self.node_mtbf_s < 0
+            or self.node_repair_s <= 0
+        ):
+            raise SpecError(
+                "interference must be in [0, 1); clock, time between failures and repair must not be negative"
+            )
 
 
 class _Run:
     """A job's true course."""
 
-    __slots__ = ("adaptive", "allocation", "counts", "done", "ends", "job", "kind", "phase", "rate", "since_s", "spent_s", "stamp", "start_s")
+    __slots__ = (
+        "adaptive",
+        "allocation",
+        "counts",
+        "done",
+        "ends",
+        "job",
+        "kind",
+        "phase",
+        "rate",
+        "since_s",
+        "spent_s",
+        "stamp",
+        "start_s",
+    )
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -77,7 +99,14 @@ class Simulator:
     """One run of a job list under one policy."""
 
     def __init__(
-        self, jobs: Iterable[Job], shape: Shape, policy: Policy, settings: Settings | None = None, *, log: bool = False, gantt: bool = False,
+        self,
+        jobs: Iterable[Job],
+        shape: Shape,
+        policy: Policy,
+        settings: Settings | None = None,
+        *,
+        log: bool = False,
+        gantt: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.jobs = sorted(jobs, key=lambda job: job.submit_s)
@@ -125,15 +154,28 @@ class Simulator:
             else:
                 raise SpecError(self._stuck())
             if machine.state.now_s > self.settings.limit_s:
-                raise SpecError(f"gave up after {self.settings.limit_s / 86400:.0f} simulated days with {total - len(self._done)} jobs left")
+                raise SpecError(
+                    f"gave up after {self.settings.limit_s / 86400:.0f} simulated days with"
+                    f" {total - len(self._done)} jobs left"
+                )
         return Outcome.of(
-            policy=machine.policy.name, cluster=self.shape.name, devices=self.shape.total, done=self._done, events=self.events,
-            decisions=self.decisions, elapsed_s=time.perf_counter() - began, segments=self.segments, log=machine.log,
+            policy=machine.policy.name,
+            cluster=self.shape.name,
+            devices=self.shape.total,
+            done=self._done,
+            events=self.events,
+            decisions=self.decisions,
+            elapsed_s=time.perf_counter() - began,
+            segments=self.segments,
+            log=machine.log,
         )
 
     def _stuck(self) -> str:
         waiting = list(self.machine.state.waiting)
-        return f"policy {self.machine.policy.name!r} leaves {len(waiting)} jobs waiting for ever, the first of them {waiting[0]!r}"
+        return (
+            f"policy {self.machine.policy.name!r} leaves {len(waiting)} jobs waiting for ever, the first of"
+            f" them {waiting[0]!r}"
+        )
 
     def _push(self, time_s: float, order: int, name: str, stamp: int) -> None:
         self._count += 1
@@ -170,11 +212,22 @@ class Simulator:
         self._segment(run, time_s)
         self._leave(run, time_s)
         del self._runs[job.name]
-        self._done.append(Done(
-            name=job.name, submit_s=job.submit_s, start_s=started_s, end_s=time_s, spent_s=run.spent_s, restarts=restarts, outcome=job.outcome,
-            devices=job.devices, alone_s=job.speed.seconds(job.work * job.ends_at, 0, job.devices, self.machine.state.nodes.node_devices, False),
-            tenant=job.tenant,
-        ))
+        self._done.append(
+            Done(
+                name=job.name,
+                submit_s=job.submit_s,
+                start_s=started_s,
+                end_s=time_s,
+                spent_s=run.spent_s,
+                restarts=restarts,
+                outcome=job.outcome,
+                devices=job.devices,
+                alone_s=job.speed.seconds(
+                    job.work * job.ends_at, 0, job.devices, self.machine.state.nodes.node_devices, False
+                ),
+                tenant=job.tenant,
+            )
+        )
         if self._progress is not None:
             self._progress(len(self._done), len(self.jobs))
         self._tell(ev.Ended(time_s=time_s, name=job.name, outcome=job.outcome))
@@ -185,7 +238,11 @@ class Simulator:
 
     def _rate(self, run: _Run) -> float:
         rate = run.job.speed.rate(run.counts, run.kind, run.phase, run.adaptive)
-        if self._sharing and len(run.allocation) > 1 and any(len(self._sharing[node]) > 1 for node, _ in run.allocation):
+        if (
+            self._sharing
+            and len(run.allocation) > 1
+            and any(len(self._sharing[node]) > 1 for node, _ in run.allocation)
+        ):
             rate *= 1 - self.settings.interference
         return rate
 
@@ -195,7 +252,9 @@ class Simulator:
         clock = self.settings.clock_s
         seen = round(at / clock) * clock if clock else at
         # what is rounded down to a round's time has not happened yet when the round looks
-        self._push(max(seen, self.machine.state.now_s), _END if seen >= at - 1e-9 else _LATE, run.job.name, run.stamp)
+        self._push(
+            max(seen, self.machine.state.now_s), _END if seen >= at - 1e-9 else _LATE, run.job.name, run.stamp
+        )
 
     def _carry_out(self, decisions: Sequence[Decision], now_s: float) -> None:
         self.decisions += len(decisions)
@@ -234,7 +293,9 @@ class Simulator:
         """A job on several nodes comes or goes: those that share nodes with it change speed."""
         for node, _ in run.allocation:
             (self._sharing[node].add if joins else self._sharing[node].discard)(run.job.name)
-        for name in sorted({name for node, _ in run.allocation for name in self._sharing[node]} - {run.job.name}):
+        for name in sorted(
+            {name for node, _ in run.allocation for name in self._sharing[node]} - {run.job.name}
+        ):
             other = self._runs[name]
             rate = self._rate(other)
             if rate != other.rate and other.allocation:
@@ -244,7 +305,9 @@ class Simulator:
 
     def _segment(self, run: _Run, now_s: float) -> None:
         if self.segments is not None and run.allocation:
-            self.segments.append(Segment(name=run.job.name, start_s=run.start_s, end_s=now_s, allocation=run.allocation))
+            self.segments.append(
+                Segment(name=run.job.name, start_s=run.start_s, end_s=now_s, allocation=run.allocation)
+            )
 
     def _node(self, time_s: float, node: int, down: int) -> None:
         """A node fails (its jobs fall back to their last checkpoints), or is back."""
@@ -259,7 +322,9 @@ class Simulator:
             run.stamp += 1
             every = run.job.checkpoint_every_s * run.rate
             if every:
-                run.done = max(math.floor(run.done / every) * every, run.ends[run.phase - 1] if run.phase else 0.0)
+                run.done = max(
+                    math.floor(run.done / every) * every, run.ends[run.phase - 1] if run.phase else 0.0
+                )
             self._segment(run, time_s)
             self._leave(run, time_s)
         # all that a failure changes is told before the policy is asked again
@@ -271,8 +336,16 @@ class Simulator:
 
 
 def simulate(
-    jobs: Iterable[Job], shape: Shape, policy: Policy, settings: Settings | None = None, *, log: bool = False, gantt: bool = False,
+    jobs: Iterable[Job],
+    shape: Shape,
+    policy: Policy,
+    settings: Settings | None = None,
+    *,
+    log: bool = False,
+    gantt: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Runs a job list under a policy until every job is over; `log` keeps events and decisions, `gantt` where each job ran when."""
+    """Runs a job list under a policy until every job is over; `log` keeps events and decisions, `gantt` where
+    each job ran when.
+    """
     return Simulator(jobs, shape, policy, settings, log=log, gantt=gantt, progress=progress).run()

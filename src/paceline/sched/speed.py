@@ -25,13 +25,18 @@ def packed(devices: int, node_devices: int) -> tuple[int, ...]:
 
 @runtime_checkable
 class Speed(Protocol):
-    """Work per second, by where a job runs. Work is split in phases (epochs); inside one the speed at a place is constant."""
+    """Work per second, by where a job runs.
+
+    Work is split in phases (epochs); inside one the speed at a place is constant.
+    """
 
     def ends(self, work: float) -> tuple[float, ...]:
         """Work done at the end of each phase of a job of that much work; the last is all of it."""
 
     def rate(self, counts: tuple[int, ...], kind: str, phase: int, adaptive: bool) -> float:
-        """Work per second on `counts` devices per node of that kind; 0 where it cannot run. `adaptive`: at the batch of the best goodput."""
+        """Work per second on `counts` devices per node of that kind; 0 where it cannot run. `adaptive`: at
+        the batch of the best goodput.
+        """
 
     def seconds(self, left: float, phase: int, devices: int, node_devices: int, adaptive: bool) -> float:
         """Seconds for the rest of the work on so many devices packed onto nodes of `node_devices`."""
@@ -59,8 +64,9 @@ class Scaling(ScaleFree):
     """`per_s` of the work each second at the size asked for (1: work is seconds); other sizes scale as
     n / (1 + overhead (n - 1)).
 
-    `overhead` is the share of a step that each further device adds in communication (0: linear speedup). Each node beyond those needed
-    costs `spread` of the speed. `kinds` scales by device (1 where a kind is not named).
+    `overhead` is the share of a step that each further device adds in communication (0: linear speedup). Each
+    node beyond those needed costs `spread` of the speed. `kinds` scales by device (1 where a kind is not
+    named).
     """
 
     devices: int = 1
@@ -93,7 +99,9 @@ class Scaling(ScaleFree):
 
 @dataclass(frozen=True, slots=True)
 class Table(ScaleFree):
-    """Measured work per second by kind and number of devices; between sizes a straight line, beyond the largest no more speed."""
+    """Measured work per second by kind and number of devices; between sizes a straight line, beyond the
+    largest no more speed.
+    """
 
     rates: Mapping[str, Mapping[int, float]]
 

@@ -1,4 +1,6 @@
-"""Many simulations: policies, loads and seeds, one after the other or over processes, with the same results."""
+"""Many simulations: policies, loads and seeds, one after the other or over processes, with the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,27 @@ class Setup:
 
     def prepare(self) -> tuple[traces.Trace, Shape]:
         """The job list and the cluster."""
-        trace = traces.load(self.trace, count=self.jobs, data=Path(self.data) if self.data else None, seed=self.seed,
-                            cluster=self.cluster)
+        trace = traces.load(
+            self.trace,
+            count=self.jobs,
+            data=Path(self.data) if self.data else None,
+            seed=self.seed,
+            cluster=self.cluster,
+        )
         shape = Shape.parse(self.cluster or trace.cluster)
-        most = max(sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind) for kind in set(shape.kinds))
+        most = max(
+            sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind)
+            for kind in set(shape.kinds)
+        )
         if any(job.devices > most for job in trace.jobs):
             trace = replace(trace, jobs=tuple(_cut(job, most) for job in trace.jobs))
         if self.restart_s is not None:
             trace = replace(trace, jobs=tuple(replace(job, restart_s=self.restart_s) for job in trace.jobs))
-        load = 0.9 if self.load is None and self.trace in ("philly-like", "trials") and len(trace.jobs) > 1 else self.load
+        load = (
+            0.9
+            if self.load is None and self.trace in ("philly-like", "trials") and len(trace.jobs) > 1
+            else self.load
+        )
         if self.early_termination is not None:
             trace = termination.apply(trace, termination.get(self.early_termination), seed=self.seed)
         if load is not None:
@@ -75,8 +89,15 @@ class Setup:
     def run(self, *, log: bool = False, gantt: bool = False, progress: Progress | None = None) -> Outcome:
         """Simulates it."""
         trace, shape = self.prepare()
-        settings = Settings(clock_s=trace.clock_s, interference=self.interference, node_mtbf_s=self.node_mtbf_s, seed=self.seed)
-        return simulate(trace.jobs, shape, self.make_policy(), settings, log=log, gantt=gantt, progress=progress)
+        settings = Settings(
+            clock_s=trace.clock_s,
+            interference=self.interference,
+            node_mtbf_s=self.node_mtbf_s,
+            seed=self.seed,
+        )
+        return simulate(
+            trace.jobs, shape, self.make_policy(), settings, log=log, gantt=gantt, progress=progress
+        )
 
 
 def _cut(job: Job, most: int) -> Job:
@@ -132,7 +153,9 @@ def run_all(setups: Sequence[Setup], *, processes: int = 1, engine: str = "local
         return list(pool.map(_run, setups))
 
 
-def compare(setup: Setup, names: Sequence[str], *, seeds: int = 1, processes: int = 1, engine: str = "local") -> list[Summary]:
+def compare(
+    setup: Setup, names: Sequence[str], *, seeds: int = 1, processes: int = 1, engine: str = "local"
+) -> list[Summary]:
     """Each policy on the same job lists: seeds `setup.seed` and on."""
     if seeds < 1:
         raise SpecError(f"at least one seed is needed, got {seeds}")
@@ -140,13 +163,25 @@ def compare(setup: Setup, names: Sequence[str], *, seeds: int = 1, processes: in
         policies.get(name)  # a wrong name is said before anything runs
     setups = [replace(setup, policy=name, seed=setup.seed + i) for name in names for i in range(seeds)]
     found = run_all(setups, processes=processes, engine=engine)
-    return [Summary(policy=name, runs=tuple(found[i * seeds:(i + 1) * seeds])) for i, name in enumerate(names)]
+    return [
+        Summary(policy=name, runs=tuple(found[i * seeds : (i + 1) * seeds])) for i, name in enumerate(names)
+    ]
 
 
-def paired(setup: Setup, without: str, knowing: str, *, metric: str = "avg_successful_jct_s", seeds: int = 8, processes: int = 1) -> tuple[
-    float, float, float, float,
-]:
-    """Two policies on the same job lists: (mean of each, mean change of the second in per cent, half width of its 95 % interval)."""
-    first, second = (summary.runs for summary in compare(setup, [without, knowing], seeds=seeds, processes=processes))
+def paired(
+    setup: Setup,
+    without: str,
+    knowing: str,
+    *,
+    metric: str = "avg_successful_jct_s",
+    seeds: int = 8,
+    processes: int = 1,
+) -> tuple[float, float, float, float]:
+    """Two policies on the same job lists: (mean of each, mean change of the second in per cent, half width of
+    its 95 % interval).
+    """
+    first, second = (
+        summary.runs for summary in compare(setup, [without, knowing], seeds=seeds, processes=processes)
+    )
     change, width = interval([100 * (b[metric] / a[metric] - 1) for a, b in zip(first, second, strict=True)])
     return interval([a[metric] for a in first])[0], interval([b[metric] for b in second])[0], change, width

@@ -1,7 +1,8 @@
 """Throughput against devices from a profile of at most two nodes, as a scheduler asks for it.
 
-The model is `queueing.synchronous`: local work, a ring over the network that two nodes share one connection of, a barrier. Here it becomes
-the `Speed` of a job, and is scored on the measurements of the Pollux study: fitted to what ran on one or two nodes, asked for four and more.
+The model is `queueing.synchronous`: local work, a ring over the network that two nodes share one connection
+of, a barrier. Here it becomes the `Speed` of a job, and is scored on the measurements of the Pollux study:
+fitted to what ran on one or two nodes, asked for four and more.
 
     python -m paceline.sched.throughput DATA/traces/pollux
 """
@@ -22,7 +23,9 @@ from paceline.spec.tables import Row, csv_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profiled(ScaleFree):
-    """The speed of a job whose model was fitted to a profile: samples per second at a fixed global batch, split over the devices."""
+    """The speed of a job whose model was fitted to a profile: samples per second at a fixed global batch,
+    split over the devices.
+    """
 
     model: SynchronousModel
     batch: int
@@ -63,7 +66,13 @@ def measured(folder: Path) -> list[Measured]:
 
 
 def _measured(row: Row, nodes: int, replicas: int, widest: int) -> Measured:
-    return Measured(nodes=nodes, replicas=replicas, widest=widest, batch=float(row["local_bsz"]), step_s=float(row["step_time"]))
+    return Measured(
+        nodes=nodes,
+        replicas=replicas,
+        widest=widest,
+        batch=float(row["local_bsz"]),
+        step_s=float(row["step_time"]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +91,10 @@ def score(rows: Iterable[Measured], most_nodes: int = 2, from_nodes: int = 4) ->
     known = [row for row in rows if row.nodes <= most_nodes]
     asked = [row for row in rows if row.nodes >= from_nodes]
     model = SynchronousModel.fit(known)
-    off = [abs(row.step_s / float(model.step_s(row.nodes, row.replicas, row.batch, row.widest)) - 1) for row in asked]
+    off = [
+        abs(row.step_s / float(model.step_s(row.nodes, row.replicas, row.batch, row.widest)) - 1)
+        for row in asked
+    ]
     return Score(fitted=len(known), asked=len(asked), mean=sum(off) / len(off), worst=max(off))
 
 
@@ -90,8 +102,10 @@ def main(folder: Path) -> None:
     """Prints the score of each application."""
     for name in APPLICATIONS:
         found = score(measured(folder / name))
-        print(f"{name:12} {found.fitted:4} rows of one or two nodes -> {found.asked:4} of four and more: "
-              f"mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.0f} %")
+        print(
+            f"{name:12} {found.fitted:4} rows of one or two nodes -> {found.asked:4} of four and more: "
+            f"mean error {100 * found.mean:.1f} %, worst {100 * found.worst:.0f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Where a captured step can be cut into stages: what runs on either side of each place, and what passes through it.
+"""Where a captured step can be cut into stages: what runs on either side of each place, and what passes
+through it.
 
-A place to cut lies between two modules of the forward pass where one activation and nothing else passes, or at the
-edge of a repeated block. Places follow from which operator reads what another wrote, so any module has them, and a
-skip connection or a table of positions that all blocks share is seen for what it is.
+A place to cut lies between two modules of the forward pass where one activation and nothing else passes, or
+at the edge of a repeated block. Places follow from which operator reads what another wrote, so any module has
+them, and a skip connection or a table of positions that all blocks share is seen for what it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place to cut: the first operator behind it (numbered over the written-out step), and the bytes that pass."""
+    """A place to cut: the first operator behind it (numbered over the written-out step), and the bytes that
+    pass.
+    """
 
     operator: int
     bytes: float
@@ -34,7 +37,9 @@ def written_out(workload: Workload) -> list[tuple[int, Op]]:
 def places(workload: Workload) -> list[Place]:
     """All places to cut the forward pass at, in order."""
     forward = [(i, entry, op) for i, (entry, op) in enumerate(written_out(workload)) if op.phase == "forward"]
-    count, passing = _passing([op for _, _, op in forward], {p.name.rpartition(".")[0] for p in workload.parameters})
+    count, passing = _passing(
+        [op for _, _, op in forward], {p.name.rpartition(".")[0] for p in workload.parameters}
+    )
     out = []
     for k in range(len(forward) - 1):
         (_, entry, op), (i, after, other) = forward[k], forward[k + 1]
@@ -47,11 +52,12 @@ def places(workload: Workload) -> list[Place]:
 def _passing(ops: Sequence[Op], owners: set[str]) -> tuple[NDArray[np.int64], Array]:
     """How many activations, and bytes of them, pass behind each operator to a later one.
 
-    An activation is what a module that owns parameters computed, or what was computed from another activation; what is
-    neither (masks, tables of positions) every stage can make for itself.
+    An activation is what a module that owns parameters computed, or what was computed from another
+    activation; what is neither (masks, tables of positions) every stage can make for itself.
     """
     count, size = np.zeros(len(ops) + 1, dtype=np.int64), np.zeros(len(ops) + 1)
-    made: dict[int, tuple[int, int, int]] = {}  # tensor -> operator that wrote it, the last that read it, bytes
+    # tensor -> operator that wrote it, the last that read it, bytes
+    made: dict[int, tuple[int, int, int]] = {}
 
     def close(tensor: int) -> None:
         start, last, held = made.pop(tensor)
@@ -77,12 +83,14 @@ def _passing(ops: Sequence[Op], owners: set[str]) -> tuple[NDArray[np.int64], Ar
     return np.cumsum(count)[:-1], np.cumsum(size)[:-1]
 
 
-def backward_places(workload: Workload, cut: Sequence[int], visits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> NDArray[np.int64]:
+def backward_places(
+    workload: Workload, cut: Sequence[int], visits: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> NDArray[np.int64]:
     """The chunk of every operator of the step, given the first operators of all chunks but the first.
 
-    `visits` pairs entries of the forward pass with those of the backward pass that undo them. An operator of the
-    backward pass belongs with the forward operators of its module; one of no module with what ran before it. The
-    update belongs to no chunk (-1).
+    `visits` pairs entries of the forward pass with those of the backward pass that undo them. An operator of
+    the backward pass belongs with the forward operators of its module; one of no module with what ran before
+    it. The update belongs to no chunk (-1).
     """
     ops = written_out(workload)
     chunk = np.full(len(ops), -1, dtype=np.int64)
@@ -101,14 +109,22 @@ def backward_places(workload: Workload, cut: Sequence[int], visits: Sequence[tup
             home = homes[pair[entry]] if entry in pair else {}
             found = home.get(op.module) if op.module else None
             if found is None and home and op.module:  # fused with another, or the sum of two branches
-                found = max((c for module, c in home.items() if op.module.startswith(module) or module.startswith(op.module)), default=None)
+                found = max(
+                    (
+                        c
+                        for module, c in home.items()
+                        if op.module.startswith(module) or module.startswith(op.module)
+                    ),
+                    default=None,
+                )
             at = min(at, at if found is None else found)
             chunk[i] = at
     return chunk
 
 
 def balanced(weights: Array, cuts: int) -> list[int]:
-    """Which of the places between parts to cut at (as many as `cuts`), so that the heaviest chunk is as light as can be.
+    """Which of the places between parts to cut at (as many as `cuts`), so that the heaviest chunk is as light
+    as can be.
 
     `weights` are the seconds of the parts between all places; the k-th place is behind the k-th part.
     """

@@ -1,9 +1,10 @@
 """The event engine: when each task of a program runs.
 
-A task starts when the tasks it waits for are done; streams run their tasks in order, so that waiting for a stream is waiting for the
-task ahead on it, and a collective that several roles take part in starts when the last of them arrives. Two things change the pace of
-what already runs: a collective that crowds the device slows the computation beside it by a share, and collectives that run from one
-role at the same time share its links. Ties go to the task issued first: the same program gives the same times, bit for bit.
+A task starts when the tasks it waits for are done; streams run their tasks in order, so that waiting for a
+stream is waiting for the task ahead on it, and a collective that several roles take part in starts when the
+last of them arrives. Two things change the pace of what already runs: a collective that crowds the device
+slows the computation beside it by a share, and collectives that run from one role at the same time share its
+links. Ties go to the task issued first: the same program gives the same times, bit for bit.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ class _Pace:
         self.share = share
         self.shares: dict[tuple[str, ...], Sequence[float]] = {}
         crowds = np.array([label.crowds for label in labels], dtype=bool)[program.label]
-        sends = np.array([bool(label.op) and share is not None for label in labels], dtype=bool)[program.label]
+        sends = np.array([bool(label.op) and share is not None for label in labels], dtype=bool)[
+            program.label
+        ]
         computes = np.array([kind == COMPUTE for _, kind in program.streams], dtype=bool)[program.stream]
         crowded = np.zeros(program.roles, dtype=bool)
         crowded[program.role[crowds]] = contention > 0
         #: 0: fixed; 1: computation that a collective may slow down; 2: collective
-        self.kind: list[int] = np.where(~computes & (crowds | sends), 2, np.where(computes & crowded[program.role], 1, 0)).tolist()
+        self.kind: list[int] = np.where(
+            ~computes & (crowds | sends), 2, np.where(computes & crowded[program.role], 1, 0)
+        ).tolist()
         self.role: list[int] = program.role.tolist()
         self.crowds: list[bool] = crowds.tolist()
         self.axis: list[str] = [labels[i].axis for i in program.label.tolist()] if share is not None else []
@@ -81,7 +86,9 @@ class _Pace:
         else:
             self._change(task, role, now, due, heap, -1)
 
-    def _change(self, task: int, role: int, now: float, due: list[float], heap: list[tuple[float, int]], by: int) -> None:
+    def _change(
+        self, task: int, role: int, now: float, due: list[float], heap: list[tuple[float, int]], by: int
+    ) -> None:
         """A collective comes or goes."""
         if self.crowds[task]:
             self.crowd[role] += by
@@ -102,7 +109,9 @@ class _Pace:
                 if rate != self.rate[t]:
                     self._set(t, rate, now, due, heap)
 
-    def _set(self, task: int, rate: float, now: float, due: list[float], heap: list[tuple[float, int]]) -> None:
+    def _set(
+        self, task: int, rate: float, now: float, due: list[float], heap: list[tuple[float, int]]
+    ) -> None:
         left = self.left[task] = max(0.0, self.left[task] - (now - self.since[task]) * self.rate[task])
         self.since[task], self.rate[task] = now, rate
         due[task] = now + left / rate
@@ -110,7 +119,10 @@ class _Pace:
 
 
 def run(program: Program, contention: float = 0.0, share: Share | None = None) -> Run:
-    """Runs a program. `contention` is the share by which computation slows down beside collectives that crowd the device."""
+    """Runs a program.
+
+    `contention` is the share by which computation slows down beside collectives that crowd the device.
+    """
     count = len(program)
     if not 0.0 <= contention < 1.0:
         raise SpecError(f"contention is a share between 0 and 1, got {contention:g}")
@@ -148,7 +160,10 @@ def run(program: Program, contention: float = 0.0, share: Share | None = None) -
             if not waiting[successor]:
                 ready.append(successor)
     if not all(done):
-        raise SpecError(f"{count - sum(done)} of {count} tasks wait for each other, the first of them {_name(program, done.index(0))}")
+        raise SpecError(
+            f"{count - sum(done)} of {count} tasks wait for each other, the first of them"
+            f" {_name(program, done.index(0))}"
+        )
     return Run(np.array(begin), np.array(due), events)
 
 
@@ -159,15 +174,22 @@ def _name(program: Program, task: int) -> str:
 def breakdown(program: Program, found: Run, role: int = 0, idle: str = "idle") -> dict[str, float]:
     """Where a role's time goes, by the parts of its labels; the seconds add up to those of the run.
 
-    What it computes is what it computes. Where it computes slower, or not at all while something is sent, that is the time of what is
-    sent; of the rest, the host's while it issues, else `idle`.
+    What it computes is what it computes. Where it computes slower, or not at all while something is sent,
+    that is the time of what is sent; of the rest, the host's while it issues, else `idle`.
     """
     mine = np.array([owner == role for owner, _ in program.streams], dtype=bool)
     kinds = np.array([{COMPUTE: 1, HOST: 2}.get(kind, 0) for _, kind in program.streams])[program.stream]
     here = mine[program.stream] | ((program.also >= 0) & mine[program.also])
     start, end, labels = found.start.tolist(), found.end.tolist(), program.label.tolist()
     sent, issued = (
-        _Cover([(start[t], end[t], program.labels[labels[t]].part) for t in np.flatnonzero(here & (kinds == kind)).tolist()]) for kind in (0, 2))
+        _Cover(
+            [
+                (start[t], end[t], program.labels[labels[t]].part)
+                for t in np.flatnonzero(here & (kinds == kind)).tolist()
+            ]
+        )
+        for kind in (0, 2)
+    )
     out: dict[str, float] = defaultdict(float)
 
     def wait(begin: float, stop: float, seconds: float, otherwise: str) -> None:

@@ -1,9 +1,9 @@
 """A third stream beside host and device: transfers, which run in order while operators go on.
 
-A transfer is released when an operator has ended and starts when the one before it is done; another operator may
-have to wait for it. While transfers run, operators take longer by a share (they compete for bandwidth and
-multiprocessors). Between two points at which something is released or awaited the transfer stream is busy without
-a gap until a known time, so that each such stretch is a running maximum again (`sim.streams`).
+A transfer is released when an operator has ended and starts when the one before it is done; another operator
+may have to wait for it. While transfers run, operators take longer by a share (they compete for bandwidth and
+multiprocessors). Between two points at which something is released or awaited the transfer stream is busy
+without a gap until a known time, so that each such stretch is a running maximum again (`sim.streams`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`seconds` on the transfer stream: from before operator `release` on, and done before operator `needed` starts."""
+    """`seconds` on the transfer stream: from before operator `release` on, and done before operator `needed`
+    starts.
+    """
 
     name: str
     seconds: float
@@ -64,7 +66,13 @@ class Overlapped:
     sent: list[tuple[Transfer, float, float]]
 
 
-def steady(issue: Array, duration: Array, syncs: NDArray[np.int64], transfers: Sequence[Transfer] = (), contention: float = 0.0) -> Overlapped:
+def steady(
+    issue: Array,
+    duration: Array,
+    syncs: NDArray[np.int64],
+    transfers: Sequence[Transfer] = (),
+    contention: float = 0.0,
+) -> Overlapped:
     """The step once steps follow one another; without transfers the same as `sim.streams.steady_step`."""
     first = Streams()
     play(first, issue, duration, syncs, transfers, contention)
@@ -73,11 +81,23 @@ def steady(issue: Array, duration: Array, syncs: NDArray[np.int64], transfers: S
     period = pace((first.host_at, first.device_at), (second.host_at, second.device_at), len(syncs) > 0)
     origin = min(first.host_at, first.device_at)
     sent = [(transfer, start - origin, end - origin) for transfer, start, end in second.sent]
-    return Overlapped(period_s=period, starts=starts - origin, ends=ends - origin, waits=second.waits, slowed_s=second.slowed_s, sent=sent)
+    return Overlapped(
+        period_s=period,
+        starts=starts - origin,
+        ends=ends - origin,
+        waits=second.waits,
+        slowed_s=second.slowed_s,
+        sent=sent,
+    )
 
 
 def play(
-    at: Streams, issue: Array, duration: Array, syncs: NDArray[np.int64], transfers: Sequence[Transfer], contention: float,
+    at: Streams,
+    issue: Array,
+    duration: Array,
+    syncs: NDArray[np.int64],
+    transfers: Sequence[Transfer],
+    contention: float,
 ) -> tuple[Array, Array]:
     """Run one step from where the streams stand; start and end of each operator."""
     size = len(duration)
@@ -108,7 +128,9 @@ def play(
     return starts, ends
 
 
-def _stretch(at: Streams, issue: Array, duration: Array, syncs: NDArray[np.int64], contention: float) -> tuple[Array, Array]:
+def _stretch(
+    at: Streams, issue: Array, duration: Array, syncs: NDArray[np.int64], contention: float
+) -> tuple[Array, Array]:
     """Operators beside a transfer stream that is busy until `at.transfer_at`, then free."""
     host_at, device_at = at.host_at, at.device_at
     if contention > 0 and at.transfer_at > device_at:
@@ -117,8 +139,10 @@ def _stretch(at: Streams, issue: Array, duration: Array, syncs: NDArray[np.int64
         within = int(np.searchsorted(ends, at.transfer_at))  # operators that end before the stream is free
         if within < len(duration):
             beside = max(0.0, at.transfer_at - (ends[within] - slow[within]))
-            slow[within] = duration[within] + min(beside * contention / (1 + contention), duration[within] * contention)
-            slow[within + 1:] = duration[within + 1:]
+            slow[within] = duration[within] + min(
+                beside * contention / (1 + contention), duration[within] * contention
+            )
+            slow[within + 1 :] = duration[within + 1 :]
         at.slowed_s += float((slow - duration).sum())
         duration = slow
     ends, at.host_at, at.device_at = run(issue, duration, syncs, host_at, device_at)

@@ -1,9 +1,10 @@
 """A program: what every distinct rank of a step runs, on which stream, after what.
 
-Ranks that do the same at the same time are one *role* (all data-, tensor- and context-parallel ranks of a pipeline stage), so that a
-program grows with the pipeline and not with the cluster. Tasks stand in the order in which the host issues them, and a stream runs
-its tasks in that order. What a task is, how long it takes and what it sends stands once, in a `Label`, however often it runs: a pass
-through forty equal layers is one task whose label holds a program of its own.
+Ranks that do the same at the same time are one *role* (all data-, tensor- and context-parallel ranks of a
+pipeline stage), so that a program grows with the pipeline and not with the cluster. Tasks stand in the order
+in which the host issues them, and a stream runs its tasks in that order. What a task is, how long it takes
+and what it sends stands once, in a `Label`, however often it runs: a pass through forty equal layers is one
+task whose label holds a program of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """What tasks do: seconds when nothing is in their way, and the collective (bytes as nccl-tests counts them) where they are one."""
+    """What tasks do: seconds when nothing is in their way, and the collective (bytes as nccl-tests counts
+    them) where they are one.
+    """
 
     name: str
     #: the line of the breakdown that their time belongs to
@@ -48,7 +51,9 @@ class Label:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Tasks as arrays: label, stream, a second stream it occupies (or -1), micro-batch, and the tasks it waits for."""
+    """Tasks as arrays: label, stream, a second stream it occupies (or -1), micro-batch, and the tasks it
+    waits for.
+    """
 
     #: of each stream, its role and its kind
     streams: tuple[tuple[int, str], ...]
@@ -111,8 +116,12 @@ class Builder:
             self._last.append(-1)
         return found
 
-    def add(self, stream: int, label: Label, after: Sequence[int] = (), also: int = -1, micro_batch: int = -1) -> int:
-        """Appends a task to a stream, and to a second one where two have to meet; it waits for `after`. Returns its number."""
+    def add(
+        self, stream: int, label: Label, after: Sequence[int] = (), also: int = -1, micro_batch: int = -1
+    ) -> int:
+        """Appends a task to a stream, and to a second one where two have to meet; it waits for `after`.
+        Returns its number.
+        """
         task = len(self._label)
         self._label.append(self._labels.setdefault(label, len(self._labels)))
         self._stream.append(stream)
@@ -134,13 +143,24 @@ class Builder:
     def build(self) -> Program:
         label, stream, also, micro_batch, first, before = (
             np.array(column, dtype=np.int32)
-            for column in (self._label, self._stream, self._also, self._micro_batch, self._first, self._before)
+            for column in (
+                self._label,
+                self._stream,
+                self._also,
+                self._micro_batch,
+                self._first,
+                self._before,
+            )
         )
-        return Program(tuple(self._streams), tuple(self._labels), label, stream, also, micro_batch, first, before)
+        return Program(
+            tuple(self._streams), tuple(self._labels), label, stream, also, micro_batch, first, before
+        )
 
 
 def buckets(sizes: Sequence[float], cap: float, first: float | None = None) -> list[list[int]]:
-    """Gradients, in the order in which they become ready, put together until a bucket holds `cap` bytes (the first one `first`), as DDP does."""
+    """Gradients, in the order in which they become ready, put together until a bucket holds `cap` bytes (the
+    first one `first`), as DDP does.
+    """
     out: list[list[int]] = []
     held, limit = [], cap if first is None else first
     total = 0.0

@@ -1,4 +1,6 @@
-"""What follows from a pipeline's schedule: the order in which passes can run, and how long ranks wait for one another."""
+"""What follows from a pipeline's schedule: the order in which passes can run, and how long ranks wait for one
+another.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +17,60 @@ def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1)
     return list(schedules.get(schedule).actions(rank, pp, micro_batches, vpp))
 
 
-def span_s(schedule: str, micro_batches: int, forward: Sequence[float], backward: Sequence[float], hop_s: float, overlap: bool) -> float:
-    """Seconds of GPipe or 1F1B from each stage's passes and the transfers between stages, which may `overlap` passes.
+def span_s(
+    schedule: str,
+    micro_batches: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    hop_s: float,
+    overlap: bool,
+) -> float:
+    """Seconds of GPipe or 1F1B from each stage's passes and the transfers between stages, which may `overlap`
+    passes.
 
-    In 1F1B, a stage's two passes and the transfers to and from the one behind it follow from each other, so that overlap does not help.
+    In 1F1B, a stage's two passes and the transfers to and from the one behind it follow from each other, so
+    that overlap does not help.
     """
     pp = len(forward)
     if schedule == "gpipe" and overlap:
-        return 2 * hop_s * (pp - 1) + sum(sum(way) + (micro_batches - 1) * max(way) for way in (forward, backward))
+        return 2 * hop_s * (pp - 1) + sum(
+            sum(way) + (micro_batches - 1) * max(way) for way in (forward, backward)
+        )
     f = [seconds + hop_s * (i < pp - 1) for i, seconds in enumerate(forward)]
     b = [seconds + hop_s * (i < pp - 1 or not overlap) for i, seconds in enumerate(backward)]
     if schedule == "gpipe":
         return sum(sum(way) + (micro_batches - 1) * max(way) for way in (f, b))
     most = 0.0
     for i in range(pp):
-        # a stage runs as many forward passes ahead as there are stages behind it, and has as many backward passes left after the last one;
-        # with no more micro-batches than that, it waits once for those behind it, else twice
+        # a stage runs as many forward passes ahead as there are stages behind it, and has as many backward
+        # passes left after the last one; with no more micro-batches than that, it waits once for those behind
+        # it, else twice
         ahead, behind = min(pp - 1 - i, micro_batches - 1), sum(f[i + 1 :]) + sum(b[i + 1 :])
         idle = max(0.0, behind - ahead * f[i]), max(0.0, behind - ahead * b[i])
-        most = max(most, sum(f[:i]) + sum(b[:i]) + micro_batches * (f[i] + b[i]) + (sum(idle) if micro_batches > pp - i else max(idle)))
+        most = max(
+            most,
+            sum(f[:i])
+            + sum(b[:i])
+            + micro_batches * (f[i] + b[i])
+            + (sum(idle) if micro_batches > pp - i else max(idle)),
+        )
     return most
 
 
 def bubble_s(
-    schedule: str, pp: int, micro_batches: int, vpp: int, passes: tuple[float, float, float], head: tuple[float, float], hop_s: float, overlap: bool,
+    schedule: str,
+    pp: int,
+    micro_batches: int,
+    vpp: int,
+    passes: tuple[float, float, float],
+    head: tuple[float, float],
+    hop_s: float,
+    overlap: bool,
 ) -> float:
     """Seconds for which the busiest rank of a pipeline waits or sends.
 
-    `passes` are seconds forward, backward, and of the latter what a schedule may put off, the same for all chunks; `head` is what the last one
-    takes more.
+    `passes` are seconds forward, backward, and of the latter what a schedule may put off, the same for all
+    chunks; `head` is what the last one takes more.
     """
     unit = passes[0] + passes[1]
     if unit <= 0:
@@ -56,10 +83,20 @@ def bubble_s(
 
 @lru_cache(maxsize=65536)
 def _bubble(
-    schedule: Schedule, pp: int, micro_batches: int, vpp: int, forward: float, weight: float,
-    head_forward: float, head_backward: float, hop: float, overlap: bool,
+    schedule: Schedule,
+    pp: int,
+    micro_batches: int,
+    vpp: int,
+    forward: float,
+    weight: float,
+    head_forward: float,
+    head_backward: float,
+    hop: float,
+    overlap: bool,
 ) -> float:
-    """Waiting time of a pipeline by walking through its actions; more micro-batches than a few times its length do not change it."""
+    """Waiting time of a pipeline by walking through its actions; more micro-batches than a few times its
+    length do not change it.
+    """
     spent = {"F": forward, "B": 1 - forward, "I": 1 - forward - weight, "W": weight}
     head = {"F": head_forward, "B": head_backward, "I": head_backward, "W": 0.0}
     ends: dict[tuple[int, str, int], float] = {}
@@ -81,7 +118,11 @@ def _bubble(
 def sources(action: Action, chunks: int) -> list[tuple[int, str, int]]:
     """What of another chunk a pass needs: (chunk, F or B, micro-batch)."""
     neighbour = action.chunk - 1 if action.kind == "F" else action.chunk + 1
-    return [(neighbour, action.passes, action.micro_batch)] if action.kind != "W" and 0 <= neighbour < chunks else []
+    return (
+        [(neighbour, action.passes, action.micro_batch)]
+        if action.kind != "W" and 0 <= neighbour < chunks
+        else []
+    )
 
 
 def in_order(ranks: Sequence[Sequence[Action]], chunks: int) -> Iterator[tuple[int, Action]]:
@@ -94,7 +135,9 @@ def in_order(ranks: Sequence[Sequence[Action]], chunks: int) -> Iterator[tuple[i
             while places[rank] < len(mine) and done.issuperset(sources(mine[places[rank]], chunks)):
                 action = mine[places[rank]]
                 yield rank, action
-                done.add((action.chunk, action.kind if action.kind == "W" else action.passes, action.micro_batch))
+                done.add(
+                    (action.chunk, action.kind if action.kind == "W" else action.passes, action.micro_batch)
+                )
                 places[rank] += 1
         if len(done) == before:
             raise PlanError("the pipeline's ranks wait for one another")

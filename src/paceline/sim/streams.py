@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def run(issue: Array, duration: Array, syncs: NDArray[np.int64], host_at: float, device_at: float) -> tuple[Array, float, float]:
-    """End of each operator, and when host and device are done; `syncs` index the operators the host waits for.
+def run(
+    issue: Array, duration: Array, syncs: NDArray[np.int64], host_at: float, device_at: float
+) -> tuple[Array, float, float]:
+    """End of each operator, and when host and device are done; `syncs` index the operators the host waits
+    for.
 
     `issue` is the host's time per operator, `duration` the device's; both start from the given times.
     """
@@ -41,7 +44,11 @@ def steady_step(issue: Array, duration: Array, syncs: NDArray[np.int64]) -> tupl
     """Seconds per step once steps follow one another, and start and end of each operator in one of them."""
     _, host, device = run(issue, duration, syncs, 0.0, 0.0)
     ends, host2, device2 = run(issue, duration, syncs, host, device)
-    return pace((host, device), (host2, device2), len(syncs) > 0), ends - duration - min(host, device), ends - min(host, device)
+    return (
+        pace((host, device), (host2, device2), len(syncs) > 0),
+        ends - duration - min(host, device),
+        ends - min(host, device),
+    )
 
 
 def pace(before: tuple[float, float], after: tuple[float, float], reads_back: bool) -> float:
@@ -49,4 +56,6 @@ def pace(before: tuple[float, float], after: tuple[float, float], reads_back: bo
 
     With no read-back the host may run ahead: the slower stream sets the pace.
     """
-    return float(max(after) - max(before) if reads_back else max(b - a for a, b in zip(before, after, strict=True)))
+    return float(
+        max(after) - max(before) if reads_back else max(b - a for a, b in zip(before, after, strict=True))
+    )

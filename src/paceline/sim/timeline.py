@@ -39,8 +39,16 @@ def task_span(program: Program, task: int, start_s: float, end_s: float, rank: i
     label = program.labels[program.label[task]]
     role, stream = program.streams[program.stream[task]]
     number = int(program.micro_batch[task])
-    details = {"bytes": label.size, "axis": label.axis} if label.op else {"micro-batch": number} if number >= 0 else {}
-    return Span(kernel(label.op) if label.op else label.name, stream, start_s, end_s, label.part, details, rank + role)
+    details = (
+        {"bytes": label.size, "axis": label.axis}
+        if label.op
+        else {"micro-batch": number}
+        if number >= 0
+        else {}
+    )
+    return Span(
+        kernel(label.op) if label.op else label.name, stream, start_s, end_s, label.part, details, rank + role
+    )
 
 
 #: numbers of the streams that every rank has; those that communicate come after
@@ -65,7 +73,13 @@ class Timeline:
             others = sum(owner == rank and number > 7 for (owner, _), number in streams.items())
             streams[rank, name] = _NUMBERS.get(name, 8 + others)
         for rank in range(self.ranks):
-            yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}: {self.title}"}}
+            yield {
+                "ph": "M",
+                "name": "process_name",
+                "pid": rank,
+                "tid": 0,
+                "args": {"name": f"rank {rank}: {self.title}"},
+            }
         for (rank, name), number in sorted(streams.items(), key=lambda item: (item[0][0], item[1])):
             title = f"stream {number} ({name})" if number > 1 else name
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": title}}
@@ -74,14 +88,26 @@ class Timeline:
         for i, span in enumerate(self.spans):
             on_device, number = span.stream != "host", streams[span.rank, span.stream]
             yield {
-                "ph": "X", "cat": "kernel" if on_device else "cpu_op", "name": span.name, "pid": span.rank, "tid": number,
-                "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6,
-                "args": {**span.details, "category": span.category, "External id": i // pair, "correlation": i // pair,
-                         **({"stream": number, "device": span.rank} if on_device else {})},
+                "ph": "X",
+                "cat": "kernel" if on_device else "cpu_op",
+                "name": span.name,
+                "pid": span.rank,
+                "tid": number,
+                "ts": span.start_s * 1e6,
+                "dur": (span.end_s - span.start_s) * 1e6,
+                "args": {
+                    **span.details,
+                    "category": span.category,
+                    "External id": i // pair,
+                    "correlation": i // pair,
+                    **({"stream": number, "device": span.rank} if on_device else {}),
+                },
             }
 
     def save(self, path: Path | str) -> None:
-        """Write a trace file, compressed where the name ends in .gz; where it ends in neither .json nor .gz, a folder with a file per rank."""
+        """Write a trace file, compressed where the name ends in .gz; where it ends in neither .json nor .gz,
+        a folder with a file per rank.
+        """
         path = Path(path)
         if path.suffix in (".json", ".gz"):
             self._write(path, 0, list(self.events()))
@@ -95,7 +121,16 @@ class Timeline:
             by_rank[event["pid"]].append(event)
         end = 1e6 * max((span.end_s for span in self.spans), default=0.0)
         for rank, events in by_rank.items():
-            step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0", "pid": rank, "tid": 0, "ts": 0.0, "dur": end, "args": {}}
+            step = {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": "ProfilerStep#0",
+                "pid": rank,
+                "tid": 0,
+                "ts": 0.0,
+                "dur": end,
+                "args": {},
+            }
             self._write(path / f"rank-{rank}.json.gz", rank, [*events, step])
 
     @staticmethod
@@ -103,21 +138,42 @@ class Timeline:
         """A trace file that `save` wrote, of all ranks in one."""
         path = Path(path)
         try:
-            text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
+            text = (
+                gzip.decompress(path.read_bytes()).decode()
+                if path.suffix == ".gz"
+                else path.read_text(encoding="utf-8")
+            )
             events = json.loads(text)["traceEvents"]
             named = [event for event in events if event["ph"] == "M"]
-            title = next((e["args"]["name"].partition(": ")[2] for e in named if e["name"] == "process_name"), "")
-            streams = {(e["pid"], e["tid"]): e["args"]["name"].partition("(")[2].removesuffix(")") or e["args"]["name"]
-                       for e in named if e["name"] == "thread_name"}
-            return Timeline(tuple(_span(event, streams) for event in events if event["ph"] == "X" and event["cat"] != "user_annotation"), title)
+            title = next(
+                (e["args"]["name"].partition(": ")[2] for e in named if e["name"] == "process_name"), ""
+            )
+            streams = {
+                (e["pid"], e["tid"]): e["args"]["name"].partition("(")[2].removesuffix(")")
+                or e["args"]["name"]
+                for e in named
+                if e["name"] == "thread_name"
+            }
+            return Timeline(
+                tuple(
+                    _span(event, streams)
+                    for event in events
+                    if event["ph"] == "X" and event["cat"] != "user_annotation"
+                ),
+                title,
+            )
         except OSError as error:
             raise SpecError(f"cannot read trace {str(path)!r}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SpecError(f"{str(path)!r} is not a trace that paceline wrote: {type(error).__name__} {error}") from None
+            raise SpecError(
+                f"{str(path)!r} is not a trace that paceline wrote: {type(error).__name__} {error}"
+            ) from None
 
     def _write(self, path: Path, rank: int, events: list[dict[str, Any]]) -> None:
         world = {"world_size": self.ranks} if self.ranks > 1 else {}
-        text = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank, **world}, "traceEvents": events})
+        text = json.dumps(
+            {"schemaVersion": 1, "distributedInfo": {"rank": rank, **world}, "traceEvents": events}
+        )
         partial = path.with_name(path.name + ".partial")
         try:
             if path.suffix == ".gz":
@@ -133,6 +189,18 @@ class Timeline:
 
 def _span(event: dict[str, Any], streams: dict[tuple[int, int], str]) -> Span:
     """The span that an event was written from."""
-    details = {key: value for key, value in event["args"].items() if key not in ("category", "External id", "correlation", "stream", "device")}
+    details = {
+        key: value
+        for key, value in event["args"].items()
+        if key not in ("category", "External id", "correlation", "stream", "device")
+    }
     start, rank = event["ts"] * 1e-6, event["pid"]
-    return Span(event["name"], streams[rank, event["tid"]], start, start + event["dur"] * 1e-6, event["args"]["category"], details, rank)
+    return Span(
+        event["name"],
+        streams[rank, event["tid"]],
+        start,
+        start + event["dur"] * 1e-6,
+        event["args"]["category"],
+        details,
+        rank,
+    )

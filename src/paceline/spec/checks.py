@@ -15,7 +15,9 @@ CONTROL = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def whole(what: str, value: Any, least: int = 1, error: type[PacelineError] = SpecError) -> int:
-    """A size as an int; `error` where it is a float, a text or less than `least`. Integers of numpy are taken."""
+    """A size as an int; `error` where it is a float, a text or less than `least`. Integers of numpy are
+    taken.
+    """
     try:
         size = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -36,13 +38,21 @@ def names(what: str, thing: Any) -> None:
 
 
 def name(what: str, text: Any, error: type[PacelineError] = SpecError) -> str:
-    """A name as it is; `error` where it is no text or holds characters that are not printed, such as a newline.
+    """A name as it is; `error` where it is no text or holds characters that are not printed, such as a
+    newline.
 
-    Names are written into scripts, tables and terminals, where such characters would be read as something else.
+    Names are written into scripts, tables and terminals, where such characters would be read as something
+    else.
     """
     if not isinstance(text, str):
         raise error(f"{what} must be a string, got {text!r}")
-    wrong = next((c for c in text if unicodedata.category(c) in CONTROL), None) if not text.isprintable() else None
+    wrong = (
+        next((c for c in text if unicodedata.category(c) in CONTROL), None)
+        if not text.isprintable()
+        else None
+    )
     if wrong is not None:
-        raise error(f"{what} {text!r} holds the control character {wrong!r}; use letters, digits and punctuation")
+        raise error(
+            f"{what} {text!r} holds the control character {wrong!r}; use letters, digits and punctuation"
+        )
     return text

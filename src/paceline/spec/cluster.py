@@ -48,8 +48,11 @@ FEATURES = ("nvls", "sharp", "rails")
 
 #: keys of [tier.NAME] that are facts -> (attribute, dimension)
 TIER_FIELDS: dict[str, tuple[str, str]] = {
-    "domain": ("domain", "count"), "bandwidth": ("bandwidth_Bps", "bandwidth"), "node_bandwidth": ("node_bandwidth_Bps", "bandwidth"),
-    "latency": ("latency_s", "time"), "oversubscription": ("oversubscription", "count"),
+    "domain": ("domain", "count"),
+    "bandwidth": ("bandwidth_Bps", "bandwidth"),
+    "node_bandwidth": ("node_bandwidth_Bps", "bandwidth"),
+    "latency": ("latency_s", "time"),
+    "oversubscription": ("oversubscription", "count"),
 }
 _FIELDS = {"node.devices": "count", "stragglers.cv": "fraction"}
 _TIER_TEXTS: dict[str, type] = {"kind": str, "topology": str, "features": list}
@@ -59,7 +62,9 @@ _SECTIONS = {"sources", "node", "tier", "stragglers", "mix"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One level of the network: what joins the domains of the tier inside it (the devices, for the innermost)."""
+    """One level of the network: what joins the domains of the tier inside it (the devices, for the
+    innermost).
+    """
 
     name: str
     kind: str
@@ -89,7 +94,8 @@ class Group:
     size: int
     stride: int = 1
     base: int = 0
-    #: members that share a domain of each tier, from the innermost outwards (the most, where they do not divide)
+    #: members that share a domain of each tier, from the innermost outwards (the most, where they do not
+    #: divide)
     members: tuple[int, ...]
     #: whether the other groups of the same mesh dimension communicate at the same time
     concurrent: bool = True
@@ -99,7 +105,9 @@ class Group:
         return range(self.base, self.base + self.size * self.stride, self.stride)
 
     def fan(self, tier: int) -> int:
-        """Inner domains that one domain of this tier joins for the group; 1 where it does not need the tier."""
+        """Inner domains that one domain of this tier joins for the group; 1 where it does not need the
+        tier.
+        """
         return math.ceil(self.members[tier] / (self.members[tier - 1] if tier else 1))
 
 
@@ -127,7 +135,9 @@ class Cluster:
 
     @staticmethod
     def parse(text: str) -> Cluster:
-        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s/gpu`, `pod.toml` (see `catalog.clusters.get`)."""
+        """The cluster that a user writes: `32xdgx-h100`, `4x8xh100-sxm@400Gb/s/gpu`, `pod.toml` (see
+        `catalog.clusters.get`).
+        """
         from paceline.catalog import clusters
 
         return clusters.get(text)
@@ -151,9 +161,14 @@ class Cluster:
             raise SpecError(f"a cluster has at least one node, got {times} x {self.name}")
         most = self.tiers[-1].domain if self.tiers else 1
         if most is not None and times * self.device_count > most:
-            raise SpecError(f"{times} x {self.name} are {times * self.device_count} devices, but its outermost tier joins {most}")
+            raise SpecError(
+                f"{times} x {self.name} are {times * self.device_count} devices, but its outermost tier joins"
+                f" {most}"
+            )
         mix = tuple((device, count * times) for device, count in self.mix)
-        return replace(self, name=f"{times}x{self.name}" if times > 1 else self.name, nodes=self.nodes * times, mix=mix)
+        return replace(
+            self, name=f"{times}x{self.name}" if times > 1 else self.name, nodes=self.nodes * times, mix=mix
+        )
 
     def priced(self, per_s: float) -> Cluster:
         """This cluster at so many USD per second of each device, whatever the catalog says."""
@@ -170,15 +185,19 @@ class Cluster:
     def group(self, size: int, stride: int = 1, base: int = 0, *, concurrent: bool = True) -> Group:
         """The placement of a process group whose ranks are `base + i * stride`.
 
-        The other groups of its mesh dimension (those that start at the ranks it skips) are taken to communicate
-        at the same time and to share NICs with it, unless `concurrent` is false.
+        The other groups of its mesh dimension (those that start at the ranks it skips) are taken to
+        communicate at the same time and to share NICs with it, unless `concurrent` is false.
         """
         if size < 1 or stride < 1 or base < 0:
-            raise SpecError(f"a group has a size and a stride of at least 1 and a base of at least 0, got {size}, {stride}, {base}")
+            raise SpecError(
+                f"a group has a size and a stride of at least 1 and a base of at least 0, got {size},"
+                f" {stride}, {base}"
+            )
         needed = base + (size - 1) * stride + 1
         if needed > self.device_count:
             raise SpecError(
-                f"a group of {size} ranks with stride {stride} from rank {base} needs {needed} devices; {self.name} has {self.device_count}"
+                f"a group of {size} ranks with stride {stride} from rank {base} needs {needed} devices;"
+                f" {self.name} has {self.device_count}"
             )
         members = [self._members(i, size, stride, base) for i in range(len(self.tiers))]
         return Group(size=size, stride=stride, base=base, members=tuple(members), concurrent=concurrent)
@@ -198,7 +217,9 @@ class Cluster:
         return max(counts)
 
     def uplink(self, group: Group, tier: int) -> float:
-        """B/s, each way, that a group's members in one inner domain have together into a tier: line rates, no losses."""
+        """B/s, each way, that a group's members in one inner domain have together into a tier: line rates, no
+        losses.
+        """
         level = self.tiers[tier]
         inner = group.members[tier - 1] if tier else 1
         total = inner * level.bandwidth_Bps * self._usable(group, tier)
@@ -216,7 +237,8 @@ class Cluster:
             return 1.0
         if topology == "mesh":
             return (fan - 1) / (whole - 1)
-        if topology == "cube-mesh":  # two quads: a quarter of the links to each neighbour of the quad, a quarter to the other quad
+        # two quads: a quarter of the links to each neighbour of the quad, a quarter to the other quad
+        if topology == "cube-mesh":
             return min(1.0, (fan - 1) / 4)
         if topology.startswith("torus"):
             axes = int(topology[-2])
@@ -234,7 +256,9 @@ def read(path: Path | str, clusters: Callable[[str], Cluster], devices: Callable
     return parse(read_text(path, "cluster"), str(path), clusters, devices)
 
 
-def parse(text: str, where: str, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]) -> Cluster:
+def parse(
+    text: str, where: str, clusters: Callable[[str], Cluster], devices: Callable[[str], Device]
+) -> Cluster:
     """The cluster described by TOML `text`; messages name `where`, the line and the key."""
     reader = _Reader(text, where, _TEXT_KEYS, _SECTIONS, {"nodes": int, "aliases": list})
     try:
@@ -253,7 +277,9 @@ class _Reader(FactReader):
             section, leaf = path.split(".")
             for key, raw in self.data.get(section, {}).items():
                 if key != leaf:
-                    raise self.error(f"{section}.{key}", f"unknown key {key!r}; allowed in [{section}]: {leaf}")
+                    raise self.error(
+                        f"{section}.{key}", f"unknown key {key!r}; allowed in [{section}]: {leaf}"
+                    )
                 facts[path] = self.fact(path, raw, dimension)
         if "device" not in self.data and base is None:
             raise self.error("device", "missing: name a device of the catalog or a .toml file")
@@ -264,11 +290,23 @@ class _Reader(FactReader):
             self.check(f"tier.{name}", table, dict)
             tiers[name] = self.tier(name, table, tiers.get(name), facts)
         cluster = Cluster(
-            name=self.text("name", Path(self.where).stem), title=self.text("title", self.text("name", Path(self.where).stem)),
-            device=devices(self.text("device")) if "device" in self.data else base.device if base else devices(""),
-            node_devices=self.whole("node.devices", facts["node.devices"].value), nodes=self.data.get("nodes", base.nodes if base else 1),
-            tiers=tuple(tiers.values()), straggler_cv=facts["stragglers.cv"].value if "stragglers.cv" in facts else 0.0,
-            mix=self.mix(base, devices), aliases=tuple(self.data.get("aliases", ())), notes=self.text("notes", ""), facts=facts,
+            name=self.text("name", Path(self.where).stem),
+            title=self.text("title", self.text("name", Path(self.where).stem)),
+            device=(
+                devices(self.text("device"))
+                if "device" in self.data
+                else base.device
+                if base
+                else devices("")
+            ),
+            node_devices=self.whole("node.devices", facts["node.devices"].value),
+            nodes=self.data.get("nodes", base.nodes if base else 1),
+            tiers=tuple(tiers.values()),
+            straggler_cv=facts["stragglers.cv"].value if "stragglers.cv" in facts else 0.0,
+            mix=self.mix(base, devices),
+            aliases=tuple(self.data.get("aliases", ())),
+            notes=self.text("notes", ""),
+            facts=facts,
         )
         self.sane(cluster)
         return cluster
@@ -301,7 +339,11 @@ class _Reader(FactReader):
 
     def unknown(self, path: str, noun: str, word: str, allowed: Sequence[str]) -> SpecError:
         near = nearest(word, allowed)
-        return self.error(path, f"unknown {noun} {word!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"))
+        return self.error(
+            path,
+            f"unknown {noun} {word!r}; "
+            + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"),
+        )
 
     def whole(self, path: str, value: float) -> int:
         if value != int(value):
@@ -325,9 +367,21 @@ class _Reader(FactReader):
             raise self.error("tier", "missing: give at least one [tier.NAME], the innermost first")
         for inner, outer in pairwise(cluster.tiers):
             if inner.domain is None:
-                raise self.error(f"tier.{inner.name}", "missing domain: only the outermost tier may join the whole cluster")
+                raise self.error(
+                    f"tier.{inner.name}", "missing domain: only the outermost tier may join the whole cluster"
+                )
             if outer.domain is not None and (outer.domain <= inner.domain or outer.domain % inner.domain):
-                raise self.error(f"tier.{outer.name}.domain", f"{outer.domain} devices are not made of domains of {inner.domain} ({inner.name})")
-        if cluster.tiers and cluster.tiers[-1].domain is not None and cluster.tiers[-1].domain < cluster.device_count:
+                raise self.error(
+                    f"tier.{outer.name}.domain",
+                    f"{outer.domain} devices are not made of domains of {inner.domain} ({inner.name})",
+                )
+        if (
+            cluster.tiers
+            and cluster.tiers[-1].domain is not None
+            and cluster.tiers[-1].domain < cluster.device_count
+        ):
             last = cluster.tiers[-1]
-            raise self.error(f"tier.{last.name}.domain", f"{last.domain} devices are joined, but the cluster has {cluster.device_count}")
+            raise self.error(
+                f"tier.{last.name}.domain",
+                f"{last.domain} devices are joined, but the cluster has {cluster.device_count}",
+            )

@@ -42,7 +42,18 @@ FIELDS: dict[str, tuple[str, str]] = {
     "price.hour": ("price_per_s", "price_rate"),
     "price.unit": ("price", "price"),
 }
-_TEXT_KEYS = {"name", "title", "vendor", "architecture", "kind", "year", "like", "aliases", "notes", "method_version"}
+_TEXT_KEYS = {
+    "name",
+    "title",
+    "vendor",
+    "architecture",
+    "kind",
+    "year",
+    "like",
+    "aliases",
+    "notes",
+    "method_version",
+}
 _TYPES: dict[str, type] = {"year": int, "aliases": list, "method_version": object}
 _SECTIONS = {"peak", "sources", "calibration", *(path.partition(".")[0] for path in FIELDS)}
 
@@ -66,7 +77,8 @@ class Device:
     l1_bytes: float | None = None
     l2_bytes: float | None = None
     sm_count: int | None = None
-    #: vector operations of one multiprocessor (of a TPU: one TensorCore) per cycle, where they are not a GPU's 128
+    #: vector operations of one multiprocessor (of a TPU: one TensorCore) per cycle, where they are not a
+    #: GPU's 128
     sm_lanes: float | None = None
     clock_hz: float | None = None
     launch_s: float | None = None
@@ -136,20 +148,31 @@ class _Reader(FactReader):
                     facts[path] = self.fact(path, raw, FIELDS[path][1])
                 else:
                     allowed = [p.partition(".")[2] for p in FIELDS if p.startswith(section + ".")]
-                    raise self.error(path, f"unknown key {leaf!r}; allowed in [{section}]: {', '.join(allowed)}")
+                    raise self.error(
+                        path, f"unknown key {leaf!r}; allowed in [{section}]: {', '.join(allowed)}"
+                    )
         for path in ("memory.size", "memory.bandwidth"):
             if path not in facts:
-                raise self.error(path.partition(".")[0], f"missing {path}: give it, or name a device to start from with like = \"...\"")
+                raise self.error(
+                    path.partition(".")[0],
+                    f'missing {path}: give it, or name a device to start from with like = "..."',
+                )
         if not any(path.startswith("peak.") for path in facts):
-            raise self.error("peak", "missing: give at least one dtype, such as bf16 = \"400 TFLOP/s\"")
+            raise self.error("peak", 'missing: give at least one dtype, such as bf16 = "400 TFLOP/s"')
         values: dict[str, Any] = {
             attribute: facts[path].value for path, (attribute, _) in FIELDS.items() if path in facts
         }
         if "sm_count" in values:
             values["sm_count"] = round(values["sm_count"])
-        values["peak_flops"] = {path[5:]: fact.value for path, fact in facts.items() if path.startswith("peak.")}
+        values["peak_flops"] = {
+            path[5:]: fact.value for path, fact in facts.items() if path.startswith("peak.")
+        }
         values["calibration"] = self.calibration(base)
-        text: dict[str, Any] = {key: self.data[key] for key in ("title", "vendor", "architecture", "kind", "year", "notes") if key in self.data}
+        text: dict[str, Any] = {
+            key: self.data[key]
+            for key in ("title", "vendor", "architecture", "kind", "year", "notes")
+            if key in self.data
+        }
         name = self.text("name", Path(self.where).stem)
         values |= {"title": name, **text}
         aliases = tuple(self.data.get("aliases", ()))

@@ -1,9 +1,10 @@
-"""Facts in TOML files: numbers with a unit, how each is known and where from; messages name file, line and key.
+"""Facts in TOML files: numbers with a unit, how each is known and where from; messages name file, line and
+key.
 
 A number is written bare (`"8 TB/s"`, then it is what the file declares) or with its provenance:
 
-    bandwidth = { value = "8 TB/s", kind = "datasheet", source = "d" }       # `d` may be spelt out in [sources]
-    hour = { value = "12.29 USD/h", source = "price", date = "2023-07" }     # what changes says of when it is
+    bandwidth = { value = "8 TB/s", kind = "datasheet", source = "d" }    # `d` may be spelt out in [sources]
+    hour = { value = "12.29 USD/h", source = "price", date = "2023-07" }  # what changes says of when it is
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from paceline.spec import checks
 #: how a number is known, best first
 KINDS = ("measured", "datasheet", "fitted", "derived", "declared", "guessed")
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
-_WANTED: dict[type, str] = {dict: "a table [{}]", list: "a list of strings", int: "a whole number", str: "a string"}
+_WANTED: dict[type, str] = {
+    dict: "a table [{}]",
+    list: "a list of strings",
+    int: "a whole number",
+    str: "a string",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,9 @@ class FactReader:
     `keys` are the file's top-level texts (those in `types` are of another type), `sections` its tables.
     """
 
-    def __init__(self, text: str, where: str, keys: Set[str], sections: Set[str], types: Mapping[str, type]) -> None:
+    def __init__(
+        self, text: str, where: str, keys: Set[str], sections: Set[str], types: Mapping[str, type]
+    ) -> None:
         try:
             self.data: dict[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -68,7 +76,9 @@ class FactReader:
             self.check(key, value, dict if key in sections else types.get(key, str))
 
     def printable(self, path: str, value: Any) -> None:
-        """That keys and texts are names that can be printed on one line; notes and sources may have several."""
+        """That keys and texts are names that can be printed on one line; notes and sources may have
+        several.
+        """
         if isinstance(value, str):
             try:
                 checks.name("the text", value)
@@ -115,7 +125,9 @@ class FactReader:
         if isinstance(raw, dict):
             extra = set(raw) - {"value", "kind", "source", "date"}
             if extra or "value" not in raw:
-                raise self.error(path, f"expected {{ value = ..., kind = ..., source = ... }}, got keys {sorted(raw)}")
+                raise self.error(
+                    path, f"expected {{ value = ..., kind = ..., source = ... }}, got keys {sorted(raw)}"
+                )
             kind, source = raw.get("kind", "datasheet"), raw.get("source", "")
             if not isinstance(source, str):
                 raise self.error(path, f"source: expected a string, got {source!r}")

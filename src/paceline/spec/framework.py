@@ -1,4 +1,5 @@
-"""Training frameworks as far as they change a step: which kernels they run, what they overlap, what their host costs.
+"""Training frameworks as far as they change a step: which kernels they run, what they overlap, what their
+host costs.
 
 Facts come from TOML (`catalog/frameworks/*.toml`, or a user's own file), one file per framework:
 
@@ -26,7 +27,12 @@ from paceline.spec.facts import KINDS, FactReader, read_text
 #: models that a framework is known to run: transformers by their sizes, captured modules, or both
 RUNS = ("transformers", "modules", "both")
 #: what a field of each type may be given as in a file
-_GIVEN: dict[str, tuple[type[Any], ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
+_GIVEN: dict[str, tuple[type[Any], ...]] = {
+    "float": (int, float),
+    "int": (int,),
+    "bool": (bool,),
+    "str": (str,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +47,15 @@ class Framework:
     #: which models it runs: `transformers` by their sizes, captured `modules`, or `both`
     runs: str = "transformers"
 
-    # -- captured modules: their operators are known, so only the host and the exchange of gradients differ ----
+    # -- captured modules: their operators are known, so only the host and the exchange of gradients differ
+    # ----
 
     #: host time per operator over that of eager PyTorch 2
     host_scale: float = 1.0
     #: how gradients are brought together (`spec.synchronisation`)
     sync: str = "ddp"
-    #: where the loop empties the allocator's cache before each step: seconds per byte to get memory again, and
-    #: the share of the device's memory up to which the driver has enough in store
+    #: where the loop empties the allocator's cache before each step: seconds per byte to get memory again,
+    #: and the share of the device's memory up to which the driver has enough in store
     reallocation_s: float = 0.0
     reallocation_above: float = 0.75
 
@@ -56,12 +63,14 @@ class Framework:
 
     #: fused: one flash-attention kernel; softmax: two products round a fused softmax
     attention: str = "fused"
-    #: the most FLOPs per multiprocessor and cycle of its attention kernel; 0: of the best there is. FlashAttention 1 reaches about
+    #: the most FLOPs per multiprocessor and cycle of its attention kernel; 0: of the best there is.
+    #: FlashAttention 1 reaches about
     #: 690, on Ampere and Hopper alike, FlashAttention 2 about 1400
     attention_flops_per_cycle: float = 0.0
     #: of what the best fp8 products reach
     fp8_rate: float = 1.0
-    #: pointwise work: none (a kernel each), jit (bias with activation or dropout and residual), compile (with norms too)
+    #: pointwise work: none (a kernel each), jit (bias with activation or dropout and residual), compile (with
+    #: norms too)
     fusion: str = "jit"
     #: trains with dropout (masks are drawn, written and read)
     dropout: bool = False
@@ -70,14 +79,16 @@ class Framework:
     fused_accumulation: bool = True
     #: gradients cross the network in fp32
     reduce_fp32: bool = False
-    #: what selective recomputation runs again: core (of attention), ops (all but every second product and attention)
+    #: what selective recomputation runs again: core (of attention), ops (all but every second product and
+    #: attention)
     selective: str = "core"
     #: the loss is one kernel, not a chain of passes over fp32 logits
     fused_loss: bool = False
-    #: what tensor-parallel collectives hide behind: none; wgrad (the weight-gradient product, in the backward pass);
-    #: full (the product they belong to, in pieces)
+    #: what tensor-parallel collectives hide behind: none; wgrad (the weight-gradient product, in the backward
+    #: pass); full (the product they belong to, in pieces)
     tp_overlap: str = "wgrad"
-    #: gradients are reduced during the last backward pass, and sharded parameters gathered during the first forward pass
+    #: gradients are reduced during the last backward pass, and sharded parameters gathered during the first
+    #: forward pass
     dp_overlap: bool = True
     #: sharded parameters and gradients cross the network once per device, not once per node
     flat_gathers: bool = False
@@ -85,7 +96,8 @@ class Framework:
     p2p_overlap: bool = False
     #: each tensor-parallel rank sends its part of an activation to the next stage
     p2p_scattered: bool = True
-    #: sequence parallel: of the input of a product split by columns a rank keeps its own part, and gathers it again for the weight gradient
+    #: sequence parallel: of the input of a product split by columns a rank keeps its own part, and gathers it
+    #: again for the weight gradient
     regathers: bool = True
     #: the embedding's gradient is reduced between first and last stage, where they share it
     tied_allreduce: bool = True
@@ -93,42 +105,51 @@ class Framework:
     issue_s: float = 8e-6
     issue_backward_s: float = 8e-6
     issue_collective_s: float = 20e-6
-    #: the host waits for every kernel (CUDA_LAUNCH_BLOCKING): its time adds to the device's instead of hiding behind it
+    #: the host waits for every kernel (CUDA_LAUNCH_BLOCKING): its time adds to the device's instead of hiding
+    #: behind it
     blocking: bool = False
     #: scores are scaled and masked by kernels of their own, not within the softmax
     unfused_mask: bool = False
-    #: widths of the model that are gathered before attention and scattered after it, where padding is taken out of sequences
+    #: widths of the model that are gathered before attention and scattered after it, where padding is taken
+    #: out of sequences
     unpadded: int = 0
-    #: how the experts of a rank run. apart: products, casts and biases of each by kernels of its own; fused: grouped products that
-    #: apply biases and activations and cast their results
+    #: how the experts of a rank run. apart: products, casts and biases of each by kernels of its own; fused:
+    #: grouped products that apply biases and activations and cast their results
     experts: str = "apart"
-    #: how tokens get to them. alltoall: sorted, one copy to each expert, sorted again by local expert; once: one copy to each rank, or
-    #: to each node, which passes it on (DeepEP, HybridEP)
+    #: how tokens get to them. alltoall: sorted, one copy to each expert, sorted again by local expert; once:
+    #: one copy to each rank, or to each node, which passes it on (DeepEP, HybridEP)
     dispatch: str = "alltoall"
     #: experts' exchanges run beside the computation of another micro-batch
     exchange_overlap: bool = False
-    #: host seconds to launch one kernel of one expert, and to cast one tensor of one expert, which makes objects in Python
+    #: host seconds to launch one kernel of one expert, and to cast one tensor of one expert, which makes
+    #: objects in Python
     issue_expert_s: float = 8e-6
     issue_expert_cast_s: float = 1e-4
-    #: share by which operators slow down while a collective runs beside them: its copies take multiprocessors and bandwidth
+    #: share by which operators slow down while a collective runs beside them: its copies take multiprocessors
+    #: and bandwidth
     contention: float = 0.3
-    #: layers of one chunk of an interleaved pipeline where a plan does not say; 0: pipelines are not interleaved
+    #: layers of one chunk of an interleaved pipeline where a plan does not say; 0: pipelines are not
+    #: interleaved
     chunk_layers: int = 0
     #: a step is one micro-batch unless a plan says otherwise: gradients are not accumulated
     whole_batch: bool = False
-    #: who holds parameters, gradients and optimizer state, and what its update copies: megatron, deepspeed, torch (predict/memory.py)
+    #: who holds parameters, gradients and optimizer state, and what its update copies: megatron, deepspeed,
+    #: torch (predict/memory.py)
     state: str = "megatron"
     #: bytes per gradient that is kept; 0: 4 in fp32, else those of a parameter
     kept_gradients: int = 0
-    #: bytes per logit when most of the loss is live; 0: in low precision, in fp32 and, unless it is one kernel, once more in fp32
+    #: bytes per logit when most of the loss is live; 0: in low precision, in fp32 and, unless it is one
+    #: kernel, once more in fp32
     loss_bytes: float = 0.0
     #: the same where the vocabulary is split over ranks; 0: no different
     split_loss_bytes: float = 0.0
     #: reserved over allocated bytes of what comes and goes; less where the allocator's segments can grow
     slack: float = 1.15
-    #: driver, context and kernels: bytes that a process takes before it allocates; before CUDA 11.7 all kernels were loaded at once
+    #: driver, context and kernels: bytes that a process takes before it allocates; before CUDA 11.7 all
+    #: kernels were loaded at once
     context_bytes: float = 0.6e9
-    #: empty gradients in low precision stand for those that products add to in place (Transformer Engine keeps one of each shape)
+    #: empty gradients in low precision stand for those that products add to in place (Transformer Engine
+    #: keeps one of each shape)
     placeholders: bool = False
     #: bytes per weight of its copies in fp8 that are kept from the forward to the backward pass
     fp8_weights: float = 0.0
@@ -159,7 +180,12 @@ def parse(text: str, where: str, get: Callable[[str], Framework]) -> Framework:
     if kind not in KINDS:
         raise reader.error("kind", f"kind {kind!r} is not one of {', '.join(KINDS)}")
     name = reader.text("name")
-    about: dict[str, Any] = {"name": name, "title": reader.text("title", name), "kind": kind, "source": reader.text("source", where)}
+    about: dict[str, Any] = {
+        "name": name,
+        "title": reader.text("title", name),
+        "kind": kind,
+        "source": reader.text("source", where),
+    }
     if "like" in reader.data:
         return replace(get(reader.text("like")), **about, **given)
     return Framework(**about, **given)

@@ -22,7 +22,9 @@ def checked_name(what: str, name: str) -> str:
     if not text.strip():
         raise SpecError(f"a name of a {what} must not be empty, got {name!r}")
     if len(text) > LONGEST:
-        raise SpecError(f"a name of a {what} has at most {LONGEST} characters, got {len(text)}: {text[:40]!r}...")
+        raise SpecError(
+            f"a name of a {what} has at most {LONGEST} characters, got {len(text)}: {text[:40]!r}..."
+        )
     return text
 
 

@@ -25,17 +25,31 @@ from paceline.spec.schedules import SCHEDULES
 from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
 
-#: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in turn;
-#: hsdp shards within groups and replicates across them
+#: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in
+#: turn; hsdp shards within groups and replicates across them
 SHARDINGS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 OFFLOADS = ("none", "optimizer", "activations")
 CONTEXTS = ("ring", "all-to-all")
 
-_SYNONYMS = {"zero3": "fsdp", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "fsdp", "fsdp2": "fsdp", "1F1B": "1f1b", "zbv": "zb-v", "zbh1": "zb-h1"}
+_SYNONYMS = {
+    "zero3": "fsdp",
+    "zero-1": "zero1",
+    "zero-2": "zero2",
+    "zero-3": "fsdp",
+    "fsdp2": "fsdp",
+    "1F1B": "1f1b",
+    "zbv": "zb-v",
+    "zbh1": "zb-h1",
+}
 _WORDS: dict[str, Collection[str]] = {
-    "sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTE, "precision": PRECISIONS, "offload": OFFLOADS, "context": CONTEXTS,
+    "sharding": SHARDINGS,
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTE,
+    "precision": PRECISIONS,
+    "offload": OFFLOADS,
+    "context": CONTEXTS,
 }
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
 _FLAGS = ("sp", "reshard", "adapters")
@@ -85,7 +99,9 @@ class Plan:
     def __post_init__(self) -> None:
         for size in _SIZES:
             if type(value := getattr(self, size)) is not int or value < 1:
-                object.__setattr__(self, size, checks.whole(f"plan: {size}", value, int(size not in _FILLED), PlanError))
+                object.__setattr__(
+                    self, size, checks.whole(f"plan: {size}", value, int(size not in _FILLED), PlanError)
+                )
         for field, words in _CHECKED.items():
             value = getattr(self, field)
             if value not in words and (value or field != "schedule"):
@@ -108,7 +124,10 @@ class Plan:
         for word in text.replace(",", " ").split():
             key, equals, value = word.partition("=")
             found = list(read_relaxation(key, value if equals else None))
-            for into, pairs in ((relaxed, found), (given, () if found else _read(key, value if equals else None, word))):
+            for into, pairs in (
+                (relaxed, found),
+                (given, () if found else _read(key, value if equals else None, word)),
+            ):
                 for name, said in pairs:
                     if name in into and into[name] != said:
                         raise PlanError(f"plan {text!r} gives {name} twice: {into[name]} and {said}")
@@ -128,13 +147,32 @@ class Plan:
     def __str__(self) -> str:
         """The plan in the words that `parse` reads, without what is usual."""
         parts = [f"{name}={value}" for name in _SIZES if (value := getattr(self, name)) not in (0, 1)]
-        flags = [name if getattr(self, name) else f"no-{name}" for name in _FLAGS if getattr(self, name) != getattr(Plan, name)]
-        words = [f"{name}={value}" for name in ("recompute", "context", "offload") if (value := getattr(self, name)) != getattr(Plan, name)]
+        flags = [
+            name if getattr(self, name) else f"no-{name}"
+            for name in _FLAGS
+            if getattr(self, name) != getattr(Plan, name)
+        ]
+        words = [
+            f"{name}={value}"
+            for name in ("recompute", "context", "offload")
+            if (value := getattr(self, name)) != getattr(Plan, name)
+        ]
         bucket = [f"bucket={self.bucket_bytes / 1e6:g}MB"] if self.bucket_bytes != Plan.bucket_bytes else []
         framework = [f"framework={self.framework}"] if self.framework else []
         kind = [self.sharding] if self.sharding != "none" else []
         relaxed = [str(self.relax)] if not self.relax.plain else []
-        return " ".join([*kind, *relaxed, *parts, *flags, *words, *filter(None, (self.schedule, self.precision)), *bucket, *framework])
+        return " ".join(
+            [
+                *kind,
+                *relaxed,
+                *parts,
+                *flags,
+                *words,
+                *filter(None, (self.schedule, self.precision)),
+                *bucket,
+                *framework,
+            ]
+        )
 
 
 def _from_file(path: Path) -> str:
@@ -167,7 +205,9 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
                 return
         if plain == "none":
             fields_with = [f"{field}=none" for field, words in _WORDS.items() if "none" in words]
-            raise PlanError(f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}")
+            raise PlanError(
+                f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}"
+            )
         alone = [w for words in _WORDS.values() for w in words if w != "none"]
         raise PlanError(_unknown(word, [*_FLAGS, *alone, *relaxed_words(), *_SIZES]))
     value = _SYNONYMS.get(value, value)
@@ -177,11 +217,19 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
             yield "dp", _whole("dp", degree)
         yield "sharding", _choice("dp", _SYNONYMS.get(kind, kind) if colon else degree, SHARDINGS)
     elif key == "zero":
-        yield "sharding", _choice("zero", {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}.get(value, value), SHARDINGS)
+        yield (
+            "sharding",
+            _choice(
+                "zero", {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}.get(value, value), SHARDINGS
+            ),
+        )
     elif key in _SIZES:
         yield key, _whole(key, value)
     elif key in _FLAGS:
-        yield key, _choice(key, value.lower(), ("true", "false", "1", "0", "yes", "no")) in ("true", "1", "yes")
+        yield (
+            key,
+            _choice(key, value.lower(), ("true", "false", "1", "0", "yes", "no")) in ("true", "1", "yes"),
+        )
     elif key in _WORDS:
         yield key, _choice(key, value, _WORDS[key])
     elif key == "bucket":
@@ -195,12 +243,16 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
     elif key == "framework":
         yield "framework", value
     else:
-        raise PlanError(_unknown(key, [*_SIZES, *_FLAGS, *_WORDS, *RELAXED_KEYS, "bucket", "framework", "zero"]))
+        raise PlanError(
+            _unknown(key, [*_SIZES, *_FLAGS, *_WORDS, *RELAXED_KEYS, "bucket", "framework", "zero"])
+        )
 
 
 def _unknown(word: str, allowed: list[str]) -> str:
     near = nearest(word, allowed)
-    return f"plan: unknown {word!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(dict.fromkeys(allowed))}")
+    return f"plan: unknown {word!r}; " + (
+        f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(dict.fromkeys(allowed))}"
+    )
 
 
 def _whole(key: str, value: str) -> int:
@@ -216,7 +268,9 @@ def _choice(key: str, value: str, allowed: Collection[str]) -> str:
 
 
 def resolve(plan: Plan, devices: int, model: Transformer | None = None) -> Plan:
-    """The plan with every degree and size filled in for `devices` devices and a model; PlanError where that cannot be."""
+    """The plan with every degree and size filled in for `devices` devices and a model; PlanError where that
+    cannot be.
+    """
     filled = _fill(plan, devices, model)
     found = list(problems(filled, devices, model))
     if found:
@@ -233,16 +287,36 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
     shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding == "hsdp" else 0)
-    sharding = "none" if plan.sharding == "ddp" and dp * plan.cp == 1 else "ddp" if plan.sharding == "none" and dp * plan.cp > 1 else plan.sharding
-    vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp  # two chunks are what they have
+    sharding = (
+        "none"
+        if plan.sharding == "ddp" and dp * plan.cp == 1
+        else "ddp"
+        if plan.sharding == "none" and dp * plan.cp > 1
+        else plan.sharding
+    )
+    # two chunks are what they have
+    vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp
     seq = plan.seq or (model.seq if model else 1)
-    return replace(plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, vpp=vpp, shard=shard, sharding=sharding)
+    return replace(
+        plan,
+        dp=dp,
+        mbs=mbs,
+        gbs=plan.gbs or dp * mbs,
+        seq=seq,
+        schedule=schedule,
+        vpp=vpp,
+        shard=shard,
+        sharding=sharding,
+    )
 
 
 def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[str]:
     """Everything that keeps a filled plan from running, with its factors."""
     if plan.ranks != devices:
-        yield f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.ranks} ranks, but the cluster has {devices} devices"
+        yield (
+            f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.ranks} ranks, but the cluster"
+            f" has {devices} devices"
+        )
     if plan.gbs % (plan.dp * plan.mbs):
         yield f"gbs {plan.gbs} is not a multiple of dp {plan.dp} x mbs {plan.mbs} = {plan.dp * plan.mbs}"
     else:
@@ -254,7 +328,10 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
         has = "two chunks" if schedule.v_shaped else "one chunk"
         yield f"schedule {plan.schedule} has {has} per stage, but vpp is {plan.vpp}"
     if (plan.dp * plan.cp * plan.tp) % plan.ep:
-        yield f"ep {plan.ep} does not divide dp {plan.dp} x cp {plan.cp} x tp {plan.tp} = {plan.dp * plan.cp * plan.tp}"
+        yield (
+            f"ep {plan.ep} does not divide dp {plan.dp} x cp {plan.cp} x tp {plan.tp} ="
+            f" {plan.dp * plan.cp * plan.tp}"
+        )
     if plan.shard and plan.sharding != "hsdp":
         yield f"shard {plan.shard} is of hsdp, but the sharding is {plan.sharding}"
     elif plan.shard and plan.dp % plan.shard:
@@ -272,15 +349,24 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
     if model.heads % plan.tp:
         yield f"tp {plan.tp} does not divide {model.heads} heads"
     elif plan.context == "all-to-all" and model.heads // plan.tp % plan.cp:
-        yield f"all-to-all: cp {plan.cp} does not divide the {model.heads} heads / tp {plan.tp} = {model.heads // plan.tp} of a rank"
+        yield (
+            f"all-to-all: cp {plan.cp} does not divide the {model.heads} heads / tp {plan.tp} ="
+            f" {model.heads // plan.tp} of a rank"
+        )
     if model.ffn % plan.tp:
         yield f"tp {plan.tp} does not divide the feed-forward width {model.ffn}"
     if plan.ep > 1 and (not model.experts or model.experts % plan.ep):
-        yield f"ep {plan.ep} does not divide {model.experts} experts" if model.experts else f"ep {plan.ep}, but {model.name} has no experts"
+        yield (
+            f"ep {plan.ep} does not divide {model.experts} experts"
+            if model.experts
+            else f"ep {plan.ep}, but {model.name} has no experts"
+        )
 
 
 def _schedule_problems(plan: Plan) -> Iterator[str]:
-    """Too few micro-batches for a schedule, or too odd a number of them, by the rules of torch's and Megatron's schedules."""
+    """Too few micro-batches for a schedule, or too odd a number of them, by the rules of torch's and
+    Megatron's schedules.
+    """
     m, schedule = plan.micro_batches, plan.schedule
     count = f"gbs {plan.gbs} / (dp {plan.dp} x mbs {plan.mbs}) = {m}"
     rounds = max(1, m // plan.pp)
@@ -292,7 +378,9 @@ def _schedule_problems(plan: Plan) -> Iterator[str]:
 
 
 def fewest_micro_batches(plan: Plan) -> int:
-    """Micro-batches that a pipeline's schedule needs at least; Megatron's 1F1B takes any number, torch's one for each stage."""
+    """Micro-batches that a pipeline's schedule needs at least; Megatron's 1F1B takes any number, torch's one
+    for each stage.
+    """
     in_torch = plan.framework.startswith("torch")
     return schedules.get(plan.schedule).least_micro_batches(plan.pp, plan.vpp, in_torch)
 
@@ -304,7 +392,9 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:
-    """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words by whether they are the same."""
+    """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words
+    by whether they are the same.
+    """
     best: tuple[float, Plan] | None = None
     for tp in divisors(devices):
         for pp in divisors(devices // tp):
@@ -322,7 +412,11 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
 def _away(plan: Plan, given: Plan, names: Iterable[str]) -> float:
     """Distance in the sizes that were given; the batch of a step is changed last."""
     pairs = [(name, getattr(plan, name), getattr(given, name)) for name in names]
-    return sum((2.0 if name == "gbs" else 1.0) * abs(math.log(value / wanted)) for name, value, wanted in pairs if value and wanted)
+    return sum(
+        (2.0 if name == "gbs" else 1.0) * abs(math.log(value / wanted))
+        for name, value, wanted in pairs
+        if value and wanted
+    )
 
 
 def _other_words(plan: Plan, wanted: Plan) -> int:
@@ -332,11 +426,25 @@ def _other_words(plan: Plan, wanted: Plan) -> int:
 
 
 def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Plan]:
-    """Plans on a mesh that differ in how experts and state are spread, in chunks and schedule, and in micro-batch and batch."""
+    """Plans on a mesh that differ in how experts and state are spread, in chunks and schedule, and in
+    micro-batch and batch.
+    """
     experts = model.experts if model is not None else plan.ep
-    ep = max(d for d in divisors(plan.dp * plan.cp * plan.tp) if d <= plan.ep and (d == 1 or (experts and experts % d == 0)))
-    shard = max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
-    kind = given.sharding if plan.dp * plan.cp > 1 and given.sharding != "none" else "ddp" if plan.dp * plan.cp > 1 else "none"
+    ep = max(
+        d
+        for d in divisors(plan.dp * plan.cp * plan.tp)
+        if d <= plan.ep and (d == 1 or (experts and experts % d == 0))
+    )
+    shard = (
+        max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
+    )
+    kind = (
+        given.sharding
+        if plan.dp * plan.cp > 1 and given.sharding != "none"
+        else "ddp"
+        if plan.dp * plan.cp > 1
+        else "none"
+    )
     orders = [("", 1)]
     if plan.pp > 1:
         chunked = plan.schedule if schedules.get(plan.schedule).chunked else "interleaved"
@@ -344,17 +452,27 @@ def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Pl
     for schedule, vpp in orders:
         for sp in {plan.sp, False}:
             for mbs in {plan.mbs, *(d for d in (1, 2, 4, 8) if d < plan.mbs)}:
-                made = replace(plan, ep=ep, shard=shard, sharding=kind, schedule=schedule, vpp=vpp, sp=sp, mbs=mbs)
-                least, each = made.dp * mbs * fewest_micro_batches(made), made.dp * mbs * (plan.pp if schedules.get(schedule).equal_rounds else 1)
-                near = {plan.gbs, -(-plan.gbs // each) * each, plan.gbs // each * each} if given.gbs else {each}
-                yield from (replace(made, gbs=gbs) for gbs in sorted({max(gbs, -(-least // each) * each) for gbs in near}))
+                made = replace(
+                    plan, ep=ep, shard=shard, sharding=kind, schedule=schedule, vpp=vpp, sp=sp, mbs=mbs
+                )
+                least, each = (
+                    made.dp * mbs * fewest_micro_batches(made),
+                    made.dp * mbs * (plan.pp if schedules.get(schedule).equal_rounds else 1),
+                )
+                near = (
+                    {plan.gbs, -(-plan.gbs // each) * each, plan.gbs // each * each} if given.gbs else {each}
+                )
+                yield from (
+                    replace(made, gbs=gbs)
+                    for gbs in sorted({max(gbs, -(-least // each) * each) for gbs in near})
+                )
 
 
 def stage_layers(layers: int, pp: int, vpp: int = 1) -> tuple[int, ...]:
     """Layers of each pipeline stage.
 
-    Where they do not divide, the ends give way first: one layer fewer beside the embedding and beside the head,
-    as Megatron balances them; else the first stages take one more.
+    Where they do not divide, the ends give way first: one layer fewer beside the embedding and beside the
+    head, as Megatron balances them; else the first stages take one more.
     """
     chunks = pp * vpp
     if layers % chunks and (layers + 2) % chunks == 0:

@@ -1,4 +1,6 @@
-"""The answer to "what is the best plan": the winner, those that came near and why they lost, and the certificate."""
+"""The answer to "what is the best plan": the winner, those that came near and why they lost, and the
+certificate.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Ranked:
     plan: Plan
     cluster: Cluster
     prediction: DistributedPrediction
-    #: what the objective counts: seconds, dollars or joules of a step (per sample where plans differ in batch)
+    #: what the objective counts: seconds, dollars or joules of a step (per sample where plans differ in
+    #: batch)
     value: float
     #: seconds that it takes at least
     bound_s: float
@@ -37,10 +40,24 @@ class Ranked:
     def to_dict(self) -> dict[str, Any]:
         p = self.prediction
         return {
-            "plan": str(self.plan), "cluster": self.cluster.name, "devices": p.devices, "step_s": p.step_s, "step_s_low": p.step_s_low,
-            "step_s_high": p.step_s_high, "throughput": p.throughput, "mfu": p.mfu, "peak_bytes": p.peak_bytes, "value": self.value,
-            "cost_per_step": self.cost, "energy_j": p.energy_j, "bound_s": self.bound_s, "lost": self.lost, "lossy": self.lossy,
-            "unmeasured": list(self.unmeasured), "measured_s": self.measured_s, "first_s": self.first_s,
+            "plan": str(self.plan),
+            "cluster": self.cluster.name,
+            "devices": p.devices,
+            "step_s": p.step_s,
+            "step_s_low": p.step_s_low,
+            "step_s_high": p.step_s_high,
+            "throughput": p.throughput,
+            "mfu": p.mfu,
+            "peak_bytes": p.peak_bytes,
+            "value": self.value,
+            "cost_per_step": self.cost,
+            "energy_j": p.energy_j,
+            "bound_s": self.bound_s,
+            "lost": self.lost,
+            "lossy": self.lossy,
+            "unmeasured": list(self.unmeasured),
+            "measured_s": self.measured_s,
+            "first_s": self.first_s,
             "breakdown": {part.name: part.seconds for part in p.breakdown},
         }
 
@@ -58,7 +75,9 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Over what factors of one quantity (bandwidth, memory, batch) the winner stays the winner, and who wins beyond."""
+    """Over what factors of one quantity (bandwidth, memory, batch) the winner stays the winner, and who wins
+    beyond.
+    """
 
     what: str
     low: float | None
@@ -69,7 +88,9 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan of a space, with its certificate: no plan of the space is better by more than `gap_pct` percent, as the model predicts."""
+    """The best plan of a space, with its certificate: no plan of the space is better by more than `gap_pct`
+    percent, as the model predicts.
+    """
 
     model: str
     objective: str
@@ -104,7 +125,9 @@ class Planned:
 
     @property
     def settled(self) -> bool:
-        """Whether the winner has only measured features, or wins over the best that has by more than its uncertainty."""
+        """Whether the winner has only measured features, or wins over the best that has by more than its
+        uncertainty.
+        """
         best, other = self.best, self.measured
         if not best.unmeasured:
             return True
@@ -121,21 +144,43 @@ class Planned:
             return f"{text}, and no plan that fits was found without"
         gain = f"wins by {100 * (1 - best.value / other.value):.1f} %"
         against = "more" if self.settled else "less"
-        return (f"{text}: the plan {gain} over the best of measured features ({other.plan}), {against} than the "
-                f"{100 * best.uncertainty:.0f} % by which its prediction may be off")
+        return (
+            f"{text}: the plan {gain} over the best of measured features ({other.plan}), {against} than the "
+            f"{100 * best.uncertainty:.0f} % by which its prediction may be off"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         best = self.best.to_dict()
         if self.steps:
-            best |= {"job_s": self.steps * self.best.prediction.step_s, "job_cost": self.steps * self.best.cost if self.best.cost else None}
+            best |= {
+                "job_s": self.steps * self.best.prediction.step_s,
+                "job_cost": self.steps * self.best.cost if self.best.cost else None,
+            }
         return {
-            "model": self.model, "objective": self.objective, "gbs": self.gbs, "seq": self.seq, "space": self.space,
-            "excluded": {"memory": self.by_memory, "bound": self.by_bound, "evaluation": self.by_evaluation, "undecided": self.undecided},
-            "gap_pct": self.gap_pct, "elapsed_s": self.elapsed_s, "best": best, "top": [ranked.to_dict() for ranked in self.top],
-            "ranges": [asdict(r) for r in self.ranges], "pareto": [ranked.to_dict() for ranked in self.pareto],
-            "doubt": self.doubt, "settled": self.settled, "measured": self.measured.to_dict() if self.measured else None, "notes": list(self.notes),
-            "interrupted": self.interrupted, "calibration": dict(self.calibration),
+            "model": self.model,
+            "objective": self.objective,
+            "gbs": self.gbs,
+            "seq": self.seq,
+            "space": self.space,
+            "excluded": {
+                "memory": self.by_memory,
+                "bound": self.by_bound,
+                "evaluation": self.by_evaluation,
+                "undecided": self.undecided,
+            },
+            "gap_pct": self.gap_pct,
+            "elapsed_s": self.elapsed_s,
+            "best": best,
+            "top": [ranked.to_dict() for ranked in self.top],
+            "ranges": [asdict(r) for r in self.ranges],
+            "pareto": [ranked.to_dict() for ranked in self.pareto],
+            "doubt": self.doubt,
+            "settled": self.settled,
+            "measured": self.measured.to_dict() if self.measured else None,
+            "notes": list(self.notes),
+            "interrupted": self.interrupted,
+            "calibration": dict(self.calibration),
             "price": _price(self.best.cluster.device),
         }
 
@@ -161,7 +206,9 @@ def _price(device: Device) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One model, and where and with what batch it is to be planned; `options` are further words of `paceline.plan`."""
+    """One model, and where and with what batch it is to be planned; `options` are further words of
+    `paceline.plan`.
+    """
 
     model: str
     cluster: str | None = None

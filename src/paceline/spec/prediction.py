@@ -130,7 +130,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedPrediction:
-    """One training step of a transformer under a plan on a cluster. Seconds, bytes; `throughput` in tokens per second.
+    """One training step of a transformer under a plan on a cluster. Seconds, bytes; `throughput` in tokens
+    per second.
 
     `breakdown` follows the critical path: its seconds add up to `step_s`.
     """
@@ -154,7 +155,8 @@ class DistributedPrediction:
     flops: float
     parameters: int
     micro_batches: int
-    #: of the step, seconds in which communication and nothing else goes on, and in which a stage waits for another
+    #: of the step, seconds in which communication and nothing else goes on, and in which a stage waits for
+    #: another
     exposed_s: float
     bubble_s: float
     bound_by: str
@@ -197,7 +199,14 @@ class DistributedPrediction:
 
 def _memory(found: Memory) -> dict[str, Any]:
     """The fullest device's bytes, with their 90 % interval."""
-    names = ("peak_bytes", "peak_low_bytes", "peak_high_bytes", "reserved_bytes", "reserved_low_bytes", "reserved_high_bytes")
+    names = (
+        "peak_bytes",
+        "peak_low_bytes",
+        "peak_high_bytes",
+        "reserved_bytes",
+        "reserved_low_bytes",
+        "reserved_high_bytes",
+    )
     return {**{name: getattr(found, name) for name in names}, "memory": dict(found.by_kind)}
 
 

@@ -1,7 +1,7 @@
 """How the gradients of data-parallel ranks are brought together, as far as it changes a step.
 
-A plan says what is shared (`ddp`, `zero1`, `fsdp`...); a `Synchronisation` says in what pieces, when, and through what, as
-frameworks do it; a `Relaxation` says what is sent less, or later, or not waited for.
+A plan says what is shared (`ddp`, `zero1`, `fsdp`...); a `Synchronisation` says in what pieces, when, and
+through what, as frameworks do it; a `Relaxation` says what is sent less, or later, or not waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Synchronisation:
 
     name: str
     title: str
-    #: gradients go to a parameter server in the host's memory, which sums and updates, and parameters come back
+    #: gradients go to a parameter server in the host's memory, which sums and updates, and parameters come
+    #: back
     server: bool = False
     #: bytes from which on a bucket is sent; None: what the plan says, 0: every gradient by itself
     bucket_bytes: float | None = None
@@ -43,21 +44,55 @@ class Synchronisation:
     contention: float = Framework.contention
 
 
-#: torch.nn.parallel.DistributedDataParallel: buckets in the order in which gradients become ready, a first one of 1 MiB
-DDP = Synchronisation(name="ddp", title="PyTorch DistributedDataParallel", first_bucket_bytes=2.0**20, copies=2.0)
-#: Horovod: a background thread fuses what has become ready in a cycle, up to 64 MiB, and reduces it beside the backward pass
-HOROVOD = Synchronisation(name="horovod", title="Horovod", bucket_bytes=64 * 2.0**20, cycle_s=5e-3, copies=2.0, overlap_accumulated=False)
-SYNCHRONISATIONS: dict[str, Synchronisation] = {s.name: s for s in (
-    DDP,
-    HOROVOD,
-    replace(HOROVOD, name="horovod-half", title="Horovod under TensorFlow", half_when_mixed=True),
-    # MPI on a node of 32 cores (Cori's Haswell nodes): sending takes one of them
-    replace(DDP, name="own-core", title="buckets sent by a core of their own", contention=1 / 32),
-    replace(DDP, name="after-backward", title="one all-reduce after the backward pass", bucket_bytes=math.inf, overlap=False),
-    Synchronisation(name="replicated", title="TensorFlow replicated variables: every gradient is reduced by itself", bucket_bytes=0.0),
-    Synchronisation(name="parameter-server", title="TensorFlow parameter server on the host", bucket_bytes=0.0, server=True, contention=0.0),
-    Synchronisation(name="kvstore", title="MXNet kvstore on devices: every gradient is reduced by itself", bucket_bytes=0.0),
-)}
+#: torch.nn.parallel.DistributedDataParallel: buckets in the order in which gradients become ready, a first
+#: one of 1 MiB
+DDP = Synchronisation(
+    name="ddp", title="PyTorch DistributedDataParallel", first_bucket_bytes=2.0**20, copies=2.0
+)
+#: Horovod: a background thread fuses what has become ready in a cycle, up to 64 MiB, and reduces it beside
+#: the backward pass
+HOROVOD = Synchronisation(
+    name="horovod",
+    title="Horovod",
+    bucket_bytes=64 * 2.0**20,
+    cycle_s=5e-3,
+    copies=2.0,
+    overlap_accumulated=False,
+)
+SYNCHRONISATIONS: dict[str, Synchronisation] = {
+    s.name: s
+    for s in (
+        DDP,
+        HOROVOD,
+        replace(HOROVOD, name="horovod-half", title="Horovod under TensorFlow", half_when_mixed=True),
+        # MPI on a node of 32 cores (Cori's Haswell nodes): sending takes one of them
+        replace(DDP, name="own-core", title="buckets sent by a core of their own", contention=1 / 32),
+        replace(
+            DDP,
+            name="after-backward",
+            title="one all-reduce after the backward pass",
+            bucket_bytes=math.inf,
+            overlap=False,
+        ),
+        Synchronisation(
+            name="replicated",
+            title="TensorFlow replicated variables: every gradient is reduced by itself",
+            bucket_bytes=0.0,
+        ),
+        Synchronisation(
+            name="parameter-server",
+            title="TensorFlow parameter server on the host",
+            bucket_bytes=0.0,
+            server=True,
+            contention=0.0,
+        ),
+        Synchronisation(
+            name="kvstore",
+            title="MXNet kvstore on devices: every gradient is reduced by itself",
+            bucket_bytes=0.0,
+        ),
+    )
+}
 
 
 def get(name: str) -> Synchronisation:
@@ -69,12 +104,25 @@ def get(name: str) -> Synchronisation:
 
 # -- sent less, later, or not waited for ------------------------------------------------------------
 
-#: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the next forward pass, with
-#: activations and errors in place of the gradients of fully connected layers (Lee et al. 2018); or what the next pass needs first, first
+#: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the
+#: next forward pass, with activations and errors in place of the gradients of fully connected layers (Lee et
+#: al. 2018); or what the next pass needs first, first
 AVERAGES = ("allreduce", "overlap", "priority")
 #: who keeps the parameters, and who waits for whom
-MODES = ("replicas", "local-sgd", "diloco", "ps-sync", "ps-async", "ps-bounded", "ps-backup", "easgd", "gossip", "hogwild")
-#: steps between two exchanges where a plan does not say: Lin et al. 2020, Douillard et al. 2023, Zhang et al. 2015
+MODES = (
+    "replicas",
+    "local-sgd",
+    "diloco",
+    "ps-sync",
+    "ps-async",
+    "ps-bounded",
+    "ps-backup",
+    "easgd",
+    "gossip",
+    "hogwild",
+)
+#: steps between two exchanges where a plan does not say: Lin et al. 2020, Douillard et al. 2023, Zhang et al.
+#: 2015
 PERIODS = {"local-sgd": 8, "diloco": 500, "easgd": 10}
 
 
@@ -113,7 +161,9 @@ class Relaxation:
     def scheme(self) -> Scheme:
         """How gradients are compressed, with the plan's settings; float32 where they are not."""
         settings = {"ratio": self.ratio, "rank": self.rank}
-        return from_dict({"name": self.compress or "fp32", **{key: value for key, value in settings.items() if value}})
+        return from_dict(
+            {"name": self.compress or "fp32", **{key: value for key, value in settings.items() if value}}
+        )
 
     @property
     def label(self) -> str:
@@ -122,10 +172,16 @@ class Relaxation:
 
     def __str__(self) -> str:
         """The words of a plan that `read_relaxation` reads."""
-        words = [self.compress if self.compress not in ("fp16", "bf16") else f"compress={self.compress}"] if self.compress else []
+        words = (
+            [self.compress if self.compress not in ("fp16", "bf16") else f"compress={self.compress}"]
+            if self.compress
+            else []
+        )
         words += [self.average] * (self.average != "allreduce") + [self.mode] * (self.mode != "replicas")
         words += [f"ratio={self.ratio:g}"] * (self.ratio > 0)
-        return " ".join([*words, *(f"{name}={value}" for name in RELAXED_SIZES if (value := getattr(self, name)))])
+        return " ".join(
+            [*words, *(f"{name}={value}" for name in RELAXED_SIZES if (value := getattr(self, name)))]
+        )
 
 
 #: in full, every step
@@ -153,7 +209,9 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
 
 def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:
-    """(field of a Relaxation, what it becomes) for one word of a plan; nothing where the word is not of its kind."""
+    """(field of a Relaxation, what it becomes) for one word of a plan; nothing where the word is not of its
+    kind.
+    """
     choices = _choices()
     if value is None:
         alone = key not in _WITH_THEIR_KEY

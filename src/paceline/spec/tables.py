@@ -32,7 +32,9 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> list[Row]:
     reader = csv.DictReader(text_lines(path))
     missing = [column for column in needed if column not in (reader.fieldnames or ())]
     if missing:
-        raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ['none'])[:200]}")
+        raise DataError(
+            f"{path}: no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ['none'])[:200]}"
+        )
     return list(reader)
 
 

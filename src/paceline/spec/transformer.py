@@ -46,12 +46,13 @@ class Transformer:
     experts: int = 0
     top_k: int = 0
     shared_ffn: int = 0
-    #: experts are in every so many-th layer; the others have one feed-forward as wide as what a token meets in those
+    #: experts are in every so many-th layer; the others have one feed-forward as wide as what a token meets
+    #: in those
     moe_every: int = 1
     #: groups of experts that a token's are chosen from at most, so that it goes to few nodes (0: all)
     top_groups: int = 0
-    #: latent attention (DeepSeek): queries, and keys with values, pass through these narrower widths; `rotary_dim` of a head's keys are
-    #: shared by all heads and carry the positions
+    #: latent attention (DeepSeek): queries, and keys with values, pass through these narrower widths;
+    #: `rotary_dim` of a head's keys are shared by all heads and carry the positions
     q_rank: int = 0
     kv_rank: int = 0
     rotary_dim: int = 0
@@ -66,7 +67,9 @@ class Transformer:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden // self.heads)
         if self.heads % self.kv_heads:
-            raise SpecError(f"{self.name}: {self.heads} heads are not a multiple of {self.kv_heads} key-value heads")
+            raise SpecError(
+                f"{self.name}: {self.heads} heads are not a multiple of {self.kv_heads} key-value heads"
+            )
         if self.experts and not 0 < self.top_k <= self.experts:
             raise SpecError(f"{self.name}: a token cannot go to {self.top_k} of {self.experts} experts")
 
@@ -91,19 +94,30 @@ class Transformer:
         if self.kv_rank:
             keys = self.heads * (self.head_dim + self.rotary_dim)
             down = self.hidden * (self.q_rank + self.kv_rank + self.rotary_dim)
-            return down + self.q_rank * (keys + 1) + self.kv_rank * (2 * self.q_size + 1) + self.q_size * self.hidden
+            return (
+                down
+                + self.q_rank * (keys + 1)
+                + self.kv_rank * (2 * self.q_size + 1)
+                + self.q_size * self.hidden
+            )
         wide = self.q_size + 2 * self.kv_size
         return self.hidden * (wide + self.q_size) + (wide + self.hidden if self.bias else 0)
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Of all routed experts of a layer, on average over layers; these are what expert parallelism divides."""
+        """Of all routed experts of a layer, on average over layers; these are what expert parallelism
+        divides.
+        """
         return self.experts * self._feed(self.ffn) // self.moe_every
 
     @cached_property
     def dense_parameters(self) -> int:
         """Of a layer, experts left out."""
-        feed = self.hidden * self.experts + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
+        feed = (
+            self.hidden * self.experts + (self._feed(self.shared_ffn) if self.shared_ffn else 0)
+            if self.experts
+            else self._feed(self.ffn)
+        )
         if self.moe_every > 1:  # the layers between
             feed = (feed + (self.moe_every - 1) * self._feed(self.dense_ffn)) // self.moe_every
         return self.attention_parameters + feed + 2 * self._norm_parameters
@@ -121,11 +135,17 @@ class Transformer:
     def embedding_parameters(self) -> int:
         """Tokens, positions, and what an encoder has besides (segments and a norm)."""
         learned = (self.context or self.seq) * self.hidden if self.positions == "learned" else 0
-        return self.vocab * self.hidden + learned + (0 if self.causal else 2 * self.hidden + self._norm_parameters)
+        return (
+            self.vocab * self.hidden
+            + learned
+            + (0 if self.causal else 2 * self.hidden + self._norm_parameters)
+        )
 
     @cached_property
     def head_parameters(self) -> int:
-        """Last norm and projection, without a tied one; an encoder has a transformation and a bias in its place."""
+        """Last norm and projection, without a tied one; an encoder has a transformation and a bias in its
+        place.
+        """
         projection = 0 if self.tied else self.vocab * self.hidden
         encoder = 0 if self.causal else self.hidden * (self.hidden + 1) + self.vocab
         return self._norm_parameters + projection + encoder
@@ -152,8 +172,15 @@ class Transformer:
         Causal attention counts by half. A product with weights is done once forward, and twice backward: for
         the gradients of its input and (where the weights are `trained`) of its weights.
         """
-        feeds = self.top_k * self._feed(self.ffn) + (self._feed(self.shared_ffn) if self.shared_ffn else 0) if self.experts else self._feed(self.ffn)
-        weights = self.layers * (self.attention_parameters + feeds + self.hidden * self.experts) + self.vocab * self.hidden
+        feeds = (
+            self.top_k * self._feed(self.ffn) + (self._feed(self.shared_ffn) if self.shared_ffn else 0)
+            if self.experts
+            else self._feed(self.ffn)
+        )
+        weights = (
+            self.layers * (self.attention_parameters + feeds + self.hidden * self.experts)
+            + self.vocab * self.hidden
+        )
         scores = self.layers * 2 * self.q_size * seq * (0.5 if self.causal else 1.0)
         return 2.0 * tokens * ((3 if trained else 2) * weights + 3 * scores)
 
@@ -201,9 +228,15 @@ def from_hf(config: Mapping[str, Any], name: str = "") -> Transformer:
         sizes["ffn"] = int(config.get("expansion_ratio", 4)) * sizes["hidden"]
     positions = "alibi" if kind in ("bloom", "mpt") else "learned" if classic else "rotary"
     return Transformer(
-        name=name or kind or "transformer", **sizes, gated=not classic, norm="layer" if classic else "rms", positions=positions,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED)), causal=kind not in ("bert", "roberta"),
-        bias=classic and kind != "mpt", seq=usual_seq(config),
+        name=name or kind or "transformer",
+        **sizes,
+        gated=not classic,
+        norm="layer" if classic else "rms",
+        positions=positions,
+        tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
+        causal=kind not in ("bert", "roberta"),
+        bias=classic and kind != "mpt",
+        seq=usual_seq(config),
     )
 
 
@@ -228,7 +261,8 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def from_columns(row: Mapping[str, str]) -> Transformer:
-    """The transformer of a table's columns (n_layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len, params).
+    """The transformer of a table's columns (n_layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len,
+    params).
 
     Tables give sizes, not kinds. A feed-forward four times as wide as the model is the classic one and any
     other a gated one; what else may differ is what brings the count nearest to `params`.
@@ -242,12 +276,30 @@ def from_columns(row: Mapping[str, str]) -> Transformer:
     kv_heads = int(float(row.get("kv_heads") or heads))
     rotary = not classic or kv_heads < heads
     # what else may differ: biases, learned positions or none, a tied head; first what is usual for the kind
-    kinds = [(False, "rotary", tied) for tied in (False, True)] if rotary else [
-        (bias, positions, tied) for tied in (True, False) for bias in (True, False) for positions in ("learned", "alibi")]
+    kinds = (
+        [(False, "rotary", tied) for tied in (False, True)]
+        if rotary
+        else [
+            (bias, positions, tied)
+            for tied in (True, False)
+            for bias in (True, False)
+            for positions in ("learned", "alibi")
+        ]
+    )
     candidates = [
         Transformer(
-            name=row.get("model", "transformer"), layers=int(float(row["n_layers"])), hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn,
-            vocab=int(float(row["vocab"])), gated=not classic, norm="layer" if classic else "rms", positions=positions, tied=tied, bias=bias,
+            name=row.get("model", "transformer"),
+            layers=int(float(row["n_layers"])),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            ffn=ffn,
+            vocab=int(float(row["vocab"])),
+            gated=not classic,
+            norm="layer" if classic else "rms",
+            positions=positions,
+            tied=tied,
+            bias=bias,
             seq=int(float(row.get("seq_len") or 2048)),
         )
         for bias, positions, tied in kinds
@@ -255,5 +307,11 @@ def from_columns(row: Mapping[str, str]) -> Transformer:
     published = float(row.get("params") or 0)
     best = min(candidates, key=lambda t: abs(t.parameters - published))
     # a rounded count says nothing about biases and positions
-    return best if published and abs(best.parameters / published - 1) < EXACT else min(
-        (candidates[0], candidates[-1] if rotary else candidates[4]), key=lambda t: abs(t.parameters - published) if published else 0)
+    return (
+        best
+        if published and abs(best.parameters / published - 1) < EXACT
+        else min(
+            (candidates[0], candidates[-1] if rotary else candidates[4]),
+            key=lambda t: abs(t.parameters - published) if published else 0,
+        )
+    )

@@ -1,4 +1,6 @@
-"""Answers to what-if questions: a change with its reasons, a sweep, bottlenecks, plans side by side, a whole job."""
+"""Answers to what-if questions: a change with its reasons, a sweep, bottlenecks, plans side by side, a whole
+job.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,16 @@ class Reason:
         return self.before_s - self.after_s
 
     def __str__(self) -> str:
-        name = f"exposed {self.part}" if self.bound_by == "communication" and self.part != "contention" else self.part
+        name = (
+            f"exposed {self.part}"
+            if self.bound_by == "communication" and self.part != "contention"
+            else self.part
+        )
         if not self.before_s or not self.after_s:
-            return f"{name} {'appeared' if self.after_s else 'went'}: {show(self.after_s or self.before_s, 'time')}"
+            return (
+                f"{name} {'appeared' if self.after_s else 'went'}:"
+                f" {show(self.after_s or self.before_s, 'time')}"
+            )
         return f"{name} {'fell' if self.saved_s > 0 else 'rose'} by {show(abs(self.saved_s), 'time')}"
 
 
@@ -47,11 +56,23 @@ class Change:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         reasons = [
-            {"part": r.part, "before_s": r.before_s, "after_s": r.after_s, "saved_s": r.saved_s, "text": str(r)} for r in self.reasons
+            {
+                "part": r.part,
+                "before_s": r.before_s,
+                "after_s": r.after_s,
+                "saved_s": r.saved_s,
+                "text": str(r),
+            }
+            for r in self.reasons
         ]
         return {
-            "edits": list(self.edits), "speedup": self.speedup, "step_s_before": self.before.step_s, "step_s_after": self.after.step_s,
-            "reasons": reasons, "before": self.before.to_dict(), "after": self.after.to_dict(),
+            "edits": list(self.edits),
+            "speedup": self.speedup,
+            "step_s_before": self.before.step_s,
+            "step_s_after": self.after.step_s,
+            "reasons": reasons,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
         }
 
     def __rich__(self) -> Any:
@@ -74,14 +95,18 @@ class Scaling:
     ideal: tuple[float, ...]
     naive: tuple[float, ...]
     efficiency: tuple[float, ...]
-    #: share of the first points' throughput per device that each step to the next point brings per device added
+    #: share of the first points' throughput per device that each step to the next point brings per device
+    #: added
     marginal: tuple[float, ...]
     #: the last number of devices up to which adding more paid, None: it always did
     pays_to: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in self.__dataclass_fields__}
+        return {
+            name: list(value) if isinstance(value := getattr(self, name), tuple) else value
+            for name in self.__dataclass_fields__
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +141,21 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         rows = [
-            {"value": p.value, "number": p.number, **(_point(p.prediction) if p.prediction is not None else {"why_not": p.why_not})}
+            {
+                "value": p.value,
+                "number": p.number,
+                **(_point(p.prediction) if p.prediction is not None else {"why_not": p.why_not}),
+            }
             for p in self.points
         ]
         curve = {"scaling": self.scaling.to_dict()} if self.scaling is not None else {}
-        return {"field": self.field, "subject": self.subject, "fidelity": self.fidelity, "points": rows, **curve}
+        return {
+            "field": self.field,
+            "subject": self.subject,
+            "fidelity": self.fidelity,
+            "points": rows,
+            **curve,
+        }
 
     def __rich__(self) -> Any:
         from paceline.report.whatif import sweep_view
@@ -130,9 +165,19 @@ class Sweep:
 
 def _point(p: DistributedPrediction) -> dict[str, Any]:
     return {
-        "step_s": p.step_s, "step_s_low": p.step_s_low, "step_s_high": p.step_s_high, "throughput": p.throughput, "mfu": p.mfu,
-        "exposed_s": p.exposed_s, "bubble_s": p.bubble_s, "bound_by": p.bound_by, "peak_bytes": p.peak_bytes, "fits": p.fit.fits,
-        "devices": p.devices, "batch": p.batch, "plan": p.plan,
+        "step_s": p.step_s,
+        "step_s_low": p.step_s_low,
+        "step_s_high": p.step_s_high,
+        "throughput": p.throughput,
+        "mfu": p.mfu,
+        "exposed_s": p.exposed_s,
+        "bubble_s": p.bubble_s,
+        "bound_by": p.bound_by,
+        "peak_bytes": p.peak_bytes,
+        "fits": p.fit.fits,
+        "devices": p.devices,
+        "batch": p.batch,
+        "plan": p.plan,
     }
 
 
@@ -170,7 +215,9 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A collective that a device takes part in `count` times a step; `size` in bytes as nccl-tests counts them, seconds of all of them."""
+    """A collective that a device takes part in `count` times a step; `size` in bytes as nccl-tests counts
+    them, seconds of all of them.
+    """
 
     op: str
     axis: str
@@ -190,7 +237,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roof:
-    """One resource: FLOPs per byte of the step, the FLOP/s of a device that it allows, and its share of the step if it were never idle."""
+    """One resource: FLOPs per byte of the step, the FLOP/s of a device that it allows, and its share of the
+    step if it were never idle.
+    """
 
     name: str
     intensity: float | None
@@ -231,26 +280,43 @@ class Anatomy:
         """Work w (s), h (bytes), g (s/byte), supersteps s, l (s), and the seconds that they add up to."""
         h, count = sum(s.bytes for s in self.sent), sum(s.count for s in self.sent)
         beta, alpha = sum(s.beta_s for s in self.sent), sum(s.alpha_s for s in self.sent)
-        return {"w_s": self.compute_s, "h_bytes": h, "g_s_per_byte": beta / h if h else 0.0, "supersteps": float(count),
-                "l_s": alpha / count if count else 0.0, "seconds": self.compute_s + alpha + beta}
+        return {
+            "w_s": self.compute_s,
+            "h_bytes": h,
+            "g_s_per_byte": beta / h if h else 0.0,
+            "supersteps": float(count),
+            "l_s": alpha / count if count else 0.0,
+            "seconds": self.compute_s + alpha + beta,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
+
         def plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
             return [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
 
-        layers = [{**row, "parallelism": layer.parallelism} for row, layer in zip(plain(self.layers), self.layers, strict=True)]
+        layers = [
+            {**row, "parallelism": layer.parallelism}
+            for row, layer in zip(plain(self.layers), self.layers, strict=True)
+        ]
         return {
-            "flops": self.flops, "moved_bytes": self.moved_bytes, "achieved_flops_per_s": self.achieved, "roofline": plain(self.roofs),
-            "collectives": plain(self.sent), "bsp": self.bsp, "layers": layers,
+            "flops": self.flops,
+            "moved_bytes": self.moved_bytes,
+            "achieved_flops_per_s": self.achieved,
+            "roofline": plain(self.roofs),
+            "collectives": plain(self.sent),
+            "bsp": self.bsp,
+            "layers": layers,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """The rates of the outermost network, in B/s of one device, at which a relaxed plan is faster than the same plan without.
+    """The rates of the outermost network, in B/s of one device, at which a relaxed plan is faster than the
+    same plan without.
 
-    Each range is (from, to), in rising order; None where it has no such end. No range: the plan is slower at every rate.
+    Each range is (from, to), in rising order; None where it has no such end. No range: the plan is slower at
+    every rate.
     """
 
     ranges: tuple[tuple[float | None, float | None], ...]
@@ -261,12 +327,16 @@ class BreakEven:
         return self.ranges == ((None, None),)
 
     @property
-    def bandwidth_Bps(self) -> float | None:  # noqa: N802
+    def bandwidth_Bps(self) -> float | None:
         """The rate below which it is faster; None where that is not so of one rate."""
         return self.ranges[0][1] if len(self.ranges) == 1 and self.ranges[0][0] is None else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"bandwidth_Bps": self.bandwidth_Bps, "always": self.always, "ranges_Bps": [list(ends) for ends in self.ranges]}
+        return {
+            "bandwidth_Bps": self.bandwidth_Bps,
+            "always": self.always,
+            "ranges_Bps": [list(ends) for ends in self.ranges],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +360,9 @@ class Comparison:
     def best(self) -> Row | None:
         """The fastest that fits."""
         fitting = [row for row in self.rows if row.prediction is not None and row.prediction.fit.fits]
-        return max(fitting, key=lambda row: row.prediction.throughput if row.prediction else 0.0, default=None)
+        return max(
+            fitting, key=lambda row: row.prediction.throughput if row.prediction else 0.0, default=None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -298,8 +370,18 @@ class Comparison:
         for row in self.rows:
             p = row.prediction
             found: dict[str, Any] = {"why_not": row.why_not} if p is None else p.to_dict()
-            rows.append({**found, "plan": row.plan, **({"break_even": row.break_even.to_dict()} if row.break_even is not None else {})})
-        return {"subject": self.subject, "rows": rows, "best": self.best.plan if self.best is not None else None}
+            rows.append(
+                {
+                    **found,
+                    "plan": row.plan,
+                    **({"break_even": row.break_even.to_dict()} if row.break_even is not None else {}),
+                }
+            )
+        return {
+            "subject": self.subject,
+            "rows": rows,
+            "best": self.best.plan if self.best is not None else None,
+        }
 
     def __rich__(self) -> Any:
         from paceline.report.whatif import comparison_view
@@ -316,7 +398,11 @@ class Span:
     high: float
 
     def times(self, factor: float, low: float | None = None, high: float | None = None) -> Span:
-        return Span(value=self.value * factor, low=self.low * (factor if low is None else low), high=self.high * (factor if high is None else high))
+        return Span(
+            value=self.value * factor,
+            low=self.low * (factor if low is None else low),
+            high=self.high * (factor if high is None else high),
+        )
 
     def to_dict(self) -> dict[str, float]:
         return {"value": self.value, "low": self.low, "high": self.high}
@@ -367,7 +453,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """One form of parallelism: the degree used, the most there is, bytes that a device sends for it per step, and what limits it."""
+    """One form of parallelism: the degree used, the most there is, bytes that a device sends for it per step,
+    and what limits it.
+    """
 
     name: str
     used: int
@@ -391,8 +479,12 @@ class Explanation:
         """Plain data for `--json`."""
         forms = [{name: getattr(form, name) for name in form.__dataclass_fields__} for form in self.forms]
         return {
-            "prediction": self.prediction.to_dict(), **self.resources.to_dict(), "anatomy": self.anatomy.to_dict(), "parallelism": forms,
-            "watts": self.watts, "watts_source": self.watts_source,
+            "prediction": self.prediction.to_dict(),
+            **self.resources.to_dict(),
+            "anatomy": self.anatomy.to_dict(),
+            "parallelism": forms,
+            "watts": self.watts,
+            "watts_source": self.watts_source,
         }
 
     def __rich__(self) -> Any:

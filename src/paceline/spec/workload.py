@@ -26,13 +26,33 @@ MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "temporar
 
 #: bytes per element
 ITEMSIZE = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 1,  # two values of fp4 share a byte, their scales another part of it
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
+    # two values of fp4 share a byte, their scales another part of it
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "fp4": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
 }
 
 #: what the fields that are not lists hold in a file
 _PLAIN: dict[str, type] = {
-    "name": str, "batch": int, "unit": str, "units_per_step": int, "precision": str, "optimizer": str, "resident": dict, "options": dict,
+    "name": str,
+    "batch": int,
+    "unit": str,
+    "units_per_step": int,
+    "precision": str,
+    "optimizer": str,
+    "resident": dict,
+    "options": dict,
     "captured_with": dict,
 }
 
@@ -165,22 +185,42 @@ class Workload:
 
         def op(o: Op) -> list[Any]:
             return [
-                intern(names, o.name), o.kind, o.phase, intern(modules, o.module), o.dtype, o.flops,
+                intern(names, o.name),
+                o.kind,
+                o.phase,
+                intern(modules, o.module),
+                o.dtype,
+                o.flops,
                 [[a.tensor, a.bytes, a.reuse] for a in o.reads],
-                [[a.tensor, a.bytes, a.reuse] for a in o.writes], list(o.dims), list(o.tags),
+                [[a.tensor, a.bytes, a.reuse] for a in o.writes],
+                list(o.dims),
+                list(o.tags),
             ]
 
         segments = [
-            {"path": s.path, "phase": s.phase, "ops": [op(o) for o in s.ops], "net": dict(s.net), "peak": dict(s.peak),
-             "calls": s.calls, "modules": s.modules}
+            {
+                "path": s.path,
+                "phase": s.phase,
+                "ops": [op(o) for o in s.ops],
+                "net": dict(s.net),
+                "peak": dict(s.peak),
+                "calls": s.calls,
+                "modules": s.modules,
+            }
             for s in self.segments
         ]
         return {
             "paceline_workload": FORMAT,
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("segments", "parameters", "order")},
+            **{
+                f.name: getattr(self, f.name)
+                for f in fields(self)
+                if f.name not in ("segments", "parameters", "order")
+            },
             "order": _runs(self.order),
             "parameters": [[p.name, list(p.shape), p.dtype, p.ready] for p in self.parameters],
-            "op_names": list(names), "modules": list(modules), "segments": segments,
+            "op_names": list(names),
+            "modules": list(modules),
+            "segments": segments,
         }
 
     @staticmethod
@@ -190,18 +230,37 @@ class Workload:
             raise SpecError(f"{where}: a Hugging Face configuration; name it hf:{where}")
         version = data.get("paceline_workload")
         if version != FORMAT:
-            raise SpecError(f"{where}: not a workload of format {FORMAT} (got {version!r}); write it again with `paceline capture`")
+            raise SpecError(
+                f"{where}: not a workload of format {FORMAT} (got {version!r}); write it again with `paceline"
+                " capture`"
+            )
         try:
             names, modules = data["op_names"], data["modules"]
 
             def op(o: list[Any]) -> Op:
                 return Op(
-                    names[o[0]], o[1], o[2], modules[o[3]], o[4], o[5], tuple(Access(*a) for a in o[6]),
-                    tuple(Access(*a) for a in o[7]), tuple(o[8]), tuple(o[9]),
+                    names[o[0]],
+                    o[1],
+                    o[2],
+                    modules[o[3]],
+                    o[4],
+                    o[5],
+                    tuple(Access(*a) for a in o[6]),
+                    tuple(Access(*a) for a in o[7]),
+                    tuple(o[8]),
+                    tuple(o[9]),
                 )
 
             segments = tuple(
-                Segment(s["path"], s["phase"], tuple(op(o) for o in s["ops"]), s["net"], s["peak"], s["calls"], s["modules"])
+                Segment(
+                    s["path"],
+                    s["phase"],
+                    tuple(op(o) for o in s["ops"]),
+                    s["net"],
+                    s["peak"],
+                    s["calls"],
+                    s["modules"],
+                )
                 for s in data["segments"]
             )
             order = tuple(index for index, count in data["order"] for _ in range(count))
@@ -216,12 +275,17 @@ class Workload:
                 if not isinstance(plain[key], kind):
                     raise TypeError(f"{key} is {plain[key]!r}")
             return Workload(
-                segments=segments, order=order,
+                segments=segments,
+                order=order,
                 parameters=tuple(Parameter(p[0], tuple(p[1]), p[2], p[3]) for p in data["parameters"]),
-                warnings=tuple(str(line) for line in data.get("warnings", ())), **plain,
+                warnings=tuple(str(line) for line in data.get("warnings", ())),
+                **plain,
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise SpecError(f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline capture`") from None
+            raise SpecError(
+                f"{where}: broken workload: {type(error).__name__} {error}; write it again with `paceline"
+                " capture`"
+            ) from None
 
     def save(self, path: Path | str) -> None:
         """Write as JSON; the file appears whole or not at all."""
@@ -245,7 +309,9 @@ class Workload:
         except UnicodeDecodeError as error:
             raise SpecError(f"cannot read workload {str(path)!r}: not UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:
-            raise SpecError(f"{path}: not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from None
+            raise SpecError(
+                f"{path}: not valid JSON: line {error.lineno} column {error.colno}: {error.msg}"
+            ) from None
         if not isinstance(data, dict):
             raise SpecError(f"{path}: expected a JSON object, got {type(data).__name__}")
         return Workload.from_dict(data, str(path))

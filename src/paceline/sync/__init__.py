@@ -1,14 +1,17 @@
-"""Ways to keep replicas in sync, as objects: compressed, overlapped, by priority, now and then, through servers.
+"""Ways to keep replicas in sync, as objects: compressed, overlapped, by priority, now and then, through
+servers.
 
     way.py (in predict)    the hooks of a way, and the usual way
     compressed.py          gradients encoded, averaged every step
-    overlapped.py          scattered under the backward pass, gathered under the next forward pass; or by priority
+    overlapped.py          scattered under the backward pass, gathered under the next forward pass; or by
+                           priority
     served.py              every step through parameter servers
-    rarely.py              now and then, through servers without waiting, with neighbours: added to a replica's own step
+    rarely.py              now and then, through servers without waiting, with neighbours: added to a
+                           replica's own step
     accuracy.py            what each may cost in accuracy, and who measured it
 
-Each is part of a plan like any other word (`Plan.parse("terngrad")`, `Plan.parse("ps-async servers=4")`), for captured modules
-and for transformers. `register` adds a way that averages every step.
+Each is part of a plan like any other word (`Plan.parse("terngrad")`, `Plan.parse("ps-async servers=4")`), for
+captured modules and for transformers. `register` adds a way that averages every step.
 """
 
 from __future__ import annotations
@@ -36,11 +39,16 @@ from paceline.sync.served import Served
 EVERY_STEP = ("replicas", "ps-sync")
 #: word of a plan -> the way that it names
 WAYS: dict[str, Callable[[Relaxation], Way]] = {
-    "allreduce": lambda relax: USUAL, "overlap": Overlapped, "priority": Prioritised, "ps-sync": Served,
+    "allreduce": lambda relax: USUAL,
+    "overlap": Overlapped,
+    "priority": Prioritised,
+    "ps-sync": Served,
 }
 #: settings of a relaxation -> the modes that have them
 _SETTINGS = {
-    "servers": ("ps-sync", "ps-async", "ps-bounded", "ps-backup", "easgd"), "staleness": ("ps-bounded",), "backup": ("ps-backup",),
+    "servers": ("ps-sync", "ps-async", "ps-bounded", "ps-backup", "easgd"),
+    "staleness": ("ps-bounded",),
+    "backup": ("ps-backup",),
     "island": ("local-sgd", "diloco"),
 }
 
@@ -60,11 +68,15 @@ def check(plan: Plan) -> None:
     relax = plan.relax
     if plan.sharding not in ("none", "ddp"):
         raise PlanError(
-            f"plan cannot run: {relax.label} averages whole replicas, but {plan.sharding} shards them; leave {plan.sharding} out")
+            f"plan cannot run: {relax.label} averages whole replicas, but {plan.sharding} shards them; leave"
+            f" {plan.sharding} out"
+        )
     if relax.compress and (relax.mode not in EVERY_STEP or relax.average != "allreduce"):
         other = relax.mode if relax.mode != "replicas" else relax.average
         raise PlanError(
-            f"plan cannot run: {relax.compress} is modelled for gradients that are averaged every step, not with {other}")
+            f"plan cannot run: {relax.compress} is modelled for gradients that are averaged every step, not"
+            f" with {other}"
+        )
     for name, modes in _SETTINGS.items():
         if getattr(relax, name) and relax.mode not in modes:
             raise PlanError(f"plan cannot run: {name}={getattr(relax, name)} does not go with {relax.label}")
@@ -79,25 +91,38 @@ def without(plan: Plan) -> Plan:
 
 
 def ranks(workload: Workload, cluster: Cluster, plan: Plan, conditions: Conditions) -> Ranks:
-    """A captured module on the ranks of a resolved plan, which exchange every step what its way of synchronising says."""
+    """A captured module on the ranks of a resolved plan, which exchange every step what its way of
+    synchronising says.
+    """
     check(plan)
     if plan.ranks > plan.dp:
         raise PlanError(
-            f"plan cannot run: {plan.relax.label} is modelled for captured modules that are split by data only (tp 1, pp 1)")
+            f"plan cannot run: {plan.relax.label} is modelled for captured modules that are split by data"
+            " only (tp 1, pp 1)"
+        )
     timed = Timed.of(workload, cluster.device, conditions)
     return Ranks(workload, cluster, plan, conditions.synchronisation, timed, way_of(plan))
 
 
-def captured(workload: Workload, cluster: Cluster, plan: Plan, conditions: Conditions, trace: bool = False) -> DistributedPrediction:
+def captured(
+    workload: Workload, cluster: Cluster, plan: Plan, conditions: Conditions, trace: bool = False
+) -> DistributedPrediction:
     """A captured module under a resolved plan."""
     found = ranks(workload, cluster, plan, conditions)
     if plan.relax.mode in EVERY_STEP:
         return replace(found.prediction(), timeline=found.timeline()) if trace else found.prediction()
     width = max((ITEMSIZE[p.dtype] for p in workload.parameters), default=4)
-    return rarely.predict(rarely.Replica(
-        alone=found.prediction(), cluster=cluster, plan=plan, library=found.library, replicas=plan.dp,
-        parameters=float(sum(p.numel for p in workload.parameters if p.ready >= 0)), gradient_bytes=width,
-    ))
+    return rarely.predict(
+        rarely.Replica(
+            alone=found.prediction(),
+            cluster=cluster,
+            plan=plan,
+            library=found.library,
+            replicas=plan.dp,
+            parameters=float(sum(p.numel for p in workload.parameters if p.ready >= 0)),
+            gradient_bytes=width,
+        )
+    )
 
 
 # -- transformers by their sizes -------------------------------------------------------------------
@@ -118,8 +143,11 @@ def averaged(step: Step) -> Step:
     plan = step.plan
     if plan.relax.plain:
         return step
-    if plan.relax.average == "overlap":  # for layers that are scattered and gathered by bucket, what ZeRO-1 does
-        return replace(step, plan=replace(plan, sharding="zero1" if plan.dp > 1 else plan.sharding, relax=PLAIN))
+    # for layers that are scattered and gathered by bucket, what ZeRO-1 does
+    if plan.relax.average == "overlap":
+        return replace(
+            step, plan=replace(plan, sharding="zero1" if plan.dp > 1 else plan.sharding, relax=PLAIN)
+        )
     return replace(step, way=rarely.Alone(plan.relax) if plan.relax.mode != "replicas" else way_of(plan))
 
 
@@ -127,11 +155,23 @@ def _replica(step: Step, alone: DistributedPrediction) -> rarely.Replica:
     """A replica of a step, which has run alone."""
     p = step.plan
     if p.cp > 1:
-        raise PlanError(f"plan cannot run: {p.relax.mode} with cp {p.cp}; context-parallel ranks add their gradients up every step")
+        raise PlanError(
+            f"plan cannot run: {p.relax.mode} with cp {p.cp}; context-parallel ranks add their gradients up"
+            " every step"
+        )
     if p.relax.island > 1:
-        raise PlanError("plan cannot run: islands of a transformer are its replicas; leave island out and give tp or pp")
+        raise PlanError(
+            "plan cannot run: islands of a transformer are its replicas; leave island out and give tp or pp"
+        )
     plan = replace(p, relax=replace(p.relax, island=1)) if p.relax.mode in ("local-sgd", "diloco") else p
     return rarely.Replica(
-        alone=replace(alone, plan=str(p)), cluster=step.cluster, plan=plan, library="nccl", replicas=p.dp, stride=p.tp * p.cp,
-        width=p.tp * p.pp, parameters=max(step.parameters(stage) for stage in step.held()), gradient_bytes=step.gradient_bytes,
+        alone=replace(alone, plan=str(p)),
+        cluster=step.cluster,
+        plan=plan,
+        library="nccl",
+        replicas=p.dp,
+        stride=p.tp * p.cp,
+        width=p.tp * p.pp,
+        parameters=max(step.parameters(stage) for stage in step.held()),
+        gradient_bytes=step.gradient_bytes,
     )

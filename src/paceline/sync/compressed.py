@@ -1,5 +1,5 @@
-"""Gradients encoded before they are averaged, every step: each bucket is encoded when it is complete, sent by the collective its
-code needs, and decoded before the update."""
+"""Gradients encoded before they are averaged, every step: each bucket is encoded when it is complete, sent by
+the collective its code needs, and decoded before the update."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Coding:
 
     def evidence(self) -> Iterator[Evidence]:
         """Seconds of a step that encoders and decoders take."""
-        total = sum(self.seconds(parameters, decode) for parameters, _ in self.complete for decode in (False, True))
+        total = sum(
+            self.seconds(parameters, decode) for parameters, _ in self.complete for decode in (False, True)
+        )
         if total:
             what = f"{CODING} {1e3 * total:.3g} ms, {self.scheme.title}"
             yield Evidence(what=what, kind="derived", source=_SOURCE)
@@ -132,7 +134,9 @@ class Compressed(Way):
             yield Evidence(what=what, kind="derived", source=_SOURCE)
 
     def _per_parameter(self, step: Step) -> tuple[dict[str, float], float]:
-        """Bytes per parameter that each collective takes, and seconds to encode and decode one; averages over a layer."""
+        """Bytes per parameter that each collective takes, and seconds to encode and decode one; averages over
+        a layer.
+        """
         key = step.group("dp").size, step.model, step.plan.tp, step.plan.ep, step.cluster.device.name
         if key not in self._averages:
             self._averages[key] = _averages(step, self.scheme)
@@ -142,13 +146,17 @@ class Compressed(Way):
 def _averages(step: Step, scheme: Scheme) -> tuple[dict[str, float], float]:
     ranks, hidden = step.group("dp").size, step.model.hidden
     counts = [int(count) for count, _ in step.tensors("layer")]
-    shapes = [(count // hidden, hidden) if count > hidden and count % hidden == 0 else (count,) for count in counts]
+    shapes = [
+        (count // hidden, hidden) if count > hidden and count % hidden == 0 else (count,) for count in counts
+    ]
     chosen = assign(replace(scheme, keep_last=False), [(str(i), shape) for i, shape in enumerate(shapes)])
     sizes: dict[str, float] = defaultdict(float)
     spent = 0.0
     for coded, shape in zip(chosen.values(), shapes, strict=True):
         for exchange in exchanges(coded, shape):
-            sizes[exchange.collective] += exchange.bytes * (ranks if exchange.collective == "all_gather" else 1)
+            sizes[exchange.collective] += exchange.bytes * (
+                ranks if exchange.collective == "all_gather" else 1
+            )
         if coded.name != "fp32":
             spent += encode_s(coded, shape, step.chip, step.cluster.device)
             spent += decode_s(coded, shape, ranks, step.chip, step.cluster.device)

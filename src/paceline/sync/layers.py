@@ -11,7 +11,9 @@ from paceline.spec.workload import ITEMSIZE, Parameter
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Parameters of one module: after which operator their gradients are ready, and before which a forward pass needs them."""
+    """Parameters of one module: after which operator their gradients are ready, and before which a forward
+    pass needs them.
+    """
 
     parameters: tuple[Parameter, ...]
     ready: int
@@ -52,7 +54,9 @@ class Layers:
             needed = self.ranks.layout.place(parameter, "forward", 0)
             if out and out[-1].name == module_of(parameter):
                 last = out.pop()
-                out.append(Layer((*last.parameters, parameter), max(last.ready, ready), min(last.needed, needed)))
+                out.append(
+                    Layer((*last.parameters, parameter), max(last.ready, ready), min(last.needed, needed))
+                )
             else:
                 out.append(Layer((parameter,), ready, needed))
         return out

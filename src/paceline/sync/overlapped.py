@@ -1,9 +1,11 @@
-"""Averaging hidden under both passes: scattered and gathered layer by layer (Lee et al. 2018), or by priority.
+"""Averaging hidden under both passes: scattered and gathered layer by layer (Lee et al. 2018), or by
+priority.
 
-    overlap     reduce-scatter under the backward pass, each rank updates its shard, all-gather under the next forward pass; of a
-                fully connected layer activations and errors are exchanged in place of the gradient where they are fewer
-    priority    of the gradients that are ready, the one that the next forward pass needs first; what the backward pass does not
-                hide, that one does
+    overlap     reduce-scatter under the backward pass, each rank updates its shard, all-gather under the
+                next forward pass; of a fully connected layer activations and errors are exchanged in place of
+                the gradient where they are fewer
+    priority    of the gradients that are ready, the one that the next forward pass needs first; what the
+                backward pass does not hide, that one does
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class Overlapped(Way):
         if ranks.plan.dp == 1:
             return []
         layers = Layers(ranks)
-        scattered = [ranks.transfer(REDUCE, self.sent(layers, layer), layer.ready, ranks.layout.update) for layer in layers.listed]
+        scattered = [
+            ranks.transfer(REDUCE, self.sent(layers, layer), layer.ready, ranks.layout.update)
+            for layer in layers.listed
+        ]
         gathered = [
             ranks.transfer(GATHER, [("all_gather", layer.bytes, "dp")], 0, layer.needed)
             for layer in sorted(layers.listed, key=lambda layer: layer.needed)
@@ -61,16 +66,23 @@ class Overlapped(Way):
         return traded if traded and layers.ranks.total(traded) < layers.ranks.total(gradient) else gradient
 
     def traded(self, layers: Layers, layer: Layer) -> list[Exchange]:
-        """A fully connected layer's activations to all ranks, and its errors to those that hold their rows; nothing of others."""
+        """A fully connected layer's activations to all ranks, and its errors to those that hold their rows;
+        nothing of others.
+        """
         rows, matrix = layers.rows.get(layer.name, 0), layer.matrix
         if not rows or matrix is None:
             return []
         outputs, inputs = matrix.shape
         width = rows * ITEMSIZE[matrix.dtype]
-        return [("all_gather", layers.ranks.plan.dp * inputs * width, "dp"), ("all_to_all", outputs * width, "dp")]
+        return [
+            ("all_gather", layers.ranks.plan.dp * inputs * width, "dp"),
+            ("all_to_all", outputs * width, "dp"),
+        ]
 
     def durations(self, ranks: Ranks, device: Array) -> Array:
-        """The update of a shard; as many FLOPs of the products whose gradients are traded, but what is written is a shard."""
+        """The update of a shard; as many FLOPs of the products whose gradients are traded, but what is
+        written is a shard.
+        """
         dp, layers = ranks.plan.dp, Layers(ranks)
         if dp == 1:
             return device
@@ -95,11 +107,15 @@ class Prioritised(Way):
         return self._accuracy
 
     def transfers(self, ranks: Ranks) -> list[Transfer]:
-        """What the backward pass hides of each layer's all-reduce; and what is left, in the order in which it is needed."""
+        """What the backward pass hides of each layer's all-reduce; and what is left, in the order in which it
+        is needed.
+        """
         if ranks.plan.dp == 1:
             return []
         layers = Layers(ranks).listed
-        sent: list[list[Exchange]] = [[("all_reduce", sum(ranks.wire(p) for p in layer.parameters), "dp")] for layer in layers]
+        sent: list[list[Exchange]] = [
+            [("all_reduce", sum(ranks.wire(p) for p in layer.parameters), "dp")] for layer in layers
+        ]
         whole = [ranks.total(exchanges) for exchanges in sent]
         left = self._left(ranks, layers, whole)
         update = ranks.layout.update
@@ -108,7 +124,10 @@ class Prioritised(Way):
             for layer, exchanges, total, rest in zip(layers, sent, whole, left, strict=True)
         ]
         later = [(layer.needed, rest) for layer, rest in zip(layers, left, strict=True) if rest]
-        return hidden + [ranks.part(REDUCE, [], rest, 0, needed) for needed, rest in sorted(later, key=lambda pair: pair[0])]
+        return hidden + [
+            ranks.part(REDUCE, [], rest, 0, needed)
+            for needed, rest in sorted(later, key=lambda pair: pair[0])
+        ]
 
     def _left(self, ranks: Ranks, layers: Sequence[Layer], whole: Sequence[float]) -> list[float]:
         """Seconds of each layer's all-reduce that are not done when the backward pass ends."""

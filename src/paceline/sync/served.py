@@ -1,4 +1,6 @@
-"""Every step through parameter servers: gradients as they become ready, parameters back as the forward pass needs them."""
+"""Every step through parameter servers: gradients as they become ready, parameters back as the forward pass
+needs them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Served(Way):
         up, down = [], []
         for layer in layers:
             whole = float(sum(ranks.wire(p) for p in layer.parameters))
-            sent, back = _coded_bytes(coding, layer.parameters, count) if self.relax.compress else (whole, whole)
+            sent, back = (
+                _coded_bytes(coding, layer.parameters, count) if self.relax.compress else (whole, whole)
+            )
             seconds = found.way_s(sent, count) + found.sum_s(sent, count)
             up.append(ranks.part(REDUCE, [], seconds, layer.ready, ranks.layout.update))
             down.append(ranks.part(GATHER, [], found.way_s(back, count), 0, layer.needed))
@@ -64,8 +68,8 @@ class Served(Way):
 
 
 def _coded_bytes(coding: Coding, parameters: Sequence[Parameter], workers: int) -> tuple[float, float]:
-    """Bytes of encoded gradients to servers, and back: of TernGrad a sum of as many ternary values as there are workers, of others
-    whole parameters."""
+    """Bytes of encoded gradients to servers, and back: of TernGrad a sum of as many ternary values as there
+    are workers, of others whole parameters."""
     sent = back = 0.0
     for p in parameters:
         scheme = coding.schemes[p.name]

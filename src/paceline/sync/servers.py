@@ -1,7 +1,9 @@
-"""Exchanges with parameter servers, with an elastic centre, with neighbours, through shared memory: seconds and rates.
+"""Exchanges with parameter servers, with an elastic centre, with neighbours, through shared memory: seconds
+and rates.
 
-Workers of a node share its network; servers are hosts with a node's network each (spread over the nodes themselves
-where a plan names none). Within one node the server is the host, and the way to it the device's own link.
+Workers of a node share its network; servers are hosts with a node's network each (spread over the nodes
+themselves where a plan names none). Within one node the server is the host, and the way to it the device's
+own link.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Servers:
     latency_s: float
 
     def way_s(self, size: float, senders: int) -> float:
-        """Seconds to bring `size` bytes of each of `senders` workers to the servers, or back, when all do so at once."""
+        """Seconds to bring `size` bytes of each of `senders` workers to the servers, or back, when all do so
+        at once.
+        """
         return self.latency_s + max(size / self.worker_Bps, senders * size / self.server_Bps)
 
     def sum_s(self, size: float, senders: int) -> float:
@@ -44,26 +48,41 @@ def servers(cluster: Cluster, workers: int, count: int = 0) -> Servers:
     here = min(workers, cluster.node_devices)
     if hosts == 1:
         link = link_rate(cluster.device, here)
-        return Servers(count=1, workers=workers, worker_Bps=link, server_Bps=math.inf, sum_Bps=SUM_BPS, latency_s=20e-6)
+        return Servers(
+            count=1, workers=workers, worker_Bps=link, server_Bps=math.inf, sum_Bps=SUM_BPS, latency_s=20e-6
+        )
     rate, latency = node_rate(cluster)
     # of what a node sends, the part for its own server stays
     away = 1 - 1 / hosts if not count else 1.0
-    return Servers(count=number, workers=workers, worker_Bps=rate / here / away, server_Bps=number * rate / away, sum_Bps=number * SUM_BPS,
-                   latency_s=latency)
+    return Servers(
+        count=number,
+        workers=workers,
+        worker_Bps=rate / here / away,
+        server_Bps=number * rate / away,
+        sum_Bps=number * SUM_BPS,
+        latency_s=latency,
+    )
 
 
 def node_rate(cluster: Cluster) -> tuple[float, float]:
     """B/s of one node into the network, after losses of one sender and one receiver, and seconds of a hop."""
-    tier = next(tier for tier in reversed(cluster.tiers) if tier.network) if any(tier.network for tier in cluster.tiers) else cluster.tiers[-1]
+    tier = (
+        next(tier for tier in reversed(cluster.tiers) if tier.network)
+        if any(tier.network for tier in cluster.tiers)
+        else cluster.tiers[-1]
+    )
     known = constants("nccl")
     link = known.links.get(tier.kind, known.links["other"])
     line = tier.node_bandwidth_Bps or tier.bandwidth_Bps * cluster.node_devices
     # devices of a node send beside each other, so that together they reach what a ring does
-    return min(line * max(link.share, link.p2p), link.cap_Bps * cluster.node_devices) / tier.oversubscription, link.hop_s["simple"]
+    return min(
+        line * max(link.share, link.p2p), link.cap_Bps * cluster.node_devices
+    ) / tier.oversubscription, link.hop_s["simple"]
 
 
 def neighbour_s(cluster: Cluster, size: float, neighbours: int = 2) -> float:
-    """Seconds in which every device sends so many bytes to each of its neighbours in a ring, and receives as much.
+    """Seconds in which every device sends so many bytes to each of its neighbours in a ring, and receives as
+    much.
 
     Of a ring over all devices only the two ends within a node have neighbours outside it.
     """

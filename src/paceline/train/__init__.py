@@ -21,14 +21,37 @@ if TYPE_CHECKING:
     from paceline.train.precision import Scaler
 
 __all__ = [
-    "LAMB", "LARS", "BatchGrowth", "Checkpoints", "Job", "NoiseScale", "Pipeline", "Scaler", "close", "join", "of", "parallelize", "scaled_lr",
+    "LAMB",
+    "LARS",
+    "BatchGrowth",
+    "Checkpoints",
+    "Job",
+    "NoiseScale",
+    "Pipeline",
+    "Scaler",
+    "close",
+    "join",
+    "of",
+    "parallelize",
+    "scaled_lr",
     "warmup",
 ]
 
 _EXPORTS = {
-    "Checkpoints": "checkpoint", "LAMB": "optim", "LARS": "optim", "BatchGrowth": "optim", "NoiseScale": "optim", "scaled_lr": "optim",
-    "warmup": "optim", "close": "parallel", "of": "parallel", "parallelize": "parallel", "Scaler": "precision", "Pipeline": "pipeline",
-    "Job": "job", "join": "job",
+    "Checkpoints": "checkpoint",
+    "LAMB": "optim",
+    "LARS": "optim",
+    "BatchGrowth": "optim",
+    "NoiseScale": "optim",
+    "scaled_lr": "optim",
+    "warmup": "optim",
+    "close": "parallel",
+    "of": "parallel",
+    "parallelize": "parallel",
+    "Scaler": "precision",
+    "Pipeline": "pipeline",
+    "Job": "job",
+    "join": "job",
 }
 
 

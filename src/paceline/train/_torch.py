@@ -22,7 +22,9 @@ def in_backward() -> bool:
 
 
 def within_node() -> bool:
-    """Whether this thread runs part of a backward pass: at the end of one, whether it is itself a part of another (reentrant checkpointing)."""
+    """Whether this thread runs part of a backward pass: at the end of one, whether it is itself a part of
+    another (reentrant checkpointing).
+    """
     return torch._C._current_autograd_node() is not None
 
 
@@ -40,15 +42,18 @@ def abandon(group: Any) -> None:
 
 
 def ordered_pipeline(
-    stages: Sequence[Any], micro_batches: int, loss: Callable[..., torch.Tensor],
+    stages: Sequence[Any],
+    micro_batches: int,
+    loss: Callable[..., torch.Tensor],
     orders: Sequence[Iterable[str]],
 ) -> Any:
     """A pipeline schedule of torch that runs each rank's passes in an order of our own: 0F0 0F1 0B0 0B1."""
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
     made = _PipelineScheduleRuntime(list(stages), micro_batches, loss_fn=loss)
-    made._prepare_schedule_with_comms({
-        rank: [_Action.from_str(action) for action in order] for rank, order in enumerate(orders)})
+    made._prepare_schedule_with_comms(
+        {rank: [_Action.from_str(action) for action in order] for rank, order in enumerate(orders)}
+    )
     return made
 
 
@@ -58,8 +63,16 @@ gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or 
 
 #: where a module keeps hooks, by number
 HOOKS = (
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_backward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
 
@@ -81,14 +94,17 @@ def forget_shards(module: torch.nn.Module) -> None:
 
 
 def forget_mesh(mesh: Any) -> None:
-    """Has a mesh hold its process groups no longer: torch's caches may hold the mesh for as long as the process lives."""
+    """Has a mesh hold its process groups no longer: torch's caches may hold the mesh for as long as the
+    process lives.
+    """
     mesh._get_root_mesh()._pg_registry.clear()
 
 
 def stand_in(kind: type[Any], like: torch.Tensor) -> Any:
     """A tensor of a subclass, with the form of another and no memory."""
     return torch.Tensor._make_wrapper_subclass(
-        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+        kind, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+    )
 
 
 #: within it, subclasses of tensors are not asked what a function means for them

@@ -1,14 +1,17 @@
-"""Checkpoints that are whole or not there: written beside, checksummed, renamed; the last ones kept; of use to any number of ranks.
+"""Checkpoints that are whole or not there: written beside, checksummed, renamed; the last ones kept; of use
+to any number of ranks.
 
     checkpoints = Checkpoints(folder)
     start = checkpoints.load(model, optimizer)              # 0 where there is none
     for step in range(start, steps):
         ...
         if (step + 1) % 100 == 0:
-            checkpoints.save(step + 1, model, optimizer)    # returns when tensors are copied; a thread writes them
+            checkpoints.save(step + 1, model, optimizer)    # returns when tensors are copied; a thread
+                                                            # writes them
 
-The model and the optimizer's state are stored as one process would have them. What a strategy keeps per rank (what compressors hold back,
-random numbers) is stored per rank, and shared out anew where the number of ranks has changed. The folder must be one that all ranks see.
+The model and the optimizer's state are stored as one process would have them. What a strategy keeps per rank
+(what compressors hold back, random numbers) is stored per rank, and shared out anew where the number of ranks
+has changed. The folder must be one that all ranks see.
 
 Checkpoints hold tensors and plain data, and nothing else is loaded: one from elsewhere cannot run code.
 """
@@ -53,27 +56,45 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"no checkpoints can be written to {str(folder)!r}: {error.strerror}; name another folder") from None
+            raise RunError(
+                f"no checkpoints can be written to {str(folder)!r}: {error.strerror}; name another folder"
+            ) from None
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self._thread: threading.Thread | None = None
-        #: what went wrong with the last one (a full disk, a rank that is gone); training goes on, the ones before stay
+        #: what went wrong with the last one (a full disk, a rank that is gone); training goes on, the ones
+        #: before stay
         self.problem: str | None = None
         #: step of the last one that is known to be whole (on rank 0)
         self.whole = 0
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def save(self, step: int, model: nn.Module, optimizer: Optimizer, extra: dict[str, Any] | None = None) -> None:
-        """Saves the state after `step`; all ranks call it. Waits for the one before, if that is still being written."""
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Saves the state after `step`; all ranks call it. Waits for the one before, if that is still being
+        written.
+        """
         self.wait()
         _check_plain(extra or {}, "extra")
         strategy = _strategy(optimizer)
-        whole = {"step": step, "model": unwrapped(model).state_dict(), "extra": extra or {}, "world": self.world,
-                 "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict()}
-        own = {"strategy": strategy.state_dict() if strategy else {}, "name": strategy.name if strategy else "", "random": torch.get_rng_state()}
+        whole = {
+            "step": step,
+            "model": unwrapped(model).state_dict(),
+            "extra": extra or {},
+            "world": self.world,
+            "optimizer": strategy.optimizer_state() if strategy else optimizer.state_dict(),
+        }
+        own = {
+            "strategy": strategy.state_dict() if strategy else {},
+            "name": strategy.name if strategy else "",
+            "random": torch.get_rng_state(),
+        }
         copies = {f"rank{self.rank}.pt": _copy(own), **({"model.pt": _copy(whole)} if self.rank == 0 else {})}
-        self._thread = threading.Thread(target=self._write, args=(step, copies), name="paceline-checkpoint", daemon=False)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, copies), name="paceline-checkpoint", daemon=False
+        )
         self._thread.start()
         if not self.asynchronous:
             self.wait()
@@ -105,7 +126,8 @@ class Checkpoints:
             if self.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
             else:
-                for name in files:  # room for others, and a word to rank 0, which waits; an empty file fits on most full disks
+                # room for others, and a word to rank 0, which waits; an empty file fits on most full disks
+                for name in files:
                     with contextlib.suppress(OSError):
                         (partial / f"{name}.writing").unlink(missing_ok=True)
                         (partial / f"{name}{_FAILED}").touch()
@@ -118,7 +140,10 @@ class Checkpoints:
             if given_up := [name for name in names if (partial / f"{name}{_FAILED}").exists()]:
                 raise OSError(f"{', '.join(given_up)} could not be written by its rank")
             if time.monotonic() > deadline:
-                raise OSError(f"no file of {', '.join(n for n in names if not (partial / n).exists())} after {_PATIENCE_S:g} s")
+                raise OSError(
+                    f"no file of {', '.join(n for n in names if not (partial / n).exists())} after"
+                    f" {_PATIENCE_S:g} s"
+                )
             time.sleep(0.01)
         sums = {name: (partial / f"{name}.sha256").read_text() for name in names}
         (partial / _MANIFEST).write_text(json.dumps({"step": step, "world": self.world, "sha256": sums}))
@@ -131,7 +156,9 @@ class Checkpoints:
             shutil.rmtree(self.folder / f"step-{old:09d}", ignore_errors=True)
 
     def _sweep(self, step: int) -> None:
-        """Removes what was begun before that step and never became whole: its run was killed, or there was no room."""
+        """Removes what was begun before that step and never became whole: its run was killed, or there was no
+        room.
+        """
         for left in self.folder.glob(f"step-*{_PARTIAL}"):
             if int(left.name[5:14]) < step:
                 shutil.rmtree(left, ignore_errors=True)
@@ -141,7 +168,10 @@ class Checkpoints:
         if isinstance(error, OSError):
             return str(error)
         try:
-            return f"torch could not write it; the disk has {show(shutil.disk_usage(self.folder).free, 'bytes')} left"
+            return (
+                f"torch could not write it; the disk has {show(shutil.disk_usage(self.folder).free, 'bytes')}"
+                " left"
+            )
         except OSError:
             return str(error).splitlines()[0]
 
@@ -149,7 +179,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of which there is a checkpoint, in order; not looked into."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*") if not path.name.endswith(_PARTIAL))
+        return sorted(
+            int(path.name.removeprefix("step-"))
+            for path in self.folder.glob("step-*")
+            if not path.name.endswith(_PARTIAL)
+        )
 
     def check(self, step: int) -> str | None:
         """What is wrong with a checkpoint, if anything."""
@@ -178,7 +212,10 @@ class Checkpoints:
             raise
         except (RuntimeError, ValueError) as error:
             said = str(error).strip().splitlines()[-1].strip().rstrip(".")
-            raise RunError(f"{place} is of another model or optimizer: {said}; name another folder, or remove it to begin anew") from None
+            raise RunError(
+                f"{place} is of another model or optimizer: {said}; name another folder, or remove it to"
+                " begin anew"
+            ) from None
         if strategy is None:
             return step
         ranks = range(world) if world != self.world else [self.rank]
@@ -202,7 +239,10 @@ class Checkpoints:
                 return step, json.loads((self.folder / f"step-{step:09d}" / _MANIFEST).read_text())["world"]
             problems.append(problem)
         if problems:
-            raise RunError(f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}; remove the folder to begin anew")
+            raise RunError(
+                f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}; remove the folder to begin"
+                " anew"
+            )
         return 0, 0
 
 
@@ -218,8 +258,10 @@ def _read(path: Path) -> Any:
     except UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({named[1]})" if named else ""
-        raise RunError(f"{path} holds more than tensors and plain data{what}, which could run code; if it is "
-                       "yours, allow its types with torch.serialization.add_safe_globals") from None
+        raise RunError(
+            f"{path} holds more than tensors and plain data{what}, which could run code; if it is "
+            "yours, allow its types with torch.serialization.add_safe_globals"
+        ) from None
 
 
 #: types of which checkpoints may hold values beside tensors and containers
@@ -238,9 +280,11 @@ def _check_plain(value: Any, name: str) -> None:
     elif isinstance(value, Tensor):
         return
     elif type(value) not in (*_PLAIN, *torch.serialization.get_safe_globals()):
-        raise SpecError(f"{name} is of type {type(value).__name__}; checkpoints hold tensors and plain data "
-                        "(numbers, words, lists, dictionaries), or types given to "
-                        "torch.serialization.add_safe_globals")
+        raise SpecError(
+            f"{name} is of type {type(value).__name__}; checkpoints hold tensors and plain data "
+            "(numbers, words, lists, dictionaries), or types given to "
+            "torch.serialization.add_safe_globals"
+        )
 
 
 def _copy(value: Any) -> Any:

@@ -1,16 +1,19 @@
 """One ordered communication engine per process, under every strategy.
 
-Strategies submit *jobs*: generators that yield collectives and are sent what came of them. A job belongs to a channel. Stage `s` of
-the jobs of a channel (their first collective, their second...) has a process group of its own, and on it collectives are issued in the
-order in which the jobs were submitted, whatever the timing. So all ranks issue the same collectives in the same order on each group as
-long as they submit the same jobs in the same order, which strategies take from a list that all ranks share, never from a clock.
+Strategies submit *jobs*: generators that yield collectives and are sent what came of them. A job belongs to a
+channel. Stage `s` of the jobs of a channel (their first collective, their second...) has a process group of
+its own, and on it collectives are issued in the order in which the jobs were submitted, whatever the timing.
+So all ranks issue the same collectives in the same order on each group as long as they submit the same jobs
+in the same order, which strategies take from a list that all ranks share, never from a clock.
 
-NCCL needs more: collectives of several groups on one device must be issued in the same order by all ranks, or they wait for each other for ever.
-There, one group serves all lanes and jobs run one after another as they were submitted; nothing waits for the device in between.
+NCCL needs more: collectives of several groups on one device must be issued in the same order by all ranks, or
+they wait for each other for ever. There, one group serves all lanes and jobs run one after another as they
+were submitted; nothing waits for the device in between.
 
-Two threads serve it: one issues collectives and sees them end, several in flight per group; one runs what lies between them (encoders,
-sums, updates), so that no arithmetic delays the next message. Nothing is ever issued from a callback of a collective: on gloo these run
-on several threads, and ranks would disagree on the order.
+Two threads serve it: one issues collectives and sees them end, several in flight per group; one runs what
+lies between them (encoders, sums, updates), so that no arithmetic delays the next message. Nothing is ever
+issued from a callback of a collective: on gloo these run on several threads, and ranks would disagree on the
+order.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ CHANNELS: Mapping[str, int] = {"gradients": 4, "parameters": 1, "reads": 1}
 _WITH = {"reads": "parameters"}
 
 
-#: a stage of a job is one collective, or several that are issued together; it is sent what came of it, or of each
+#: a stage of a job is one collective, or several that are issued together; it is sent what came of it, or of
+#: each
 Request = Collective | Sequence[Collective]
 Job = Generator[Request, Any, Any]
 
@@ -160,7 +164,9 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _finish() -> None:
-    """A loop may end with parameters on their way, and its script right behind it: torch does not survive threads that are at work then."""
+    """A loop may end with parameters on their way, and its script right behind it: torch does not survive
+    threads that are at work then.
+    """
     failed = hasattr(sys, "last_value")  # what others should have sent may never come then
     for engine in list(_engines):
         if not failed:
@@ -180,14 +186,25 @@ def in_turn() -> bool:
 
 
 class Engine:
-    """Runs jobs in order. Make it on all ranks at the same point: it makes process groups; `close` it, or use it as a context manager."""
+    """Runs jobs in order.
+
+    Make it on all ranks at the same point: it makes process groups; `close` it, or use it as a context
+    manager.
+    """
 
     def __init__(
-        self, *, channels: Mapping[str, int] | None = None, timeout_s: float = TIMEOUT_S, chunk_bytes: int = CHUNK_BYTES, in_flight: int = IN_FLIGHT,
+        self,
+        *,
+        channels: Mapping[str, int] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        chunk_bytes: int = CHUNK_BYTES,
+        in_flight: int = IN_FLIGHT,
         device: torch.device | None = None,
     ) -> None:
         if not dist.is_initialized():
-            raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group first")
+            raise RunError(
+                "torch.distributed has no process group yet; call torch.distributed.init_process_group first"
+            )
         keep()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.timeout_s, self.chunk_bytes, self.in_flight = timeout_s, chunk_bytes, in_flight
@@ -209,12 +226,15 @@ class Engine:
                 ways = Ways(limit)
             for stage in range(stages):
                 if common is None:
-                    queue = _Queue(Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake))
+                    queue = _Queue(
+                        Lane(f"{channel}-{stage}", len(self._lanes), ways, limit, chunk_bytes, self._wake)
+                    )
                     common = queue if self._in_turn else None
                 else:
                     queue = _Queue(common.lane, common.digest)
                 self._lanes[channel, stage] = queue
-        #: where jobs run in turn: the one that does; and collectives that the device may still have to carry out
+        #: where jobs run in turn: the one that does; and collectives that the device may still have to carry
+        #: out
         self._turn: _Running | None = None
         self._unseen: deque[_Running] = deque()
         self._numbers = itertools.count()
@@ -230,8 +250,10 @@ class Engine:
         #: who answers others while nothing happens here
         self.attendant: Attendant | None = None
         self._live: set[_Running] = set()
-        self._threads = [threading.Thread(target=self._guard, args=(loop,), name=f"paceline-{name}", daemon=True)
-                         for name, loop in (("communication", self._communicate), ("arithmetic", self._compute))]
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=f"paceline-{name}", daemon=True)
+            for name, loop in (("communication", self._communicate), ("arithmetic", self._compute))
+        ]
         for thread in self._threads:
             thread.start()
         _engines.add(self)
@@ -239,12 +261,20 @@ class Engine:
     # -- for strategies ----------------------------------------------------------------------------
 
     def submit(
-        self, name: str, job: Job, *, channel: str = "gradients", after: Sequence[Ticket] = (), bare: bool = False,
+        self,
+        name: str,
+        job: Job,
+        *,
+        channel: str = "gradients",
+        after: Sequence[Ticket] = (),
+        bare: bool = False,
         future: torch.futures.Future[Any] | None = None,
     ) -> Ticket:
-        """Appends a job to a channel; it starts when those `after` which it comes have ended, and holds up those behind it until then.
+        """Appends a job to a channel; it starts when those `after` which it comes have ended, and holds up
+        those behind it until then.
 
-        `bare`: no arithmetic precedes its first collective, which is issued without a detour. `future` is told what comes of it, too.
+        `bare`: no arithmetic precedes its first collective, which is issued without a detour. `future` is
+        told what comes of it, too.
         """
         ticket = Ticket(name, future)
         running = _Running(ticket, job, channel, after, next(self._numbers), bare=bare)
@@ -263,7 +293,12 @@ class Engine:
 
     def order(self) -> str:
         """A digest of the collectives issued so far, of each group in order: the same on all ranks."""
-        return f"{self.issued}:" + hashlib.sha256("".join(lane.digest.hexdigest() for lane in self._lanes.values()).encode()).hexdigest()[:16]
+        return (
+            f"{self.issued}:"
+            + hashlib.sha256(
+                "".join(lane.digest.hexdigest() for lane in self._lanes.values()).encode()
+            ).hexdigest()[:16]
+        )
 
     def record(self) -> list[Event]:
         """From now on, keep what happens when; the list that it is kept in."""
@@ -309,9 +344,11 @@ class Engine:
         return list(dict.fromkeys(queue.lane for queue in self._lanes.values()))
 
     def close(self) -> None:
-        """Ends the threads once all jobs are done, or at once after an error, and gives process groups back. All ranks close together.
+        """Ends the threads once all jobs are done, or at once after an error, and gives process groups back.
+        All ranks close together.
 
-        Ranks that are gone hold nobody up for longer than `CLOSE_S`; what still waits for them is left to a thread of its own.
+        Ranks that are gone hold nobody up for longer than `CLOSE_S`; what still waits for them is left to a
+        thread of its own.
         """
         threads = self.end()
         if not threads:
@@ -337,7 +374,10 @@ class Engine:
     def _guard(self, loop: Callable[[], None]) -> None:
         torch.set_num_threads(self._arithmetic_threads)  # a new thread would take the machine's default
         try:
-            with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+            with (
+                torch.no_grad(),
+                torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext(),
+            ):
                 loop()
         except BaseException as error:  # whatever it was, those who wait must hear of it
             with self._lock:
@@ -359,7 +399,11 @@ class Engine:
                 while not (moved := self._admit() + self._ended()):
                     if self._over:
                         return
-                    ready = [lane for lane in self._lanes.values() if lane.waiting and len(lane.flying) < self.in_flight]
+                    ready = [
+                        lane
+                        for lane in self._lanes.values()
+                        if lane.waiting and len(lane.flying) < self.in_flight
+                    ]
                     if ready:
                         break
                     patience = LOOK_S if self.attendant is not None else 1.0
@@ -383,7 +427,11 @@ class Engine:
     def _next(self) -> Iterator[_Running]:
         """Jobs whose turn has come."""
         if self._in_turn:
-            first = min((queue for queue in self._submitted.values() if queue), key=lambda queue: queue[0].number, default=None)
+            first = min(
+                (queue for queue in self._submitted.values() if queue),
+                key=lambda queue: queue[0].number,
+                default=None,
+            )
             if first is not None and self._turn not in self._live:
                 self._turn = first.popleft()
                 yield self._turn
@@ -408,7 +456,9 @@ class Engine:
         """Collectives that are done, the oldest of each group first, go on to what follows them."""
         count = 0
         for (channel, _), lane in self._lanes.items():
-            while lane.flying and lane.flying[0].works and all(handle.done for handle in lane.flying[0].handles):
+            while (
+                lane.flying and lane.flying[0].works and all(handle.done for handle in lane.flying[0].handles)
+            ):
                 running = lane.flying.popleft()
                 try:
                     for handle in running.handles:
@@ -418,10 +468,15 @@ class Engine:
                     raise self._failure(running, f"failed: {said(error)}") from error
                 if self.events is not None:
                     now = time.perf_counter()
-                    self.events += [Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now) for c in running.requests]
+                    self.events += [
+                        Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now)
+                        for c in running.requests
+                    ]
                 if self._in_turn:
                     self._unseen.append(copy.copy(running))
-                results = [outcome(c, works) for c, works in zip(running.requests, running.works, strict=True)]
+                results = [
+                    outcome(c, works) for c, works in zip(running.requests, running.works, strict=True)
+                ]
                 running.value = results[0] if isinstance(running.request, Collective) else results
                 running.works = []
                 running.stage += 1
@@ -447,7 +502,9 @@ class Engine:
         start, first = time.perf_counter(), not running.begun
         ended, result = self._run(running)
         if self.events is not None:
-            self.events.append(Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter()))
+            self.events.append(
+                Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter())
+            )
         with self._lock:
             self._starting[running.channel] -= first
             self._settle(running, ended, result)
@@ -472,7 +529,10 @@ class Engine:
             return
         lane = self._lanes.get((running.channel, running.stage))
         if lane is None:
-            raise RunError(f"{running.ticket.name} asks for {running.stage + 1} collectives one after another; its channel has fewer stages")
+            raise RunError(
+                f"{running.ticket.name} asks for {running.stage + 1} collectives one after another; its"
+                " channel has fewer stages"
+            )
         lane.waiting.append(running)
 
     def _finish(self, running: _Running, result: Any = None, error: BaseException | None = None) -> None:
@@ -482,7 +542,11 @@ class Engine:
             ticket._ready = torch.cuda.Event()
             ticket._ready.record(self._stream)
         if ticket.future is not None:
-            ticket.future.set_exception(error) if isinstance(error, Exception) else ticket.future.set_result(result)
+            (
+                ticket.future.set_exception(error)
+                if isinstance(error, Exception)
+                else ticket.future.set_result(result)
+            )
         ticket._done.set()
 
     # -- collectives -------------------------------------------------------------------------------
@@ -491,7 +555,8 @@ class Engine:
         running.issued_s = time.perf_counter()
         for request in running.requests:
             self.issued += 1
-            lane.digest.update(f"{running.ticket.name} {request.op} {[(t.numel(), str(t.dtype)) for t in request.tensors]}\n".encode())
+            shapes = [(t.numel(), str(t.dtype)) for t in request.tensors]
+            lane.digest.update(f"{running.ticket.name} {request.op} {shapes}\n".encode())
         try:
             works = [list(lane.lane.start(request)) for request in running.requests]
         except RuntimeError as error:
@@ -508,13 +573,23 @@ class Engine:
     def _check_time(self) -> None:
         while self._unseen and all(handle.complete for handle in self._unseen[0].handles):
             self._unseen.popleft()
-        oldest = [*(lane.flying[0] for lane in self._lanes.values() if lane.flying and lane.flying[0].works), *itertools.islice(self._unseen, 1)]
+        oldest = [
+            *(lane.flying[0] for lane in self._lanes.values() if lane.flying and lane.flying[0].works),
+            *itertools.islice(self._unseen, 1),
+        ]
         for running in oldest:
             if time.perf_counter() - running.issued_s > self.timeout_s:
-                raise self._failure(running, f"has waited {self.timeout_s:g} s for the other ranks{self._who()}")
+                raise self._failure(
+                    running, f"has waited {self.timeout_s:g} s for the other ranks{self._who()}"
+                )
 
     def _failure(self, running: _Running, what: str) -> RunError:
-        names = {"sum": "all-reduce", "max": "all-reduce (max)", "gather": "all-gather", "exchange": "all-to-all"}
+        names = {
+            "sum": "all-reduce",
+            "max": "all-reduce (max)",
+            "gather": "all-gather",
+            "exchange": "all-to-all",
+        }
         ops = " and ".join(dict.fromkeys(names[request.op] for request in running.requests))
         size = show(sum(request.bytes for request in running.requests), "bytes")
         return RunError(f"rank {self.rank} of {self.world}: {ops} of {running.ticket.name} ({size}) {what}")
@@ -531,8 +606,10 @@ class Engine:
         try:
             silent = within(_STORE_S, self._silent)
         except TimeoutError:
-            return ("; no sign of the rank that keeps the store of the process group (rank 0, unless "
-                    "torchrun keeps it)")
+            return (
+                "; no sign of the rank that keeps the store of the process group (rank 0, unless "
+                "torchrun keeps it)"
+            )
         except (RuntimeError, ValueError):  # the store was on the rank that is gone
             return ""
         if not silent:

@@ -52,8 +52,12 @@ class Gradients:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], ready: Callable[[nn.Parameter], None],
-        done: Callable[[], None], *, watched: Iterable[nn.Parameter] = (),
+        self,
+        parameters: Iterable[nn.Parameter],
+        ready: Callable[[nn.Parameter], None],
+        done: Callable[[], None],
+        *,
+        watched: Iterable[nn.Parameter] = (),
         before: Callable[[nn.Parameter], None] | None = None,
     ) -> None:
         self.enabled = True
@@ -88,8 +92,10 @@ class Gradients:
 
     def _end(self) -> None:
         if within_node():
-            raise RunError("the backward pass ended within another one, before all gradients were ready; checkpoint activations with "
-                           "use_reentrant=False (recompute= of a plan does)")
+            raise RunError(
+                "the backward pass ended within another one, before all gradients were ready; checkpoint"
+                " activations with use_reentrant=False (recompute= of a plan does)"
+            )
         self._running = False
         self._done()
 
@@ -114,27 +120,41 @@ class Gradients:
 
 
 class Uses:
-    """Which module first uses which parameter, as the passes show it that are watched; then, `needed(parameters)` before that module runs.
+    """Which module first uses which parameter, as the passes show it that are watched; then,
+    `needed(parameters)` before that module runs.
 
-    A module's own parameters are awaited before it runs, and so are those that it was seen to use of others (tied weights, attention
-    that reads its projection's weight). Where a module's parts run but not the module itself (a method other than `forward` calls them), nothing
-    tells when its own parameters are used: `outside` are those.
+    A module's own parameters are awaited before it runs, and so are those that it was seen to use of others
+    (tied weights, attention that reads its projection's weight). Where a module's parts run but not the
+    module itself (a method other than `forward` calls them), nothing tells when its own parameters are used:
+    `outside` are those.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], needed: Callable[[Iterable[nn.Parameter]], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter],
+        needed: Callable[[Iterable[nn.Parameter]], None],
+    ) -> None:
         self._known = {id(p): p for p in parameters}
         self._needed = needed
         self._stack: list[nn.Module] = []
         self.by_module: dict[nn.Module, dict[int, nn.Parameter]] = {
-            module: {id(p): p for p in module.parameters(recurse=False) if id(p) in self._known} for module in model.modules()
+            module: {id(p): p for p in module.parameters(recurse=False) if id(p) in self._known}
+            for module in model.modules()
         }
         #: parameters in the order of their first use, as far as seen
         self.order: list[nn.Parameter] = []
         self._ran: set[nn.Module] = set()
         self._mode: _Watch | None = None
         self._model = model
-        self._handles = [h for module in model.modules() for h in (
-            module.register_forward_pre_hook(self._enter), module.register_forward_hook(self._leave, always_call=True))]
+        self._handles = [
+            h
+            for module in model.modules()
+            for h in (
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
 
     def watch(self) -> None:
         """Look at forward passes closely, until `seen`."""
@@ -146,8 +166,11 @@ class Uses:
 
     def outside(self) -> list[str]:
         """Names of parameters whose use could not be seen."""
-        bypassed = [module for module, own in self.by_module.items() if own and module not in self._ran
-                    and any(part in self._ran for part in module.modules())]
+        bypassed = [
+            module
+            for module, own in self.by_module.items()
+            if own and module not in self._ran and any(part in self._ran for part in module.modules())
+        ]
         found = {id(p) for module in bypassed for p in module.parameters(recurse=False)}
         return [name for name, p in self._model.named_parameters() if id(p) in found & self._known.keys()]
 
@@ -155,7 +178,10 @@ class Uses:
         """By names: modules that were seen to use parameters which are not their own, and these."""
         names = {id(p): name for name, p in self._model.named_parameters()}
         own = {module: {id(p) for p in module.parameters(recurse=False)} for module in self.by_module}
-        found = {name: tuple(names[key] for key in self.by_module[module] if key not in own[module]) for name, module in self._model.named_modules()}
+        found = {
+            name: tuple(names[key] for key in self.by_module[module] if key not in own[module])
+            for name, module in self._model.named_modules()
+        }
         return {name: read for name, read in found.items() if read}
 
     def know(self, reads: Mapping[str, Sequence[str]]) -> None:

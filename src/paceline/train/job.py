@@ -1,13 +1,15 @@
-"""A loop that may be stopped, made larger or smaller, and started again: what `paceline schedule` asks of a job, in two lines.
+"""A loop that may be stopped, made larger or smaller, and started again: what `paceline schedule` asks of a
+job, in two lines.
 
-    pt.join()                                                # the process group, by what the scheduler (or torchrun) says
+    pt.join()                         # the process group, by what the scheduler (or torchrun) says
     model, optimizer = pt.parallelize(model, optimizer, plan="overlap")
-    job = pt.Job(model, optimizer)                           # takes up the last checkpoint of PACELINE_CHECKPOINT, if there is one
-    for step in job.steps(400):                              # 1 to 400, or on from where the run before was stopped
+    job = pt.Job(model, optimizer)    # takes up the last checkpoint of PACELINE_CHECKPOINT, if there is one
+    for step in job.steps(400):       # 1 to 400, or on from where the run before was stopped
         ...
 
-On TERM (to any rank, as often as it likes) all ranks agree on the step after which they stop, write a checkpoint and leave the loop; the process
-then ends with code 0. Work done is appended to PACELINE_PROGRESS. Without a scheduler and without a folder it is a plain loop.
+On TERM (to any rank, as often as it likes) all ranks agree on the step after which they stop, write a
+checkpoint and leave the loop; the process then ends with code 0. Work done is appended to PACELINE_PROGRESS.
+Without a scheduler and without a folder it is a plain loop.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _LOOK_S = 0.01
 
 
 def join(backend: str = "gloo", *, timeout_s: float = 1800.0) -> None:
-    """Makes the default process group: where a scheduler has started this process, one rank on each node; else as torchrun says.
+    """Makes the default process group: where a scheduler has started this process, one rank on each node;
+    else as torchrun says.
 
     Its collectives fail after `timeout_s`, where a rank hangs; strategies have a limit of their own.
     """
@@ -50,7 +53,9 @@ def join(backend: str = "gloo", *, timeout_s: float = 1800.0) -> None:
     if place is not None:  # ranks that `paceline train` started on this node have numbers of their own
         number = int(rank) if rank is not None else place.node_rank
         world = int(os.environ["WORLD_SIZE"]) if rank is not None else place.nodes
-        dist.init_process_group(backend, init_method=place.rendezvous, rank=number, world_size=world, timeout=limit)
+        dist.init_process_group(
+            backend, init_method=place.rendezvous, rank=number, world_size=world, timeout=limit
+        )
     else:
         dist.init_process_group(backend, timeout=limit)
 
@@ -59,7 +64,13 @@ class Job:
     """The steps of a run, its checkpoints and its progress; all ranks make one, after `parallelize`."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, folder: Path | str | None = None, every: int = 50, keep: int = 2,
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        folder: Path | str | None = None,
+        every: int = 50,
+        keep: int = 2,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         if every < 1:
@@ -72,12 +83,18 @@ class Job:
         #: told to end before the last step
         self.stopped = False
         self._told = False
-        self._group: Any = dist.new_group(timeout=timedelta(seconds=timeout_s)) if self.checkpoints is not None and _world() > 1 else None
+        self._group: Any = (
+            dist.new_group(timeout=timedelta(seconds=timeout_s))
+            if self.checkpoints is not None and _world() > 1
+            else None
+        )
         self._progress = os.environ.get("PACELINE_PROGRESS") if _rank() == 0 else None
         self._limit = os.environ.get("PACELINE_LIMIT")
 
     def steps(self, total: int) -> Iterator[int]:
-        """Numbers of the steps to take, the last of them `total`; saves every so many, after the last, and when told to end."""
+        """Numbers of the steps to take, the last of them `total`; saves every so many, after the last, and
+        when told to end.
+        """
         with self._listening():
             for step in range(self.start + 1, total + 1):
                 self._wait(step - 1)
@@ -107,7 +124,8 @@ class Job:
                 print(f"{NOTE}{saved.problem}", file=sys.stderr, flush=True)
         if self._progress:
             kept = max(self.start, saved.whole) if saved is not None else 0
-            with contextlib.suppress(OSError), Path(self._progress).open("a", encoding="utf-8") as file:  # a full disk: training goes on
+            # a full disk: training goes on
+            with contextlib.suppress(OSError), Path(self._progress).open("a", encoding="utf-8") as file:
                 file.write(f"{step} {kept}\n")
 
     def _wait(self, done: int) -> None:
@@ -129,13 +147,16 @@ class Job:
         try:
             dist.all_reduce(total, group=self._group)
         except RuntimeError as error:
-            raise RunError(f"rank {_rank()} of {_world()}: another rank is gone, or hangs ({said(error)})") from None
+            raise RunError(
+                f"rank {_rank()} of {_world()}: another rank is gone, or hangs ({said(error)})"
+            ) from None
         return float(total)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """TERM is noted, not obeyed at once, if there is a checkpoint to write. Under a scheduler it is ignored afterwards: it comes again, and
-        to some ranks late, while they end; a handler would not do, since Python takes it away before the process is gone."""
+        """TERM is noted, not obeyed at once, if there is a checkpoint to write. Under a scheduler it is
+        ignored afterwards: it comes again, and to some ranks late, while they end; a handler would not do,
+        since Python takes it away before the process is gone."""
         if self.checkpoints is None or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -143,7 +164,9 @@ class Job:
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN if self._told or Place.given() is not None else before)
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN if self._told or Place.given() is not None else before
+            )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._told = True

@@ -1,4 +1,5 @@
-"""Runs a function as the ranks of one group: processes of this machine, or of the hosts of an emulated cluster.
+"""Runs a function as the ranks of one group: processes of this machine, or of the hosts of an emulated
+cluster.
 
     results = run("paceline.train.tasks.worker:train", world=2, arguments={"task": "digits-cnn"})
 
@@ -56,23 +57,43 @@ class Place:
         world = int(told.get("PACELINE_DEVICES", str(nodes)))
         here = int(told.get("PACELINE_NODE_DEVICES", str(world // nodes)))
         first = int(told.get("PACELINE_FIRST_DEVICE", str(node_rank * here)))
-        return Place(nodes=nodes, node_rank=node_rank, world=world, here=here, first=first, rendezvous=told["PACELINE_RENDEZVOUS"])
+        return Place(
+            nodes=nodes,
+            node_rank=node_rank,
+            world=world,
+            here=here,
+            first=first,
+            rendezvous=told["PACELINE_RENDEZVOUS"],
+        )
 
 
 class Hosts(Protocol):
     """Somewhere to run ranks: `paceline.bench.emulate.EmulatedCluster` is one."""
 
     def launch(
-        self, command: Sequence[str], *, ranks_per_host: int = 1, environment: Mapping[str, str] | None = None, timeout_s: float = 600.0,
+        self,
+        command: Sequence[str],
+        *,
+        ranks_per_host: int = 1,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 600.0,
     ) -> list[str]:
         """Runs one process per rank to its end; what each printed."""
 
 
 def run(
-    target: str, *, world: int, arguments: Mapping[str, Any] | None = None, on: Hosts | None = None, ranks_per_host: int = 1,
-    environment: Mapping[str, str] | None = None, timeout_s: float = 600.0, place: Place | None = None,
+    target: str,
+    *,
+    world: int,
+    arguments: Mapping[str, Any] | None = None,
+    on: Hosts | None = None,
+    ranks_per_host: int = 1,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 600.0,
+    place: Place | None = None,
 ) -> list[Any]:
-    """What `module:function` returns on each of `world` ranks, with `arguments` (JSON); they have joined a gloo group when it is called.
+    """What `module:function` returns on each of `world` ranks, with `arguments` (JSON); they have joined a
+    gloo group when it is called.
 
     In the `place` of a scheduled job, its ranks on this node; those of other nodes are started there.
     """
@@ -91,32 +112,78 @@ def run(
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in ranks]
 
 
-def _here(command: Sequence[str], world: int, environment: Mapping[str, str], timeout_s: float, place: Place | None) -> None:
+def _here(
+    command: Sequence[str], world: int, environment: Mapping[str, str], timeout_s: float, place: Place | None
+) -> None:
     first, here = (place.first, place.here) if place is not None else (0, world)
-    inherited = {name: value for name, value in os.environ.items() if place is not None or name != "PACELINE_NODES"}  # else they are no job's
+    # else they are no job's
+    inherited = {
+        name: value for name, value in os.environ.items() if place is not None or name != "PACELINE_NODES"
+    }
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     near = {"GLOO_SOCKET_IFNAME": "lo"} if place is None or place.nodes == 1 else {}
 
     def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        own = {"RANK": str(first + rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(here), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env={**inherited, **meet, **near, **own, **environment}, stdout=output, stderr=subprocess.STDOUT)
+        own = {
+            "RANK": str(first + rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(here),
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            command,
+            env={**inherited, **meet, **near, **own, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
 
     if place is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from when its ranks have ended, or a TERM that came late would fail a run that is over
+        # from when its ranks have ended, or a TERM that came late would fail a run that is over
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     texts = supervise(start, here, timeout_s)
     for line in dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith(NOTE)):
         print(line, file=sys.stderr)
 
 
-def elastic(module: str, arguments: Sequence[str], *, world: int, restarts: int = 3, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Starts a module under torchrun, which starts all ranks again, up to `restarts` times, when one of them dies.
+def elastic(
+    module: str, arguments: Sequence[str], *, world: int, restarts: int = 3, output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a module under torchrun, which starts all ranks again, up to `restarts` times, when one of them
+    dies.
 
-    Each start gets a store of its own: ranks that meet in the old one may find addresses of the dead (pytorch issues 135712, 167288).
+    Each start gets a store of its own: ranks that meet in the old one may find addresses of the dead (pytorch
+    issues 135712, 167288).
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world), "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", module, *arguments]
-    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(command, env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT if output is not None else None)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(world),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        "--max-restarts",
+        str(restarts),
+        "--monitor-interval",
+        "0.1",
+        "-m",
+        module,
+        *arguments,
+    ]
+    variables = {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **variables},
+        stdout=output,
+        stderr=subprocess.STDOUT if output is not None else None,
+    )
 
 
 def free_port() -> int:
@@ -125,8 +192,12 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def supervise(start: Callable[[int, IO[bytes]], subprocess.Popen[bytes]], world: int, timeout_s: float) -> list[str]:
-    """Starts `world` ranks and waits for them; what each printed. A rank that fails or is late ends the others and is named. TERM goes to all."""
+def supervise(
+    start: Callable[[int, IO[bytes]], subprocess.Popen[bytes]], world: int, timeout_s: float
+) -> list[str]:
+    """Starts `world` ranks and waits for them; what each printed. A rank that fails or is late ends the
+    others and is named. TERM goes to all.
+    """
     ranks: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as files:
         outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in range(world)]

@@ -1,8 +1,9 @@
 """Parameters in flat memory, cut into pieces that travel by themselves.
 
-Parameters of one optimizer group and dtype lie one behind another in one buffer, and their gradients in another, so that small ones are
-sent together (message fusion) and large ones in several messages. Each begins at a multiple of the number of ranks: every piece has a
-part for each rank, and the padding between stays zero under any optimizer that works element by element.
+Parameters of one optimizer group and dtype lie one behind another in one buffer, and their gradients in
+another, so that small ones are sent together (message fusion) and large ones in several messages. Each begins
+at a multiple of the number of ranks: every piece has a part for each rank, and the padding between stays zero
+under any optimizer that works element by element.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 
 from paceline.errors import SpecError
 
-#: bytes from which on small neighbours are not put together any more, and above which a parameter is cut, where the link is not known
+#: bytes from which on small neighbours are not put together any more, and above which a parameter is cut,
+#: where the link is not known
 LEAST_BYTES, MOST_BYTES = 512 * 1024, 2048 * 1024
-#: seconds that a piece should be on the link: long against what a message costs the interpreter, short against the passes; and bytes at most
+#: seconds that a piece should be on the link: long against what a message costs the interpreter, short
+#: against the passes; and bytes at most
 _PIECE_S, _LARGEST = 10e-3, 8 << 20
-#: bytes of a piece on slow links. What several ranks send to one must fit into the queue of its port: packets lost there cost a flow a timeout, and
-#: all wait for it. So, with more than two ranks, seconds that a piece may be on the link, of which several are in flight; and bytes at least
+#: bytes of a piece on slow links. What several ranks send to one must fit into the queue of its port: packets
+#: lost there cost a flow a timeout, and all wait for it. So, with more than two ranks, seconds that a piece
+#: may be on the link, of which several are in flight; and bytes at least
 _USUAL, _QUEUED_S, _SMALLEST = 1 << 20, 50e-3, 128 << 10
 #: elements between two parameters' beginnings are a multiple of this: a cache line of float32
 _LINE = 16
@@ -70,7 +74,11 @@ class Piece:
         if first is not last:
             return f"{first.name}..{last.name}"
         whole = self.stop - self.start >= first.parameter.numel()
-        return first.name if whole else f"{first.name}[{self.start - first.start}:{min(self.stop, first.stop) - first.start}]"
+        return (
+            first.name
+            if whole
+            else f"{first.name}[{self.start - first.start}:{min(self.stop, first.stop) - first.start}]"
+        )
 
     @property
     def data(self) -> Tensor:
@@ -93,8 +101,10 @@ class Piece:
 Named = tuple[str, nn.Parameter]
 
 
-def piece_bytes(link_Bps: float, world: int) -> tuple[int, int]:  # noqa: N803
-    """Bytes up to which neighbours travel together, and above which a parameter is cut, for a link of that rate."""
+def piece_bytes(link_Bps: float, world: int) -> tuple[int, int]:
+    """Bytes up to which neighbours travel together, and above which a parameter is cut, for a link of that
+    rate.
+    """
     rate = link_Bps * world / max(1, world - 1)  # of a piece, of which each rank keeps its own part
     slow = _USUAL if world <= 2 else min(_USUAL, max(_SMALLEST, rate * _QUEUED_S))
     most = min(_LARGEST, max(slow, rate * _PIECE_S))
@@ -109,7 +119,10 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def group_of(name: str, parameter: nn.Parameter, groups: dict[int, int]) -> int:
     """Its place in what `groups_of` found."""
     if id(parameter) not in groups:
-        raise SpecError(f"parameter {name!r} needs a gradient but is not in the optimizer; add it, or set requires_grad=False")
+        raise SpecError(
+            f"parameter {name!r} needs a gradient but is not in the optimizer; add it, or set"
+            " requires_grad=False"
+        )
     return groups[id(parameter)]
 
 
@@ -117,8 +130,12 @@ def flatten(parameters: Iterable[Named], groups: dict[int, int], world: int) -> 
     """Moves parameters (values kept) into buffers: same group, dtype and device, in the order given."""
     sorted_: dict[tuple[int, torch.dtype, torch.device], list[Named]] = {}
     for name, parameter in parameters:
-        sorted_.setdefault((group_of(name, parameter, groups), parameter.dtype, parameter.device), []).append((name, parameter))
-    return [_flat(group, members, dtype, device, world) for (group, dtype, device), members in sorted_.items()]
+        sorted_.setdefault((group_of(name, parameter, groups), parameter.dtype, parameter.device), []).append(
+            (name, parameter)
+        )
+    return [
+        _flat(group, members, dtype, device, world) for (group, dtype, device), members in sorted_.items()
+    ]
 
 
 def _flat(group: int, members: Sequence[Named], dtype: torch.dtype, device: torch.device, world: int) -> Flat:

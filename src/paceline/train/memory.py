@@ -1,8 +1,9 @@
 """Less memory for activations: computed again, or kept in host memory; chosen by plan.
 
-    full         each block of a model keeps its input only (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016)
-    selective    each block keeps the results of matrix products, which are dear, and computes the rest again (Korthikanti et al., 2022)
-    recursive    blocks in groups of about the square root of their number, each group a checkpoint with checkpoints inside
+full         each block of a model keeps its input only (Chen et al., Training Deep Nets with Sublinear Memory
+Cost, 2016) selective    each block keeps the results of matrix products, which are dear, and computes the
+rest again (Korthikanti et al., 2022) recursive    blocks in groups of about the square root of their number,
+each group a checkpoint with checkpoints inside
 """
 
 from __future__ import annotations
@@ -22,23 +23,38 @@ from paceline.errors import PlanError
 
 RECOMPUTE = ("none", "selective", "full", "recursive")
 _KEPT = {
-    torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
 }
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: members of its longest list of modules, or else the children of its longest sequence."""
+    """The repeated blocks of a model: members of its longest list of modules, or else the children of its
+    longest sequence.
+    """
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
-    lists += [] if lists else [list(m.children()) for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 1]
+    lists += (
+        []
+        if lists
+        else [list(m.children()) for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 1]
+    )
     if not lists:
-        raise PlanError(f"{type(model).__name__} has no repeated blocks (no ModuleList, no Sequential); leave recompute and sharding by block out")
+        raise PlanError(
+            f"{type(model).__name__} has no repeated blocks (no ModuleList, no Sequential); leave recompute"
+            " and sharding by block out"
+        )
     longest = max(lists, key=len)
     return [block for block in longest if any(True for _ in block.parameters())]
 
 
 def recompute(model: nn.Module, kind: str, blocks: Sequence[nn.Module] | None = None) -> nn.Module:
-    """Makes blocks (by default those that repeat) compute activations again in the backward pass; the model, changed."""
+    """Makes blocks (by default those that repeat) compute activations again in the backward pass; the model,
+    changed.
+    """
     if kind not in RECOMPUTE:
         raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}; got {kind!r}")
     if kind == "none":
@@ -68,7 +84,9 @@ def _wrap(module: nn.Module, contexts: Callable[[], Any] | None) -> None:
 
 
 def _group(model: nn.Module, blocks: list[nn.Module]) -> None:
-    """Outer checkpoints round groups of blocks that follow one another in a list: the first of a group runs them all, the others pass on."""
+    """Outer checkpoints round groups of blocks that follow one another in a list: the first of a group runs
+    them all, the others pass on.
+    """
     size = max(1, math.isqrt(len(blocks)))
     for start in range(0, len(blocks), size):
         members = blocks[start : start + size]
@@ -85,7 +103,11 @@ def _chain(members: list[nn.Module]) -> None:
         return x
 
     def first(_: nn.Module, x: Any, *args: Any) -> Any:
-        return checkpoint(together, x, *args, use_reentrant=False) if torch.is_grad_enabled() else together(x, *args)
+        return (
+            checkpoint(together, x, *args, use_reentrant=False)
+            if torch.is_grad_enabled()
+            else together(x, *args)
+        )
 
     members[0].forward = MethodType(first, members[0])
     for member in members[1:]:
@@ -93,11 +115,16 @@ def _chain(members: list[nn.Module]) -> None:
 
 
 def offload(model: nn.Module, kind: str) -> nn.Module:
-    """Keeps activations of the model in host memory between the passes ("activations"); the model, changed."""
+    """Keeps activations of the model in host memory between the passes ("activations"); the model,
+    changed.
+    """
     if kind == "none":
         return model
     if kind != "activations":
-        raise PlanError(f"offload={kind} is not run here; with fsdp, optimizer state stays where parameters are; allowed: none, activations")
+        raise PlanError(
+            f"offload={kind} is not run here; with fsdp, optimizer state stays where parameters are; allowed:"
+            " none, activations"
+        )
     inner = model.forward
 
     def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:

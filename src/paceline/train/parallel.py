@@ -27,23 +27,37 @@ _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
 
 
 def parallelize(
-    model: nn.Module, optimizer: Optimizer, plan: str | Plan | Strategy, *, timeout_s: float = TIMEOUT_S, **options: Any,
+    model: nn.Module,
+    optimizer: Optimizer,
+    plan: str | Plan | Strategy,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
-    """The model and optimizer to use in the loop, kept one model on all ranks of the default process group in the way that `plan` says.
+    """The model and optimizer to use in the loop, kept one model on all ranks of the default process group in
+    the way that `plan` says.
 
-    `plan` is a name of `paceline.train.strategies` or of an asynchronous one (options as keywords), a plan of the planner (also in its words:
-    "fsdp tp=2 bf16"), or a strategy object. Plans with pipeline stages run through `paceline.train.Pipeline`.
+    `plan` is a name of `paceline.train.strategies` or of an asynchronous one (options as keywords), a plan of
+    the planner (also in its words: "fsdp tp=2 bf16"), or a strategy object. Plans with pipeline stages run
+    through `paceline.train.Pipeline`.
     """
-    if not dist.is_initialized() and not (isinstance(plan, str) and plan.partition(":")[0] in asynchronous.NAMES):
-        raise RunError("torch.distributed has no process group yet; call torch.distributed.init_process_group before parallelize")
+    if not dist.is_initialized() and not (
+        isinstance(plan, str) and plan.partition(":")[0] in asynchronous.NAMES
+    ):
+        raise RunError(
+            "torch.distributed has no process group yet; call torch.distributed.init_process_group before"
+            " parallelize"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
     name = plan.partition(":")[0] if isinstance(plan, str) else ""
     if name in asynchronous.NAMES:
         return _joined(model, optimizer, name, {"timeout_s": timeout_s, **_words(str(plan)), **options})
     if model in _attached:
-        raise RunError(f"this model is kept the same by {_attached[model].name!r} already; "
-                       "call paceline.train.close(model) first")
+        raise RunError(
+            f"this model is kept the same by {_attached[model].name!r} already; "
+            "call paceline.train.close(model) first"
+        )
     if isinstance(plan, str) and name not in strategies.names():
         plan = _parse(plan)
     if isinstance(plan, Plan):
@@ -52,7 +66,10 @@ def parallelize(
     if not isinstance(strategy, Strategy):
         raise SpecError(f"plan is a name, a plan or a strategy; got {plan!r}")
     if options and not isinstance(plan, str):
-        raise SpecError(f"options go to the strategy where it is made; got {', '.join(options)} beside a {strategy.name} strategy")
+        raise SpecError(
+            f"options go to the strategy where it is made; got {', '.join(options)} beside a {strategy.name}"
+            " strategy"
+        )
     if isinstance(model, _DDP):
         strategy = within_ddp(strategy)
     device = next(model.parameters()).device
@@ -70,7 +87,9 @@ def parallelize(
 
 
 def check(text: str, world: int) -> None:
-    """Raises what `parallelize` on so many ranks would say of a name with its options, or of a plan in words; nothing is started or touched."""
+    """Raises what `parallelize` on so many ranks would say of a name with its options, or of a plan in words;
+    nothing is started or touched.
+    """
     name = text.partition(":")[0]
     if name not in strategies.names():
         _check(_parse(text), world)
@@ -89,7 +108,7 @@ def _words(text: str) -> dict[str, Any]:
 
 
 def _joined(
-    model: nn.Module, optimizer: Optimizer, name: str, options: dict[str, Any],
+    model: nn.Module, optimizer: Optimizer, name: str, options: dict[str, Any]
 ) -> tuple[nn.Module, Optimizer]:
     """An asynchronous strategy: a run that this process joins, and that `close` leaves."""
     model, joined = strategies.called(name, asynchronous.strategies()[name], model, optimizer, **options)
@@ -116,25 +135,35 @@ def _check(plan: Plan, world: int) -> None:
     from paceline.train.sharded import SHARDED
 
     if plan.pp > 1:
-        raise PlanError(f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline")
+        raise PlanError(
+            f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline"
+        )
     if plan.cp > 1 or plan.ep > 1:
-        raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
+        raise PlanError(
+            f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
+        )
     if plan.sharding not in SHARDED and plan.tp == 1:
         return
     dp = plan.dp or world // plan.tp
     if plan.sharding not in SHARDED and dp > 1:
-        raise PlanError(f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it")
+        raise PlanError(
+            f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it"
+        )
     if plan.precision not in ("bf16", "fp32", "tf32"):
         raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
     if plan.relax.compress and (plan.sharding == "hsdp" or plan.tp > 1):
-        raise PlanError(f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}")
+        raise PlanError(
+            f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}"
+        )
     if plan.relax.compress:
         from paceline.train.scatter import check
 
         check(plan.relax.scheme)
 
 
-def _planned(model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: float, options: dict[str, Any]) -> tuple[nn.Module, Optimizer]:
+def _planned(
+    model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: float, options: dict[str, Any]
+) -> tuple[nn.Module, Optimizer]:
     """Memory, precision, then sharding or a strategy."""
     from paceline.train.memory import offload, recompute
     from paceline.train.precision import autocast
@@ -176,9 +205,10 @@ def of(model: nn.Module) -> Strategy:
 
 
 def close(model: nn.Module | Pipeline) -> None:
-    """Lets go of a model; all ranks do together. Threads, process groups and hooks are gone then, parameters and the optimizer's state as the last
-    step left them, all of them on every rank (of a pipeline, those of its own stages). Where a rank has died, the others do not wait for it: what
-    was on its way is lost, and an error says so; models that are split, and pipelines, wait as long as their collectives do.
+    """Lets go of a model; all ranks do together. Threads, process groups and hooks are gone then, parameters
+    and the optimizer's state as the last step left them, all of them on every rank (of a pipeline, those of
+    its own stages). Where a rank has died, the others do not wait for it: what was on its way is lost, and an
+    error says so; models that are split, and pipelines, wait as long as their collectives do.
     """
     if not isinstance(model, nn.Module):
         model.close()

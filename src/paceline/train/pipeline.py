@@ -1,11 +1,12 @@
-"""Pipeline parallelism by plan for the catalog's decoders, with the schedules of torch.distributed.pipelining.
+"""Pipeline parallelism by plan for the catalog's decoders, with the schedules of
+torch.distributed.pipelining.
 
     runner = Pipeline(model, optimizer_of, plan, loss)
-    runner.step(ids, labels)          # a whole step: passes of all micro-batches, average over replicas, update
+    runner.step(ids, labels)    # a whole step: passes of all micro-batches, average over replicas, update
 
-Stages hold the blocks that `spec.plan.stage_layers` gives them; each may be split further, by tensor parallelism, and shared out over its
-replicas by FSDP2. Where embedding and output share a weight, its two copies (first and last stage) add their gradients, so that they stay
-one weight.
+Stages hold the blocks that `spec.plan.stage_layers` gives them; each may be split further, by tensor
+parallelism, and shared out over its replicas by FSDP2. Where embedding and output share a weight, its two
+copies (first and last stage) add their gradients, so that they stay one weight.
 """
 
 from __future__ import annotations
@@ -62,22 +63,32 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """The stages of one rank, and a step over all of them; `optimizer` makes one for the parameters of this rank.
+    """The stages of one rank, and a step over all of them; `optimizer` makes one for the parameters of this
+    rank.
 
     All ranks must start from the same model (same seed). The plan says pp, vpp, mbs, gbs and the schedule.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Callable[[list[nn.Parameter]], Optimizer], plan: Plan | str, loss: Callable[[Tensor, Tensor], Tensor],
+        self,
+        model: nn.Module,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        plan: Plan | str,
+        loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         plan = Plan.parse(plan) if isinstance(plan, str) else plan
         if not plan.mbs or not plan.gbs:
             raise PlanError("a pipeline needs mbs and gbs: samples of a micro-batch, and of a step")
         for name in ("embed", "blocks", "norm", "head"):
             if not hasattr(model, name):
-                raise PlanError(f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head); {type(model).__name__} has no {name}")
+                raise PlanError(
+                    f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head);"
+                    f" {type(model).__name__} has no {name}"
+                )
         if plan.cp > 1 or plan.ep > 1:
-            raise PlanError(f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}")
+            raise PlanError(
+                f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
+            )
         self.plan, self._order = plan, schedules.get(plan.schedule)
         if not self._order.trains:
             runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
@@ -95,25 +106,38 @@ class Pipeline:
         self.first, self.last = 0 in mine, chunks - 1 in mine
         self.tied = getattr(model.head, "weight", None) is model.embed.weight  # type: ignore[union-attr]
         if self.tied and self._order.v_shaped and self.shares:
-            raise PlanError(f"{plan.sharding} with {plan.schedule} cannot share out a weight that embedding and output have in common; "
-                            "use another schedule, or ddp")
-        self.stages = [Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine]
+            raise PlanError(
+                f"{plan.sharding} with {plan.schedule} cannot share out a weight that embedding and output"
+                " have in common; use another schedule, or ddp"
+            )
+        self.stages = [
+            Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine
+        ]
         self._splits = [self._prepare(stage, mesh) for stage in self.stages]
         group = axes(mesh, "pipe").get_group()
-        made = [pipelining.PipelineStage(stage, i, chunks, device, group=group) for stage, i in zip(self.stages, mine, strict=True)]
+        made = [
+            pipelining.PipelineStage(stage, i, chunks, device, group=group)
+            for stage, i in zip(self.stages, mine, strict=True)
+        ]
         self._schedule = self._scheduled(made, loss)
         self.parameters = _distinct(self.stages)
         self.optimizer = optimizer(self.parameters)
 
     def _arranged(self, mesh: DeviceMesh) -> tuple[int, int, int]:
-        """This rank's replica, stage and place among tensor-parallel ones; makes the groups that exchange gradients."""
+        """This rank's replica, stage and place among tensor-parallel ones; makes the groups that exchange
+        gradients.
+        """
         plan, ranks = self.plan, mesh.mesh.reshape(-1, self.plan.pp, self.plan.tp)
         self.dp = len(ranks)
         replica, place, lane = ((ranks == dist.get_rank()).nonzero()[0]).tolist()
         ends = sorted({0, self._owner(plan.pp * plan.vpp - 1)})
         # every rank takes part in making every group
-        peers = {(p, t): dist.new_group(ranks[:, p, t].tolist()) for p in range(plan.pp) for t in range(plan.tp)}
-        outer = {(r, t): dist.new_group(ranks[r, ends, t].tolist()) for r in range(self.dp) for t in range(plan.tp)}
+        peers = {
+            (p, t): dist.new_group(ranks[:, p, t].tolist()) for p in range(plan.pp) for t in range(plan.tp)
+        }
+        outer = {
+            (r, t): dist.new_group(ranks[r, ends, t].tolist()) for r in range(self.dp) for t in range(plan.tp)
+        }
         self._peers, self._ends = peers[place, lane], outer[replica, lane]
         return replica, place, lane
 
@@ -148,12 +172,16 @@ class Pipeline:
         return self.plan.pp - 1 - place if self._order.v_shaped and turn % 2 else place
 
     def step(self, inputs: Tensor, targets: Tensor) -> float | None:
-        """One step on this replica's samples (`gbs / dp` of them); the mean loss on the last stage, None elsewhere."""
+        """One step on this replica's samples (`gbs / dp` of them); the mean loss on the last stage, None
+        elsewhere.
+        """
         if self._mesh is None:
             raise RunError("this pipeline was closed; make another one")
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
-        self._schedule.step(*((inputs,) if self.first else ()), **({"target": targets, "losses": losses} if self.last else {}))
+        self._schedule.step(
+            *((inputs,) if self.first else ()), **({"target": targets, "losses": losses} if self.last else {})
+        )
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -162,7 +190,9 @@ class Pipeline:
         return float(torch.stack(losses).mean()) if self.last else None
 
     def close(self) -> None:
-        """Gives process groups and hooks back; all ranks do together. `stages` and `optimizer` have whole parameters then, as plain tensors."""
+        """Gives process groups and hooks back; all ranks do together. `stages` and `optimizer` have whole
+        parameters then, as plain tensors.
+        """
         if self._mesh is None:
             return
         mesh, self._mesh, self._schedule = self._mesh, None, None

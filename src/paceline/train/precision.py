@@ -1,7 +1,9 @@
-"""Mixed precision: passes in half precision, parameters in float32, and a loss scale that finds its own level.
+"""Mixed precision: passes in half precision, parameters in float32, and a loss scale that finds its own
+level.
 
-float16 needs the scale: gradients below 6e-8 would vanish. `Scaler` works as `torch.amp.GradScaler` does, and also with strategies whose
-gradients never come back to the parameters (`overlap`): there, all ranks agree on whether any part of any gradient overflowed.
+float16 needs the scale: gradients below 6e-8 would vanish. `Scaler` works as `torch.amp.GradScaler` does, and
+also with strategies whose gradients never come back to the parameters (`overlap`): there, all ranks agree on
+whether any part of any gradient overflowed.
 
 Micikevicius et al., Mixed Precision Training, ICLR 2018.
 """
@@ -79,7 +81,8 @@ class Scaler:
     def step(self, optimizer: Optimizer) -> bool:
         """Unscales, unless that is done, and steps unless something overflowed; whether it did step."""
         held = getattr(optimizer, "_paceline", None)
-        strategy = getattr(held.by, "inner", held.by) if held is not None else None  # `auto` steps by another one
+        # `auto` steps by another one
+        strategy = getattr(held.by, "inner", held.by) if held is not None else None
         deferred = strategy if isinstance(strategy, Deferred) and strategy.parts else None
         unscaled = self._unscaled.get(id(optimizer))
         if strategy is not None and (deferred is None or unscaled is None):
@@ -111,7 +114,9 @@ class Scaler:
 
     def _plain(self, optimizer: Optimizer) -> bool:
         """Gradients are the same on all ranks: so is the answer."""
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         for gradient in gradients:
             gradient.div_(self.value)
         return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
@@ -126,7 +131,9 @@ class Scaler:
             if strategy.world > 1:
                 yield Collective("max", [bad])
 
-        strategy.engine.submit("overflow", job(), after=[part.reduced for part in parts if part.reduced is not None]).wait()
+        strategy.engine.submit(
+            "overflow", job(), after=[part.reduced for part in parts if part.reduced is not None]
+        ).wait()
         return not bool(bad[0])
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What a step on this rank looks like without waiting for anyone: when parameters are needed, when gradients are ready, how long the passes take."""
+"""What a step on this rank looks like without waiting for anyone: when parameters are needed, when gradients
+are ready, how long the passes take.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from paceline.train.hooks import trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One parameter: bytes of its float32 gradient, seconds into the forward pass when it is needed, into the backward pass when it is ready."""
+    """One parameter: bytes of its float32 gradient, seconds into the forward pass when it is needed, into the
+    backward pass when it is ready.
+    """
 
     name: str
     shape: tuple[int, ...]
     need_s: float
     ready_s: float
-    #: input rows of the fully connected layer whose weight it is, per step; 0: it is none, or does not qualify
+    #: input rows of the fully connected layer whose weight it is, per step; 0: it is none, or does not
+    #: qualify
     rows: int = 0
 
     @property
@@ -60,23 +65,33 @@ class Profile:
     def from_dict(data: dict[str, Any]) -> Profile:
         """What `to_dict` gave."""
         layers = tuple(Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in data["layers"])
-        return Profile(layers=layers, **{key: data[key] for key in ("forward_s", "backward_s", "update_s", "momentum")})
+        return Profile(
+            layers=layers, **{key: data[key] for key in ("forward_s", "backward_s", "update_s", "momentum")}
+        )
 
 
 class Profiler:
-    """Watches steps of a model; communication must not run inside the passes for the times to be those of computation alone."""
+    """Watches steps of a model; communication must not run inside the passes for the times to be those of
+    computation alone.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = trained(model)
         self._names = {id(p): name for name, p in self._parameters}
         self._owners: dict[nn.Module, list[str]] = {
-            m: [self._names[id(p)] for p in m.parameters(recurse=False) if id(p) in self._names] for m in model.modules()
+            m: [self._names[id(p)] for p in m.parameters(recurse=False) if id(p) in self._names]
+            for m in model.modules()
         }
         self._linear = {m: names for m, names in self._owners.items() if type(m) is nn.Linear and names}
         self._steps: list[dict[str, Any]] = []
         self._now: dict[str, Any] = {}
-        self._handles = [model.register_forward_pre_hook(self._start), model.register_forward_hook(self._middle)]
-        self._handles += [m.register_forward_pre_hook(self._need) for m, names in self._owners.items() if names]
+        self._handles = [
+            model.register_forward_pre_hook(self._start),
+            model.register_forward_hook(self._middle),
+        ]
+        self._handles += [
+            m.register_forward_pre_hook(self._need) for m, names in self._owners.items() if names
+        ]
         self._handles += [p.register_post_accumulate_grad_hook(self._ready) for _, p in self._parameters]
 
     def _start(self, *_: Any) -> None:
@@ -114,18 +129,30 @@ class Profiler:
             handle.remove()
 
     def profile(self, optimizer: torch.optim.Optimizer | None = None) -> Profile:
-        """The one in the middle of the steps seen, by time; the first left out if there are others: it pays for what is done once."""
+        """The one in the middle of the steps seen, by time; the first left out if there are others: it pays
+        for what is done once.
+        """
         steps = sorted(self._steps[1:] or self._steps, key=lambda step: float(step["end"] - step["start"]))
         best = steps[(len(steps) - 1) // 2]
         start, middle = best["start"], best["middle"]
         layers = tuple(
-            Layer(name=name, shape=tuple(p.shape), need_s=best["need"].get(name, 0.0), ready_s=best["ready"].get(name, best["end"]) - middle,
-                  rows=best["rows"].get(name, 0) if name.endswith("weight") else 0)
+            Layer(
+                name=name,
+                shape=tuple(p.shape),
+                need_s=best["need"].get(name, 0.0),
+                ready_s=best["ready"].get(name, best["end"]) - middle,
+                rows=best["rows"].get(name, 0) if name.endswith("weight") else 0,
+            )
             for name, p in self._parameters
         )
         momentum = optimizer is not None and any(group.get("momentum") for group in optimizer.param_groups)
-        return Profile(layers=layers, forward_s=middle - start, backward_s=best["end"] - middle,
-                       update_s=statistics.median_low(step["update_s"] for step in steps), momentum=momentum)
+        return Profile(
+            layers=layers,
+            forward_s=middle - start,
+            backward_s=best["end"] - middle,
+            update_s=statistics.median_low(step["update_s"] for step in steps),
+            momentum=momentum,
+        )
 
 
 def _clock() -> float:

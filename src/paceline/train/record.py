@@ -1,7 +1,7 @@
 """What a run leaves behind: one JSON object per line, and a timeline in the format of the predictor's.
 
-    RUN/record.jsonl     first line: what was run and what was predicted; then one line per step; last line: how it ended
-    RUN/trace.json       what happened when in the last steps, for Perfetto
+RUN/record.jsonl     first line: what was run and what was predicted; then one line per step; last line: how
+it ended RUN/trace.json       what happened when in the last steps, for Perfetto
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NAME, TRACE = "record.jsonl", "trace.json"
 
 
 class Record:
-    """Appends lines; only rank 0 writes. `board` also writes scalars for TensorBoard, where that is installed."""
+    """Appends lines; only rank 0 writes. `board` also writes scalars for TensorBoard, where that is
+    installed.
+    """
 
     def __init__(self, folder: Path | str | None, *, rank: int = 0, board: bool = False) -> None:
         self.folder = Path(folder) if folder is not None and rank == 0 else None
@@ -39,14 +41,18 @@ class Record:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._file = (self.folder / NAME).open("a", encoding="utf-8")
             except OSError as error:
-                raise RunError(f"no record can be written to {str(folder)!r}: {error.strerror}; name another folder") from None
+                raise RunError(
+                    f"no record can be written to {str(folder)!r}: {error.strerror}; name another folder"
+                ) from None
             if board:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._board = SummaryWriter(str(self.folder))
 
     def write(self, kind: str, **values: Any) -> None:
-        """A line; whole on the disk when this returns, so that a killed run leaves no half lines but the last."""
+        """A line; whole on the disk when this returns, so that a killed run leaves no half lines but the
+        last.
+        """
         if self._file is not None:
             try:
                 self._file.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -58,8 +64,12 @@ class Record:
                 if isinstance(value, float):
                     self._board.add_scalar(name, value, values.get("step", 0))
 
-    def timeline(self, events: Iterable[Event], steps: Iterable[tuple[str, float, float]], title: str, rank: int = 0) -> Timeline:
-        """What the engine and the loop did, as a timeline; written beside the record. Seconds of one clock; the first event is zero."""
+    def timeline(
+        self, events: Iterable[Event], steps: Iterable[tuple[str, float, float]], title: str, rank: int = 0
+    ) -> Timeline:
+        """What the engine and the loop did, as a timeline; written beside the record. Seconds of one clock;
+        the first event is zero.
+        """
         found = timeline(events, steps, title, rank)
         if self.folder is not None and self.problem is None:
             try:
@@ -87,25 +97,46 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
-def timeline(events: Iterable[Event], phases: Iterable[tuple[str, float, float]], title: str, rank: int = 0) -> Timeline:
-    """Spans of a rank: phases of the loop on the compute stream, collectives on one stream per channel, arithmetic on its own."""
+def timeline(
+    events: Iterable[Event], phases: Iterable[tuple[str, float, float]], title: str, rank: int = 0
+) -> Timeline:
+    """Spans of a rank: phases of the loop on the compute stream, collectives on one stream per channel,
+    arithmetic on its own.
+    """
     spans = [Span(name, "compute", start, end, "compute", {}, rank) for name, start, end in phases]
     for event in events:
         quiet = event.op == "arithmetic"
         stream = "arithmetic" if quiet else f"communication ({event.channel})"
         details = {} if quiet else {"bytes": event.bytes, "op": event.op}
-        spans.append(Span(event.name, stream, event.start_s, event.end_s, "arithmetic" if quiet else "communication", details, rank))
+        spans.append(
+            Span(
+                event.name,
+                stream,
+                event.start_s,
+                event.end_s,
+                "arithmetic" if quiet else "communication",
+                details,
+                rank,
+            )
+        )
     origin = min((span.start_s for span in spans), default=0.0)
-    moved = (Span(s.name, s.stream, s.start_s - origin, s.end_s - origin, s.category, s.details, s.rank) for s in spans)
+    moved = (
+        Span(s.name, s.stream, s.start_s - origin, s.end_s - origin, s.category, s.details, s.rank)
+        for s in spans
+    )
     return Timeline(tuple(sorted(moved, key=lambda span: span.start_s)), title)
 
 
 def sent_bytes(interface: str | None = None) -> int:
-    """Bytes that an interface (by default the one that gloo uses, or loopback) has sent since it came up, by the kernel's count; 0: unknown."""
+    """Bytes that an interface (by default the one that gloo uses, or loopback) has sent since it came up, by
+    the kernel's count; 0: unknown.
+    """
     wanted = interface or os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     table = Path("/proc/net/dev")
     for line in table.read_text().splitlines()[2:] if table.exists() else ():
@@ -121,7 +152,10 @@ def read(folder: Path | str) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise DataError(f"no run at {str(folder)!r}: {error.strerror}; give the folder that `paceline train --record` wrote") from None
+        raise DataError(
+            f"no run at {str(folder)!r}: {error.strerror}; give the folder that `paceline train --record`"
+            " wrote"
+        ) from None
     out: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:

@@ -1,7 +1,8 @@
-"""Compressed gradients under FSDP2: its reduce-scatter replaced by an all-to-all of encoded parts, each decoded and averaged where it belongs.
+"""Compressed gradients under FSDP2: its reduce-scatter replaced by an all-to-all of encoded parts, each
+decoded and averaged where it belongs.
 
-Each rank sends every other the encoding of that rank's part: (P-1) wire_bytes(N / P) instead of (P-1)/P N 4. Schemes whose messages are
-gathered qualify: a sum of codes is not the code of a sum.
+Each rank sends every other the encoding of that rank's part: (P-1) wire_bytes(N / P) instead of (P-1)/P N 4.
+Schemes whose messages are gathered qualify: a sum of codes is not the code of a sum.
 """
 
 from __future__ import annotations
@@ -21,23 +22,34 @@ from paceline.train.compress import make
 
 
 class CompressedReduceScatter:
-    """What `FSDPModule.set_custom_reduce_scatter` takes; one per sharded module, with the state of its parts."""
+    """What `FSDPModule.set_custom_reduce_scatter` takes; one per sharded module, with the state of its
+    parts.
+    """
 
     def __init__(self, scheme: spec.Scheme, rank: int, world: int) -> None:
         self.compressor = make(scheme, rank=rank, world=world)
         self.rank, self.world = rank, world
 
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """Memory for what FSDP2 puts in."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
         """The mean (or sum) over ranks of this rank's part of `input_tensor`."""
         compressor = self.compressor
         compressor.begin_step()
         parts = input_tensor.float().view(self.world, -1)
         payloads = [compressor.encode(str(r), part) for r, part in enumerate(parts)]
-        rows = torch.stack([torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in _wide_first(payload)]) for payload in payloads])
+        rows = torch.stack(
+            [
+                torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in _wide_first(payload)])
+                for payload in payloads
+            ]
+        )
         came = torch.empty_like(rows)
         dist.all_to_all_single(came.view(-1), rows.view(-1), group=group)
         out = torch.empty_like(parts[0])
@@ -65,15 +77,23 @@ def _apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def check(scheme: spec.Scheme) -> None:
     """Raises where gradients of sharded parameters cannot be sent in that scheme."""
     if scheme.collective != "all_gather" or isinstance(scheme, spec.DGC):
-        allowed = ", ".join(name for name, kind in spec.SCHEMES.items() if kind.collective == "all_gather" and kind is not spec.DGC)
-        raise PlanError(f"{scheme.name} does not go with sharded parameters; allowed: {allowed} (FSDP2 itself reduces in bf16)")
+        allowed = ", ".join(
+            name
+            for name, kind in spec.SCHEMES.items()
+            if kind.collective == "all_gather" and kind is not spec.DGC
+        )
+        raise PlanError(
+            f"{scheme.name} does not go with sharded parameters; allowed: {allowed} (FSDP2 itself reduces in"
+            " bf16)"
+        )
 
 
 def compress(model: nn.Module, scheme: spec.Scheme) -> None:
     """Has every sharded module of an FSDP2 model send its gradients in that scheme."""
     check(scheme)
     if isinstance(scheme, spec.TernGrad):
-        scheme = replace(scheme, share=False)  # each part has a scaler of its own: there is no time to agree on one
+        # each part has a scaler of its own: there is no time to agree on one
+        scheme = replace(scheme, share=False)
     rank, world = dist.get_rank(), dist.get_world_size()
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -1,8 +1,9 @@
 """FSDP2, HSDP and tensor parallelism by plan, through torch.distributed, for models with repeated blocks.
 
-    fsdp    parameters, gradients and optimizer state of every block shared by all data-parallel ranks
-    hsdp    the same within groups of `shard` ranks, replicated across groups
-    tp      attention and feed-forward of each block split by heads and by hidden units: the first products by columns, the last by rows
+fsdp    parameters, gradients and optimizer state of every block shared by all data-parallel ranks
+hsdp    the same within groups of `shard` ranks, replicated across groups
+tp      attention and feed-forward of each block split by heads and by hidden units: the first products by
+columns, the last by rows
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from paceline.train.memory import blocks_of
 from paceline.train.whole import Split, leave
 
 SHARDED = ("fsdp", "hsdp", "zero2")
-#: part of the names of a mesh's axes: torch's caches take meshes of the same names and ranks for one, and would use groups that were given back
+#: part of the names of a mesh's axes: torch's caches take meshes of the same names and ranks for one, and
+#: would use groups that were given back
 _numbers = itertools.count()
 
 
@@ -35,7 +37,10 @@ def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
     world = dist.get_world_size()
     dp = plan.dp or world // (plan.pp * plan.tp)
     if dp * plan.pp * plan.tp != world:
-        raise PlanError(f"the plan's dp {dp} x pp {plan.pp} x tp {plan.tp} = {dp * plan.pp * plan.tp} is not the {world} ranks that were started")
+        raise PlanError(
+            f"the plan's dp {dp} x pp {plan.pp} x tp {plan.tp} = {dp * plan.pp * plan.tp} is not the {world}"
+            " ranks that were started"
+        )
     sizes: dict[str, int] = {}
     if plan.sharding == "hsdp":
         shard = plan.shard or dp
@@ -49,17 +54,24 @@ def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
     if plan.tp > 1:
         sizes["tensor"] = plan.tp
     number = next(_numbers)
-    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(f"{name}-{number}" for name in sizes))
+    return init_device_mesh(
+        device.type, tuple(sizes.values()), mesh_dim_names=tuple(f"{name}-{number}" for name in sizes)
+    )
 
 
 def axes(mesh: DeviceMesh, *names: str) -> DeviceMesh:
     """The part of a mesh of `mesh_of` along some of its axes."""
-    found = [next(full for full in mesh.mesh_dim_names or () if full.startswith(f"{name}-")) for name in names]
+    found = [
+        next(full for full in mesh.mesh_dim_names or () if full.startswith(f"{name}-")) for name in names
+    ]
     return mesh[found[0]] if len(found) == 1 else mesh[tuple(found)]
 
 
 def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], None]:
-    """Splits a model and hands its new parameters to the optimizer, which must not have stepped yet. What undoes it, and gives groups back."""
+    """Splits a model and hands its new parameters to the optimizer, which must not have stepped yet.
+
+    What undoes it, and gives groups back.
+    """
     if optimizer.state:
         raise PlanError("the optimizer has state already; parallelize before the first step")
     names = {id(p): name for name, p in model.named_parameters()}
@@ -87,13 +99,24 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
 def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:
     """FSDP2 over the data-parallel axes of a mesh, block by block."""
     chosen = axes(mesh, "replicate", "shard") if plan.sharding == "hsdp" else axes(mesh, "shard")
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if plan.precision == "bf16" else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if plan.precision == "bf16"
+        else MixedPrecisionPolicy()
+    )
     for part in (*blocks, model):
-        fully_shard(part, mesh=chosen, mp_policy=policy, reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"))
+        fully_shard(
+            part,
+            mesh=chosen,
+            mp_policy=policy,
+            reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"),
+        )
 
 
 def tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:
-    """Splits attention and feed-forward of each block; names that a fused projection's parameters were replaced by."""
+    """Splits attention and feed-forward of each block; names that a fused projection's parameters were
+    replaced by.
+    """
     from paceline.catalog.models.layers import Attention, FeedForward, SwiGLU
 
     renamed: dict[str, list[str]] = {}
@@ -102,27 +125,49 @@ def tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str
         if isinstance(module, Attention):
             found = True
             if module.heads % plan.tp or module.kv_heads % plan.tp:
-                raise PlanError(f"tp={plan.tp} does not divide {module.heads} heads ({module.kv_heads} of keys and values) of {name}")
+                raise PlanError(
+                    f"tp={plan.tp} does not divide {module.heads} heads ({module.kv_heads} of keys and"
+                    f" values) of {name}"
+                )
             if module.fused:
                 renamed |= _unfuse(name, module)
-            parallelize_module(module, mesh, {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()})
+            parallelize_module(
+                module,
+                mesh,
+                {
+                    "q": ColwiseParallel(),
+                    "k": ColwiseParallel(),
+                    "v": ColwiseParallel(),
+                    "out": RowwiseParallel(),
+                },
+            )
         elif isinstance(module, (FeedForward, SwiGLU)):
-            plan_of = {"up": ColwiseParallel(), "down": RowwiseParallel(), **({"gate": ColwiseParallel()} if isinstance(module, SwiGLU) else {})}
+            plan_of = {
+                "up": ColwiseParallel(),
+                "down": RowwiseParallel(),
+                **({"gate": ColwiseParallel()} if isinstance(module, SwiGLU) else {}),
+            }
             parallelize_module(module, mesh, plan_of)
     if not found:
-        raise PlanError(f"tp={plan.tp}: {type(model).__name__} has no attention of the catalog's kind to split; use tp=1")
+        raise PlanError(
+            f"tp={plan.tp}: {type(model).__name__} has no attention of the catalog's kind to split; use tp=1"
+        )
     return renamed
 
 
 def _unfuse(name: str, module: Any) -> dict[str, list[str]]:
-    """One projection to queries, keys and values becomes three: its rows are theirs one after another, not head by head."""
+    """One projection to queries, keys and values becomes three: its rows are theirs one after another, not
+    head by head.
+    """
     fused: nn.Linear = module.qkv
     parts = "qkv"
     renamed: dict[str, list[str]] = {}
     weights = fused.weight.detach().split(module.split)
     biases = fused.bias.detach().split(module.split) if fused.bias is not None else (None,) * 3
     for part, weight, bias in zip(parts, weights, biases, strict=True):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device, dtype=weight.dtype)
+        linear = nn.Linear(
+            weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device, dtype=weight.dtype
+        )
         linear.weight.data.copy_(weight)
         if bias is not None:
             linear.bias.data.copy_(bias)

@@ -1,11 +1,12 @@
 """How collectives get onto the wire, for the engine's lanes.
 
-Reductions are the backend's own, but for small ones on gloo: there every rank sends all of it to every other, and adds up by itself; a
-ring is as many messages one after another. Gathers and exchanges between CPUs on gloo go as plain sends and receives. gloo's own collectives send
-with the one socket that they also answer on: the word that a receiver is ready waits behind the data that it is sending itself, and a link
-is used in one direction at a time. Here data from lower to higher ranks has one group of sockets, and data from higher to lower another,
-receives are announced before anything is sent, and any number may be on their way (gloo runs two collectives of a group at once). What is
-received is matched by tag, so that order does not matter.
+Reductions are the backend's own, but for small ones on gloo: there every rank sends all of it to every other,
+and adds up by itself; a ring is as many messages one after another. Gathers and exchanges between CPUs on
+gloo go as plain sends and receives. gloo's own collectives send with the one socket that they also answer on:
+the word that a receiver is ready waits behind the data that it is sending itself, and a link is used in one
+direction at a time. Here data from lower to higher ranks has one group of sockets, and data from higher to
+lower another, receives are announced before anything is sent, and any number may be on their way (gloo runs
+two collectives of a group at once). What is received is matched by tag, so that order does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.train._torch import abandon, gather_single
 
-#: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank; `exchange` rows by rank
+#: what one rank contributes -> what comes back: `sum`, `max` the one list, reduced; `gather` a list per rank;
+#: `exchange` rows by rank
 OPS = ("sum", "max", "gather", "exchange")
 #: that a rank sends at most for a reduction where everyone sends to everyone
 _SMALL_BYTES = 96 * 1024
@@ -36,7 +38,9 @@ _TAGS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One request of a job; `exchange` sends row r of a tensor of `world` rows to rank r. What comes may be put `into` tensors at hand."""
+    """One request of a job; `exchange` sends row r of a tensor of `world` rows to rank r. What comes may be
+    put `into` tensors at hand.
+    """
 
     op: str
     tensors: Sequence[Tensor]
@@ -53,8 +57,8 @@ class Collective:
 
 
 def small(size: float, world: int) -> bool:
-    """Whether a reduction of so many bytes goes from everyone to everyone: more bytes than round a ring (with four ranks twice as many), but in one
-    turn in place of 2 (n-1) of them."""
+    """Whether a reduction of so many bytes goes from everyone to everyone: more bytes than round a ring (with
+    four ranks twice as many), but in one turn in place of 2 (n-1) of them."""
     return (world - 1) * size <= _SMALL_BYTES
 
 
@@ -78,7 +82,10 @@ class Handle:
         return bool(self.work.is_completed())
 
     def check(self) -> None:
-        """Raises what went wrong in a collective that has ended. Not its handle's `wait`, which would wait for our own callback."""
+        """Raises what went wrong in a collective that has ended.
+
+        Not its handle's `wait`, which would wait for our own callback.
+        """
         try:
             future = self.work.get_future()
         except RuntimeError:
@@ -87,7 +94,9 @@ class Handle:
             future.wait()
 
     def wait_for(self, seconds: float) -> bool:
-        """Whether it ends, and well, within so many seconds; looks every so often, since not every backend's handle takes a limit."""
+        """Whether it ends, and well, within so many seconds; looks every so often, since not every backend's
+        handle takes a limit.
+        """
         deadline = time.monotonic() + seconds
         while not self.done:
             if time.monotonic() > deadline:
@@ -105,11 +114,15 @@ class Handle:
             self.work.get_future().add_done_callback(wake)
 
     def finish(self) -> None:
-        """Called once at the end by the engine's thread, on its stream: brings the result to where it belongs."""
+        """Called once at the end by the engine's thread, on its stream: brings the result to where it
+        belongs.
+        """
 
 
 class _Direct(Handle):
-    """Sends and receives; those of gloo say that they are done only to who waits for them, which a thread does."""
+    """Sends and receives; those of gloo say that they are done only to who waits for them, which a thread
+    does.
+    """
 
     def __init__(self, works: list[Any], out: Tensor, staged: Tensor | None = None) -> None:
         super().__init__(works, out)
@@ -145,7 +158,9 @@ class _Direct(Handle):
 
 
 class _Reduced(_Direct):
-    """A small reduction: what came from each rank is added up here, in the order of ranks, the same on all."""
+    """A small reduction: what came from each rank is added up here, in the order of ranks, the same on
+    all.
+    """
 
     def __init__(self, gathered: _Direct, op: str, target: Tensor) -> None:
         super().__init__(gathered.work, target)
@@ -159,11 +174,17 @@ class _Reduced(_Direct):
 
 
 class Ways:
-    """Groups for data from lower to higher ranks and for the other direction; None where the backend is not gloo. Made by all ranks together."""
+    """Groups for data from lower to higher ranks and for the other direction; None where the backend is not
+    gloo. Made by all ranks together.
+    """
 
     def __init__(self, limit: timedelta) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._groups = [dist.new_group(timeout=limit) for _ in range(2)] if self.world > 1 and dist.get_backend() == "gloo" else None
+        self._groups = (
+            [dist.new_group(timeout=limit) for _ in range(2)]
+            if self.world > 1 and dist.get_backend() == "gloo"
+            else None
+        )
 
     def release(self) -> list[Any]:
         """Its groups, for whoever ends them."""
@@ -175,7 +196,9 @@ class Ways:
         return self._groups is not None and all(t.numel() for t in request.tensors)
 
     def start(self, rows: Sequence[Tensor] | Tensor, out: Tensor, own: bool, tag: int) -> _Direct:
-        """Sends row r to rank r, and receives row r of `out` from there; `own`: also its own. What lies on a GPU goes through the host's memory."""
+        """Sends row r to rank r, and receives row r of `out` from there; `own`: also its own. What lies on a
+        GPU goes through the host's memory.
+        """
         assert self._groups is not None
         place, staged = out, None
         if out.device.type != "cpu":
@@ -191,9 +214,19 @@ class Ways:
 
 
 class Lane:
-    """What one stage of a channel sends with: a group of its own, in which reductions keep their order, and the ways of its channel."""
+    """What one stage of a channel sends with: a group of its own, in which reductions keep their order, and
+    the ways of its channel.
+    """
 
-    def __init__(self, name: str, number: int, ways: Ways, limit: timedelta, chunk_bytes: int, wake: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        ways: Ways,
+        limit: timedelta,
+        chunk_bytes: int,
+        wake: Callable[..., None],
+    ) -> None:
         self.name, self.ways, self.chunk_bytes, self._wake = name, ways, chunk_bytes, wake
         self.group: Any = dist.new_group(timeout=limit)
         #: where tensors of `meet` lie; asked for now, since the user may have destroyed the groups by then
@@ -209,15 +242,26 @@ class Lane:
             into = request.into[i] if request.into else None
             if request.op in ("sum", "max"):
                 flat = tensor.view(-1)
-                if self.ways.fit(request) and flat.device.type == "cpu" and small(flat.numel() * flat.element_size(), world):
-                    gathered = self.ways.start([flat] * world, flat.new_empty((world, flat.numel())), True, self._tag())
+                if (
+                    self.ways.fit(request)
+                    and flat.device.type == "cpu"
+                    and small(flat.numel() * flat.element_size(), world)
+                ):
+                    gathered = self.ways.start(
+                        [flat] * world, flat.new_empty((world, flat.numel())), True, self._tag()
+                    )
                     yield self._seen(_Reduced(gathered, request.op, flat))
                 else:
                     yield from self._reduce(request.op, flat)
                 continue
             if request.op == "gather":
-                row = tensor.contiguous().view(-1).view(torch.uint8)  # gloo gathers no half-known dtypes, bytes it does
-                out = row.new_empty((world, row.numel())) if into is None else into.view(-1).view(torch.uint8).view(world, -1)
+                # gloo gathers no half-known dtypes, bytes it does
+                row = tensor.contiguous().view(-1).view(torch.uint8)
+                out = (
+                    row.new_empty((world, row.numel()))
+                    if into is None
+                    else into.view(-1).view(torch.uint8).view(world, -1)
+                )
             elif request.op == "exchange":
                 row, out = tensor, torch.empty_like(tensor) if into is None else into
             else:
@@ -228,7 +272,9 @@ class Lane:
             elif request.op == "gather":
                 yield Handle(gather_single(out.view(-1), row, group=self.group, async_op=True), out)
             else:
-                yield Handle(dist.all_to_all_single(out.view(-1), row.view(-1), group=self.group, async_op=True), out)
+                yield Handle(
+                    dist.all_to_all_single(out.view(-1), row.view(-1), group=self.group, async_op=True), out
+                )
 
     def _reduce(self, op: str, flat: Tensor) -> Iterator[Handle]:
         kind = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
@@ -281,9 +327,11 @@ leaving: list[threading.Thread] = []
 
 
 def give_back(groups: list[Any], *, well: bool) -> None:
-    """Ends process groups, with their sockets and threads; empties the list. `well`: nothing is on its way, and all ranks do the same.
+    """Ends process groups, with their sockets and threads; empties the list. `well`: nothing is on its way,
+    and all ranks do the same.
 
-    Where something is, gloo's groups wait for it as they go, up to their time limit: a thread that nobody waits for drops them then.
+    Where something is, gloo's groups wait for it as they go, up to their time limit: a thread that nobody
+    waits for drops them then.
     """
     for group in groups:
         with contextlib.suppress(ValueError, RuntimeError):  # the user has destroyed all of them already
@@ -312,4 +360,7 @@ def outcome(request: Collective, handles: Sequence[Handle]) -> Any:
     if request.op == "exchange":
         return outs
     world = len(outs[0]) if outs else 0
-    return [[out[r].view(t.dtype).view(t.shape) for out, t in zip(outs, request.tensors, strict=True)] for r in range(world)]
+    return [
+        [out[r].view(t.dtype).view(t.shape) for out, t in zip(outs, request.tensors, strict=True)]
+        for r in range(world)
+    ]

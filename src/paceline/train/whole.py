@@ -1,7 +1,8 @@
 """A model that FSDP2 or tensor parallelism has split, made whole again: what `close` does with it.
 
-Every rank gets all of the parameters and of the optimizer's state, as plain tensors, and must have room for them. Hooks and process groups that
-came with the split go; what a plan changed otherwise (recomputation, precision, a projection split in three) stays.
+Every rank gets all of the parameters and of the optimizer's state, as plain tensors, and must have room for
+them. Hooks and process groups that came with the split go; what a plan changed otherwise (recomputation,
+precision, a projection split in three) stays.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from paceline.train.transport import give_back
 
 
 class Split:
-    """Made before a model is split: knows its hooks of then, so that those which come later can be told from the user's."""
+    """Made before a model is split: knows its hooks of then, so that those which come later can be told from
+    the user's.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._hooks = WeakKeyDictionary({module: {kind: set(getattr(module, kind)) for kind in HOOKS} for module in model.modules()})
+        self._hooks = WeakKeyDictionary(
+            {module: {kind: set(getattr(module, kind)) for kind in HOOKS} for module in model.modules()}
+        )
 
     def undo(self, model: nn.Module, optimizer: Optimizer) -> None:
         """All ranks take part: parameters and state are gathered, and torch's hold on the modules ends."""
@@ -40,7 +45,9 @@ class Split:
             for name, parameter in held.items():
                 if isinstance(parameter, DTensor):
                     if id(parameter) not in new:  # or a weight that two layers have in common
-                        new[id(parameter)] = nn.Parameter(_whole(parameter), requires_grad=parameter.requires_grad)
+                        new[id(parameter)] = nn.Parameter(
+                            _whole(parameter), requires_grad=parameter.requires_grad
+                        )
                     held[name] = new[id(parameter)]
         for group in optimizer.param_groups:
             for i, parameter in enumerate(group["params"]):
@@ -48,12 +55,20 @@ class Split:
                     state = optimizer.state.pop(parameter, None)
                     group["params"][i] = new[id(parameter)]
                     if state is not None:
-                        optimizer.state[new[id(parameter)]] = {key: _whole(value) for key, value in state.items()}
+                        optimizer.state[new[id(parameter)]] = {
+                            key: _whole(value) for key, value in state.items()
+                        }
 
 
 def leave(mesh: DeviceMesh, others: tuple[Any, ...] = ()) -> None:
-    """Gives the process groups of a mesh back, and `others`; all ranks do together, with nothing on its way."""
-    groups = [group for group in (*mesh.get_all_groups(), *others) if group not in (dist.group.WORLD, dist.GroupMember.NON_GROUP_MEMBER)]
+    """Gives the process groups of a mesh back, and `others`; all ranks do together, with nothing on its
+    way.
+    """
+    groups = [
+        group
+        for group in (*mesh.get_all_groups(), *others)
+        if group not in (dist.group.WORLD, dist.GroupMember.NON_GROUP_MEMBER)
+    ]
     forget_mesh(mesh)
     dist.barrier()
     give_back(list(dict.fromkeys(groups)), well=True)

@@ -1,12 +1,12 @@
 """Edits, sweeps, bottlenecks and comparisons: what would change if the cluster or the plan did.
 
-    from paceline.whatif import Subject, change, compare, explain, sweep
+from paceline.whatif import Subject, change, compare, explain, sweep
 
-    subject = Subject.of("vgg16", "8xp100-node-10gbe", "ddp", batch=32)
-    change(subject, ["network.inter.bandwidth=40Gb/s"]).reasons
-    sweep(subject, "nodes=1..64").scaling.pays_to
-    explain(subject).resources.bottlenecks[0]
-    compare(subject, ["ddp", "overlap", "dgc"]).best
+subject = Subject.of("vgg16", "8xp100-node-10gbe", "ddp", batch=32)
+change(subject, ["network.inter.bandwidth=40Gb/s"]).reasons
+sweep(subject, "nodes=1..64").scaling.pays_to
+explain(subject).resources.bottlenecks[0]
+compare(subject, ["ddp", "overlap", "dgc"]).best
 """
 
 from paceline.whatif.change import change

@@ -1,8 +1,10 @@
-"""What a step is made of, whatever its time: FLOPs, bytes through memory, and every collective; three readings of it.
+"""What a step is made of, whatever its time: FLOPs, bytes through memory, and every collective; three
+readings of it.
 
     roofline     FLOPs per byte through each resource, against the FLOP/s that this resource then allows
     alpha-beta   each collective as alpha + beta * size, by the algorithm that the library takes
-    BSP          w + h g + s l: work, bytes sent times the gap per byte, and supersteps times their latency, nothing overlapped
+    BSP          w + h g + s l: work, bytes sent times the gap per byte, and supersteps times their latency,
+                 nothing overlapped
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ def _captured(subject: Subject, workload: Workload, found: DistributedPrediction
     sent = _sent(sends, ranks.group, subject.cluster, ranks.library)
     runs = np.bincount(timed.step.index, minlength=timed.packed.size) * plan.micro_batches / plan.pp
     flops, moved = float((runs * timed.packed.flops).sum()), float((runs * timed.packed.moved).sum())
-    layers = _layers((op, segment.path or op.module.partition(".")[0], count) for segment, count in _counted(workload) for op in segment.ops)
+    layers = _layers(
+        (op, segment.path or op.module.partition(".")[0], count)
+        for segment, count in _counted(workload)
+        for op in segment.ops
+    )
     return _put(subject, found, flops, moved, timed.peak_flops, sent, layers, ranks.group)
 
 
@@ -63,7 +69,16 @@ def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
 def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
     assert not isinstance(subject.model, Workload)
     cluster = subject.cluster
-    step = averaged(Step.of(subject.model, cluster, resolve(subject.plan, cluster.device_count, subject.model), None, None, subject.host_speed))
+    step = averaged(
+        Step.of(
+            subject.model,
+            cluster,
+            resolve(subject.plan, cluster.device_count, subject.model),
+            None,
+            None,
+            subject.host_speed,
+        )
+    )
     program = Simulation(step).program
     widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
     sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")
@@ -75,11 +90,26 @@ def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
         for i, column in enumerate((step.found.packed.flops, step.found.packed.moved)):
             totals[i] += count * float(column[step.place(name)].sum())
     again = step.recomputed().flops * chunks * step.plan.micro_batches
-    layers = _layers((op, name, times[name.partition(".")[0]]) for name, piece in step.pieces.items() for op in piece.piece.ops)
-    return _put(subject, found, totals[0] + again, totals[1], step.chip.peaks[step.plan.precision], sent, layers, step.group)
+    layers = _layers(
+        (op, name, times[name.partition(".")[0]])
+        for name, piece in step.pieces.items()
+        for op in piece.piece.ops
+    )
+    return _put(
+        subject,
+        found,
+        totals[0] + again,
+        totals[1],
+        step.chip.peaks[step.plan.precision],
+        sent,
+        layers,
+        step.group,
+    )
 
 
-def _sent(sends: Sequence[tuple[str, float, str]], group_of: Callable[[str], Group], cluster: Cluster, library: str) -> list[Sent]:
+def _sent(
+    sends: Sequence[tuple[str, float, str]], group_of: Callable[[str], Group], cluster: Cluster, library: str
+) -> list[Sent]:
     """Collectives of the same kind and size together, those that take longest first."""
     out = []
     for (op, size, axis), count in Counter((op, round(size), axis) for op, size, axis in sends).items():
@@ -87,21 +117,41 @@ def _sent(sends: Sequence[tuple[str, float, str]], group_of: Callable[[str], Gro
         if group.size == 1 or not size:
             continue
         line = choice(op, size, group, cluster, library)
-        out.append(Sent(
-            op=op, axis=axis, ranks=group.size, size=float(size), count=count, algorithm=f"{line.algorithm} {line.protocol}",
-            alpha_s=count * line.alpha_s, beta_s=count * line.beta * size, bytes=count * size * bus_factor(op, group.size),
-        ))
+        out.append(
+            Sent(
+                op=op,
+                axis=axis,
+                ranks=group.size,
+                size=float(size),
+                count=count,
+                algorithm=f"{line.algorithm} {line.protocol}",
+                alpha_s=count * line.alpha_s,
+                beta_s=count * line.beta * size,
+                bytes=count * size * bus_factor(op, group.size),
+            )
+        )
     return sorted(out, key=lambda s: -s.seconds)
 
 
 def _put(
-    subject: Subject, found: DistributedPrediction, flops: float, moved: float, peak: float, sent: list[Sent], layers: tuple[Layer, ...],
+    subject: Subject,
+    found: DistributedPrediction,
+    flops: float,
+    moved: float,
+    peak: float,
+    sent: list[Sent],
+    layers: tuple[Layer, ...],
     group_of: Callable[[str], Group],
 ) -> Anatomy:
     cluster, bandwidth = subject.cluster, subject.cluster.device.memory_bandwidth_Bps
     roofs = [
         Roof(name="arithmetic", intensity=None, ceiling=peak, seconds=flops / peak),
-        Roof(name="device memory", intensity=flops / max(1.0, moved), ceiling=flops / max(1.0, moved) * bandwidth, seconds=moved / bandwidth),
+        Roof(
+            name="device memory",
+            intensity=flops / max(1.0, moved),
+            ceiling=flops / max(1.0, moved) * bandwidth,
+            seconds=moved / bandwidth,
+        ),
     ]
     for i, tier in enumerate(cluster.tiers):
         seconds = carried = 0.0
@@ -112,10 +162,18 @@ def _put(
                 carried += s.bytes / inner
                 seconds += s.bytes / cluster.uplink(group, i)
         if seconds:
-            roofs.append(Roof(name=tier.name, intensity=flops / carried, ceiling=flops / seconds, seconds=seconds))
+            roofs.append(
+                Roof(name=tier.name, intensity=flops / carried, ceiling=flops / seconds, seconds=seconds)
+            )
     busy = sum(part.seconds for part in found.breakdown if part.bound_by in ("compute", "memory", "latency"))
     return Anatomy(
-        flops=flops, moved_bytes=moved, achieved=flops / found.step_s, roofs=tuple(roofs), sent=tuple(sent), layers=layers, compute_s=busy,
+        flops=flops,
+        moved_bytes=moved,
+        achieved=flops / found.step_s,
+        roofs=tuple(roofs),
+        sent=tuple(sent),
+        layers=layers,
+        compute_s=busy,
         step_s=found.step_s,
     )
 
@@ -124,11 +182,15 @@ def _put(
 
 
 def _layers(ops: Iterator[tuple[Op, str, int]]) -> tuple[Layer, ...]:
-    """Work and depth by layer: the operators of one run after another (branches are not seen), each as deep as its longest reduction."""
+    """Work and depth by layer: the operators of one run after another (branches are not seen), each as deep
+    as its longest reduction.
+    """
     found: dict[str, Layer] = {}
     for op, name, count in ops:
         layer = found.get(name, Layer(name=name, count=count, work=0.0, depth=0.0))
-        found[name] = replace(layer, count=max(layer.count, count), work=layer.work + work(op), depth=layer.depth + depth(op))
+        found[name] = replace(
+            layer, count=max(layer.count, count), work=layer.work + work(op), depth=layer.depth + depth(op)
+        )
     return tuple(sorted(found.values(), key=lambda layer: -layer.work * layer.count))
 
 
@@ -138,7 +200,10 @@ def work(op: Op) -> float:
 
 
 def depth(op: Op) -> float:
-    """The longest chain of dependent operations: a reduction of n values is log2(n) deep, anything pointwise 1."""
+    """The longest chain of dependent operations: a reduction of n values is log2(n) deep, anything pointwise
+    1.
+    """
+
     def tree(n: float) -> float:
         return float(np.log2(max(1.0, n)))
 
@@ -147,7 +212,9 @@ def depth(op: Op) -> float:
         return 1 + tree(d[3])
     if op.kind == "conv" and len(d) == 8:
         n, c, k, groups, _, outputs, taps, _ = d
-        return 1 + tree(n * outputs if "wgrad" in op.tags else (k if "dgrad" in op.tags else c) / groups * taps)
+        return 1 + tree(
+            n * outputs if "wgrad" in op.tags else (k if "dgrad" in op.tags else c) / groups * taps
+        )
     if op.kind == "attention" and len(d) == 7:
         return 4 + tree(d[5]) + 3 * tree(d[4])
     if op.kind == "rnn" and len(d) == 5:

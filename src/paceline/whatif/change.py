@@ -18,11 +18,15 @@ def change(subject: Subject, edits: Sequence[Edit | str]) -> Change:
     """What becomes of a step when fields are edited."""
     edited = apply(subject, edits)
     before, after = subject.predict(), edited.predict()
-    return Change(edits=tuple(str(edit) for edit in edits), before=before, after=after, reasons=reasons(before, after))
+    return Change(
+        edits=tuple(str(edit) for edit in edits), before=before, after=after, reasons=reasons(before, after)
+    )
 
 
 def reasons(before: DistributedPrediction, after: DistributedPrediction) -> tuple[Reason, ...]:
-    """The parts of the critical path whose time changed, by how much; they add up to the change of the step."""
+    """The parts of the critical path whose time changed, by how much; they add up to the change of the
+    step.
+    """
     found: dict[str, list[Any]] = {}
     for i, prediction in enumerate((before, after)):
         for part in prediction.breakdown:

@@ -14,21 +14,26 @@ from paceline.sync import without
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject, read_plan
 
-#: factors of the network's rate at which a relaxation is tried, two in a decade, and how near a break-even is found
+#: factors of the network's rate at which a relaxation is tried, two in a decade, and how near a break-even is
+#: found
 FACTORS, NEAR = tuple(10 ** (half / 2) for half in range(-8, 7)), 0.005
 #: logarithm of the throughput over that of the plain plan from which a relaxation pays: less is rounding
 PAYS = 1e-3
 
 
 def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False) -> Comparison:
-    """Predicts a subject under each of the plans; words of the subject's own plan hold where these do not say otherwise."""
+    """Predicts a subject under each of the plans; words of the subject's own plan hold where these do not say
+    otherwise.
+    """
     rows = []
     for text, plan in [(text, _merged(subject.plan, read_plan(text))) for text in plans]:
         try:
             edited = replace(subject, plan=plan)
             found = edited.predict()
             relaxed = break_even and not edited.plan.relax.plain and edited.cluster.nodes > 1
-            rows.append(Row(plan=text, prediction=found, break_even=find_break_even(edited) if relaxed else None))
+            rows.append(
+                Row(plan=text, prediction=found, break_even=find_break_even(edited) if relaxed else None)
+            )
         except PlanError as error:
             rows.append(Row(plan=text, why_not=str(error).removeprefix("plan cannot run: ")))
     return Comparison(subject=f"{subject.model.name} on {subject.cluster.name}", rows=tuple(rows))
@@ -37,7 +42,14 @@ def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False)
 def _merged(base: Plan, given: Plan) -> Plan:
     """A plan with the words of another where it does not say."""
     usual = Plan()
-    return replace(base, **{name: value for name in Plan.__dataclass_fields__ if (value := getattr(given, name)) != getattr(usual, name)})
+    return replace(
+        base,
+        **{
+            name: value
+            for name in Plan.__dataclass_fields__
+            if (value := getattr(given, name)) != getattr(usual, name)
+        },
+    )
 
 
 def find_break_even(subject: Subject) -> BreakEven:
@@ -53,8 +65,11 @@ def find_break_even(subject: Subject) -> BreakEven:
     shared = tier.node_bandwidth_Bps
     rate = shared / subject.cluster.node_devices if shared is not None else tier.bandwidth_Bps
     tried = [(factor, pays(factor)) for factor in FACTORS]
-    edges = [rate * _edge(pays, before[0], after[0]) for before, after in pairwise(tried) if before[1] != after[1]]
-    # where it pays at the lowest rate, the first range has no lower end; where it does at the highest, the last no upper one
+    edges = [
+        rate * _edge(pays, before[0], after[0]) for before, after in pairwise(tried) if before[1] != after[1]
+    ]
+    # where it pays at the lowest rate, the first range has no lower end; where it does at the highest, the
+    # last no upper one
     ends = [*([None] if tried[0][1] else []), *edges, *([None] if tried[-1][1] else [])]
     return BreakEven(ranges=tuple(zip(ends[::2], ends[1::2], strict=True)))
 

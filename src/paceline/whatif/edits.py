@@ -1,17 +1,14 @@
 """Edits: one field of the cluster, the plan or the model set to something else.
 
-    network.inter.bandwidth=800Gb/s   the outermost network's rate of one device (what a node shares grows with it); `intra`: the innermost
-    network.rails.latency=2us         any tier by its name
-    nodes=256, node.devices=4         more, fewer or larger nodes; a data-parallel degree that the plan gives is filled in again
-    device=h200                       another device
-    device.memory.bandwidth=x1.5      any fact of it, here as a factor; `inf`: no limit
-    device.arithmetic=x2              peaks of all types, clock, and the power to keep them up
-    tp=4, gbs=2048, compress=dgc      any word of a plan, also as plan.tp=4
-    model.layers=48                   any size of a transformer
-    batch=64, precision=amp_bf16      how a module is captured, also as workload.batch=64
-    host.speed=2                      how fast operators are issued, over the usual host
-    sparsity.weights=2:4              zeros that hardware skips in products, declared: so many of so many kept, or a share of zeros (60%)
-    sparsity.activations=60%
+network.inter.bandwidth=800Gb/s   the outermost network's rate of one device (what a node shares grows with
+it); `intra`: the innermost network.rails.latency=2us         any tier by its name nodes=256, node.devices=4
+more, fewer or larger nodes; a data-parallel degree that the plan gives is filled in again device=h200
+another device device.memory.bandwidth=x1.5      any fact of it, here as a factor; `inf`: no limit
+device.arithmetic=x2              peaks of all types, clock, and the power to keep them up tp=4, gbs=2048,
+compress=dgc      any word of a plan, also as plan.tp=4 model.layers=48                   any size of a
+transformer batch=64, precision=amp_bf16      how a module is captured, also as workload.batch=64 host.speed=2
+how fast operators are issued, over the usual host sparsity.weights=2:4              zeros that hardware skips
+in products, declared: so many of so many kept, or a share of zeros (60%) sparsity.activations=60%
 """
 
 from __future__ import annotations
@@ -36,9 +33,22 @@ from paceline.whatif.subject import Subject
 #: stands for no limit: a finite number, so that formulas stay numbers
 BOUNDLESS = 1e9
 SPARSITIES = {"sparsity.weights": "weight_density", "sparsity.activations": "activation_density"}
-_CAPTURE = {"batch": int, "seq": int, "image": int, "precision": str, "optimizer": str, "checkpointing": bool, "compile": bool, "channels_last": bool}
+_CAPTURE = {
+    "batch": int,
+    "seq": int,
+    "image": int,
+    "precision": str,
+    "optimizer": str,
+    "checkpointing": bool,
+    "compile": bool,
+    "channels_last": bool,
+}
 _PLAN_WORDS = ("bucket", "zero")
-_PLAN = (*(f.name for f in fields(Plan) if f.name not in ("relax", "bucket_bytes")), *RELAXED_KEYS, *_PLAN_WORDS)
+_PLAN = (
+    *(f.name for f in fields(Plan) if f.name not in ("relax", "bucket_bytes")),
+    *RELAXED_KEYS,
+    *_PLAN_WORDS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +63,10 @@ class Edit:
         """The edit written `path=value`."""
         path, equals, value = text.partition("=")
         if not equals or not path.strip() or not value.strip():
-            raise SpecError(f"an edit is written path=value, such as nodes=256 or network.inter.bandwidth=800Gb/s; got {text!r}")
+            raise SpecError(
+                "an edit is written path=value, such as nodes=256 or network.inter.bandwidth=800Gb/s; got"
+                f" {text!r}"
+            )
         return Edit(path=path.strip(), value=value.strip())
 
     def __str__(self) -> str:
@@ -69,10 +82,26 @@ def apply(subject: Subject, edits: Iterable[Edit | str]) -> Subject:
 
 def paths(subject: Subject) -> list[str]:
     """Every path that can be edited."""
-    tiers = [f"network.{name}.{key}" for name in (*_named(subject.cluster), *(t.name for t in subject.cluster.tiers)) for key in TIER_FIELDS]
+    tiers = [
+        f"network.{name}.{key}"
+        for name in (*_named(subject.cluster), *(t.name for t in subject.cluster.tiers))
+        for key in TIER_FIELDS
+    ]
     device = [f"device.{path}" for path in FIELDS] + [f"device.peak.{dtype}" for dtype in DTYPES]
-    model = [f"model.{f.name}" for f in fields(Transformer)] if isinstance(subject.model, Transformer) else [f"workload.{key}" for key in _CAPTURE]
-    first = ["nodes", "node.devices", "stragglers.cv", "host.speed", *SPARSITIES, "device", "device.arithmetic"]
+    model = (
+        [f"model.{f.name}" for f in fields(Transformer)]
+        if isinstance(subject.model, Transformer)
+        else [f"workload.{key}" for key in _CAPTURE]
+    )
+    first = [
+        "nodes",
+        "node.devices",
+        "stragglers.cv",
+        "host.speed",
+        *SPARSITIES,
+        "device",
+        "device.arithmetic",
+    ]
     return [*first, *tiers, *device, *model, *(f"plan.{key}" for key in _PLAN)]
 
 
@@ -81,8 +110,14 @@ def _apply(subject: Subject, edit: Edit) -> Subject:
     if edit.path in ("nodes", "node.devices"):
         return _resized(subject, edit)
     if edit.path in ("stragglers.cv", "host.speed"):
-        value = _quantity(edit, "fraction", subject.cluster.straggler_cv if head == "stragglers" else subject.host_speed)
-        return replace(subject, cluster=replace(subject.cluster, straggler_cv=value)) if head == "stragglers" else replace(subject, host_speed=value)
+        value = _quantity(
+            edit, "fraction", subject.cluster.straggler_cv if head == "stragglers" else subject.host_speed
+        )
+        return (
+            replace(subject, cluster=replace(subject.cluster, straggler_cv=value))
+            if head == "stragglers"
+            else replace(subject, host_speed=value)
+        )
     if edit.path in SPARSITIES:
         changed: dict[str, Any] = {SPARSITIES[edit.path]: _density(edit)}
         return replace(subject, **changed)
@@ -91,15 +126,25 @@ def _apply(subject: Subject, edit: Edit) -> Subject:
     if head == "network":
         return replace(subject, cluster=_network(subject.cluster, edit, rest))
     if head == "device":
-        return replace(subject, cluster=replace(subject.cluster, device=_device(subject.cluster.device, edit, rest)))
-    if head == "model" and isinstance(subject.model, Transformer) and rest in {f.name for f in fields(Transformer)}:
+        return replace(
+            subject, cluster=replace(subject.cluster, device=_device(subject.cluster.device, edit, rest))
+        )
+    if (
+        head == "model"
+        and isinstance(subject.model, Transformer)
+        and rest in {f.name for f in fields(Transformer)}
+    ):
         return replace(subject, model=_sized(subject.model, edit, rest))
     key = rest if head in ("plan", "workload") else edit.path
     if isinstance(subject.model, Workload) and key in _CAPTURE and head != "plan":
         return subject.captured(**{key: _setting(edit, key)})
     if key in _PLAN and head != "workload":
         return _planned(subject, edit, key)
-    raise UnknownName("field", edit.path, [*paths(subject), *_PLAN, *(_CAPTURE if isinstance(subject.model, Workload) else ())])
+    raise UnknownName(
+        "field",
+        edit.path,
+        [*paths(subject), *_PLAN, *(_CAPTURE if isinstance(subject.model, Workload) else ())],
+    )
 
 
 def _density(edit: Edit) -> float:
@@ -110,7 +155,9 @@ def _density(edit: Edit) -> float:
     except (ValueError, ZeroDivisionError, UnitError):
         density = math.nan
     if not 0 < density <= 1:
-        raise SpecError(f"{edit.path} is so many of so many, as 2:4, or a share of zeros, as 60%; got {edit.value!r}")
+        raise SpecError(
+            f"{edit.path} is so many of so many, as 2:4, or a share of zeros, as 60%; got {edit.value!r}"
+        )
     return density
 
 
@@ -127,13 +174,21 @@ def _resized(subject: Subject, edit: Edit) -> Subject:
     count = int(value)
     if edit.path == "node.devices":
         inner = [replace(t, domain=t.domain * count // before if t.domain else None) for t in cluster.tiers]
-        made = replace(cluster, node_devices=count, tiers=tuple(inner), name=f"{cluster.name} with {count} devices per node")
+        made = replace(
+            cluster,
+            node_devices=count,
+            tiers=tuple(inner),
+            name=f"{cluster.name} with {count} devices per node",
+        )
     else:
         name = cluster.name.removeprefix(f"{before}x")
         one = replace(cluster, nodes=1, name=name, mix=())
         made = replace(one.scaled(count), mix=cluster.mix)
         if sum(nodes for _, nodes in made.mix) > count:
-            raise SpecError(f"nodes={count}, but {cluster.name} names {sum(nodes for _, nodes in cluster.mix)} nodes of other devices")
+            raise SpecError(
+                f"nodes={count}, but {cluster.name} names {sum(nodes for _, nodes in cluster.mix)} nodes of"
+                " other devices"
+            )
     return replace(subject, cluster=made, plan=replace(subject.plan, dp=0))
 
 
@@ -141,7 +196,9 @@ def _named(cluster: Cluster) -> dict[str, int]:
     """Tiers by what they are: the outermost (network), and the innermost."""
     if not cluster.tiers:
         return {}
-    outer = next((i for i in reversed(range(len(cluster.tiers))) if cluster.tiers[i].network), len(cluster.tiers) - 1)
+    outer = next(
+        (i for i in reversed(range(len(cluster.tiers))) if cluster.tiers[i].network), len(cluster.tiers) - 1
+    )
     return {"inter": outer, "intra": 0}
 
 
@@ -149,7 +206,9 @@ def _network(cluster: Cluster, edit: Edit, rest: str) -> Cluster:
     name, _, key = rest.partition(".")
     known = {**_named(cluster), **{tier.name: i for i, tier in enumerate(cluster.tiers)}}
     if name not in known or key not in TIER_FIELDS:
-        raise UnknownName("field", edit.path, [f"network.{tier}.{leaf}" for tier in known for leaf in TIER_FIELDS])
+        raise UnknownName(
+            "field", edit.path, [f"network.{tier}.{leaf}" for tier in known for leaf in TIER_FIELDS]
+        )
     place = known[name]
     tier, (attribute, dimension) = cluster.tiers[place], TIER_FIELDS[key]
     before = getattr(tier, attribute)
@@ -162,7 +221,7 @@ def _network(cluster: Cluster, edit: Edit, rest: str) -> Cluster:
 
 def _told(cluster: Cluster, place: int, tier: Tier, said: Mapping[str, float], edit: Edit) -> Cluster:
     """The cluster with a tier changed, and where the change comes from."""
-    tiers = (*cluster.tiers[:place], tier, *cluster.tiers[place + 1:])
+    tiers = (*cluster.tiers[:place], tier, *cluster.tiers[place + 1 :])
     facts = {path: Fact(value=value, kind="declared", source=f"--set {edit}") for path, value in said.items()}
     return replace(cluster, tiers=tiers, facts={**cluster.facts, **facts})
 
@@ -171,19 +230,30 @@ def _device(device: Device, edit: Edit, rest: str) -> Device:
     if rest == "arithmetic":
         factor = _quantity(edit, "fraction", 1.0)
         return replace(
-            device, peak_flops={dtype: peak * factor for dtype, peak in device.peak_flops.items()},
-            clock_hz=device.clock_hz * factor if device.clock_hz else None, tdp_w=device.tdp_w * factor if device.tdp_w else None,
+            device,
+            peak_flops={dtype: peak * factor for dtype, peak in device.peak_flops.items()},
+            clock_hz=device.clock_hz * factor if device.clock_hz else None,
+            tdp_w=device.tdp_w * factor if device.tdp_w else None,
         )
     if rest.removeprefix("peak.") in DTYPES:
         peak = _quantity(edit, "flops", device.peak(rest[5:]))
         stated = Fact(value=peak, kind="declared", source=f"--set {edit}")
-        return replace(device, peak_flops={**device.peak_flops, rest[5:]: peak}, facts={**device.facts, rest: stated})
+        return replace(
+            device, peak_flops={**device.peak_flops, rest[5:]: peak}, facts={**device.facts, rest: stated}
+        )
     if rest not in FIELDS:
-        raise UnknownName("field", edit.path, ["device.arithmetic", *(f"device.{path}" for path in (*FIELDS, *(f"peak.{d}" for d in DTYPES)))])
+        raise UnknownName(
+            "field",
+            edit.path,
+            ["device.arithmetic", *(f"device.{path}" for path in (*FIELDS, *(f"peak.{d}" for d in DTYPES)))],
+        )
     attribute, dimension = FIELDS[rest]
     value = _quantity(edit, dimension, getattr(device, attribute))
     fact = Fact(value=value, kind="declared", source=f"--set {edit}")
-    changed: dict[str, Any] = {attribute: round(value) if attribute == "sm_count" else value, "facts": {**device.facts, rest: fact}}
+    changed: dict[str, Any] = {
+        attribute: round(value) if attribute == "sm_count" else value,
+        "facts": {**device.facts, rest: fact},
+    }
     return replace(device, **changed)
 
 
@@ -192,7 +262,9 @@ def _quantity(edit: Edit, dimension: str, before: float | None) -> float:
     text = edit.value.lower()
     factor = text == "inf" or (text[0] in "x*" and len(text) > 1)
     if factor and before is None:
-        raise SpecError(f"{edit}: there is no figure to multiply; give one, such as {units.example(dimension)!r}")
+        raise SpecError(
+            f"{edit}: there is no figure to multiply; give one, such as {units.example(dimension)!r}"
+        )
     try:
         by = BOUNDLESS if text == "inf" else units.parse(text[1:], "fraction") if factor else 0.0
         value = (before or 0.0) * by if factor else units.parse(edit.value, dimension)
@@ -232,7 +304,9 @@ def _sized(model: Transformer, edit: Edit, key: str) -> Transformer:
     value = _quantity(edit, "count", before or 1)
     if value != math.floor(value):
         raise SpecError(f"{edit.path} must be a whole number, got {edit.value!r}")
-    derived: dict[str, Any] = {"head_dim": 0} if key in ("hidden", "heads") and model.head_dim * model.heads == model.hidden else {}
+    derived: dict[str, Any] = (
+        {"head_dim": 0} if key in ("hidden", "heads") and model.head_dim * model.heads == model.hidden else {}
+    )
     return replace(model, **{**derived, key: int(value)})
 
 
@@ -245,4 +319,3 @@ def _setting(edit: Edit, key: str) -> Any:
             raise SpecError(f"{edit.path} must be a whole number of 1 or more, got {edit.value!r}")
         return int(edit.value)
     return edit.value
-

@@ -1,7 +1,8 @@
 """A whole job from one step: time to train for a budget of tokens or epochs, goodput, money and energy.
 
-    samples    budget * (1 + batch / critical batch)        more of them the larger the batch (McCandlish et al. 2018), where it is given
-    time       steps * step time, evaluation, and what checkpoints and failures cost (`cost/failures.py`)
+samples    budget * (1 + batch / critical batch)        more of them the larger the batch (McCandlish et al.
+2018), where it is given time       steps * step time, evaluation, and what checkpoints and failures cost
+(`cost/failures.py`)
 """
 
 from __future__ import annotations
@@ -54,26 +55,53 @@ def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
     write = written / (budget.storage_Bps * cluster.nodes)
     between = failures.interrupted_s(step.devices, budget.mtbf_s)
     interval = budget.interval_s or failures.best_interval_s(write, between)
-    good = Span(**{
-        name: failures.goodput(interval, write_s=write, restart_s=budget.restart_s * slow, interrupted_s=between / slow)
-        for name, slow in (("value", 1.0), ("low", 2.0), ("high", 0.5))
-    })
+    good = Span(
+        **{
+            name: failures.goodput(
+                interval, write_s=write, restart_s=budget.restart_s * slow, interrupted_s=between / slow
+            )
+            for name, slow in (("value", 1.0), ("low", 2.0), ("high", 0.5))
+        }
+    )
     if good.low <= 0:
-        raise SpecError(f"{step.devices} devices are interrupted every {between:.0f} s: no checkpoint of {written / 1e9:.0f} GB is ever complete")
+        raise SpecError(
+            f"{step.devices} devices are interrupted every {between:.0f} s: no checkpoint of"
+            f" {written / 1e9:.0f} GB is ever complete"
+        )
     time = Span(
-        value=(training.value + evaluation) / good.value, low=(training.low + evaluation) / good.high, high=(training.high + evaluation) / good.low)
+        value=(training.value + evaluation) / good.value,
+        low=(training.low + evaluation) / good.high,
+        high=(training.high + evaluation) / good.low,
+    )
     hours = time.times(step.devices / 3600)
     cost = price(cluster.device, budget.price_per_s)
     drawn = power(cluster.device, step.flops / step.step_s / step.devices, _busy(step), step.precision)
     energy = None
     if drawn is not None:
         factors = [NODE_FACTOR[i] * PUE[i] for i in range(3)]
-        energy = Span(value=drawn.watts * factors[0] * time.value * step.devices, low=drawn.low * factors[1] * time.low * step.devices,
-                      high=drawn.high * factors[2] * time.high * step.devices)
+        energy = Span(
+            value=drawn.watts * factors[0] * time.value * step.devices,
+            low=drawn.low * factors[1] * time.low * step.devices,
+            high=drawn.high * factors[2] * time.high * step.devices,
+        )
     return Job(
-        unit=step.unit, units=units, steps=steps, step_s=step.step_s, devices=step.devices, extra=extra, training_s=training,
-        evaluation_s=evaluation, checkpoint_s=write, checkpoint_bytes=written, interval_s=interval, interrupted_s=between, goodput=good, time_s=time,
-        device_hours=hours, money=hours.times(3600 * cost.per_s) if cost is not None else None, energy_j=energy,
+        unit=step.unit,
+        units=units,
+        steps=steps,
+        step_s=step.step_s,
+        devices=step.devices,
+        extra=extra,
+        training_s=training,
+        evaluation_s=evaluation,
+        checkpoint_s=write,
+        checkpoint_bytes=written,
+        interval_s=interval,
+        interrupted_s=between,
+        goodput=good,
+        time_s=time,
+        device_hours=hours,
+        money=hours.times(3600 * cost.per_s) if cost is not None else None,
+        energy_j=energy,
         watts=drawn.watts if drawn is not None else None,
         provenance=tuple(_evidence(cluster.device, budget, cost, drawn)),
     )
@@ -91,12 +119,16 @@ def _units(step: DistributedPrediction, budget: Budget) -> tuple[float, float]:
     samples = budget.samples or known[0]
     if not samples:
         raise SpecError(f"an epoch of {step.unit} has no usual size; give --samples")
-    return budget.epochs * samples, budget.epochs * (budget.evaluation or (known[1] if not budget.samples else 0))
+    return budget.epochs * samples, budget.epochs * (
+        budget.evaluation or (known[1] if not budget.samples else 0)
+    )
 
 
 def _busy(step: DistributedPrediction) -> float:
     """The share of a step in which devices compute."""
-    return sum(part.seconds for part in step.breakdown if part.bound_by in ("compute", "memory")) / step.step_s
+    return (
+        sum(part.seconds for part in step.breakdown if part.bound_by in ("compute", "memory")) / step.step_s
+    )
 
 
 def _evidence(device: Device, budget: Budget, cost: Price | None, drawn: Power | None) -> list[Evidence]:
@@ -105,12 +137,24 @@ def _evidence(device: Device, budget: Budget, cost: Price | None, drawn: Power |
         "device MTBF": (budget.mtbf_s != failures.DEVICE_MTBF_S, "measured", fleet),
         "restart": (budget.restart_s != failures.RESTART_S, "guessed", "no source; x2 each way"),
         "storage": (budget.storage_Bps != failures.STORAGE_BPS, "guessed", "2 GB/s per node, no source"),
-        "critical batch": (bool(budget.critical_batch), "guessed", "not given: no more samples at large batches"),
+        "critical batch": (
+            bool(budget.critical_batch),
+            "guessed",
+            "not given: no more samples at large batches",
+        ),
     }
-    out = [Evidence(what=name, kind="declared" if given else kind, source="given" if given else why) for name, (given, kind, why) in said.items()]
+    out = [
+        Evidence(what=name, kind="declared" if given else kind, source="given" if given else why)
+        for name, (given, kind, why) in said.items()
+    ]
     out.append(money.evidence(device, cost, money.FLAG))
     if drawn is not None:
-        hosts = f"hosts x{NODE_FACTOR[0]:g} ({NODE_FACTOR[1]:g} to {NODE_FACTOR[2]:g}), cooling x{PUE[0]:g} ({PUE[1]:g} to {PUE[2]:g})"
-        out += [Evidence(what=f"{drawn.watts:.0f} W per device", kind=drawn.kind, source=drawn.source),
-                Evidence(what=hosts, kind="guessed", source="ratings of DGX systems; Uptime Institute surveys")]
+        hosts = (
+            f"hosts x{NODE_FACTOR[0]:g} ({NODE_FACTOR[1]:g} to {NODE_FACTOR[2]:g}), cooling x{PUE[0]:g}"
+            f" ({PUE[1]:g} to {PUE[2]:g})"
+        )
+        out += [
+            Evidence(what=f"{drawn.watts:.0f} W per device", kind=drawn.kind, source=drawn.source),
+            Evidence(what=hosts, kind="guessed", source="ratings of DGX systems; Uptime Institute surveys"),
+        ]
     return out

@@ -1,10 +1,13 @@
-"""Resources that bound a step, as knobs: how much faster the step gets with a little, or infinitely, more of each.
+"""Resources that bound a step, as knobs: how much faster the step gets with a little, or infinitely, more of
+each.
 
-    elasticity   per cent of step time saved by one per cent more: a central difference of the predictor itself, in logarithms
+    elasticity   per cent of step time saved by one per cent more: a central difference of the predictor
+                 itself, in logarithms
     saved        seconds saved if the resource had no limit; and what would bound the step most then
 
-Steps are made of rates and of latencies that no rate changes. If every rate and every latency were better by 1 %, the step would be
-shorter by 1 %: elasticities add up to one less the share of the fixed latencies, which is what `fixed` says.
+Steps are made of rates and of latencies that no rate changes. If every rate and every latency were better by
+1 %, the step would be shorter by 1 %: elasticities add up to one less the share of the fixed latencies, which
+is what `fixed` says.
 """
 
 from __future__ import annotations
@@ -41,14 +44,19 @@ class Knob:
 def knobs(subject: Subject) -> dict[str, Knob]:
     """Every resource of a subject by name."""
     cluster, plan = subject.cluster, subject.plan
-    out = {"arithmetic": Knob(path="device.arithmetic"), "device memory bandwidth": Knob(path="device.memory.bandwidth")}
+    out = {
+        "arithmetic": Knob(path="device.arithmetic"),
+        "device memory bandwidth": Knob(path="device.memory.bandwidth"),
+    }
     out["host"] = Knob(path="host.speed")
     for i, tier in enumerate(cluster.tiers):
         if cluster.device_count > (cluster.domain(i - 1) if i else 1):
             out[f"{tier.name} bandwidth"] = Knob(path=f"network.{tier.name}.bandwidth")
     if cluster.straggler_cv:
         out["stragglers"] = Knob(path="stragglers.cv", less=True)
-    if cluster.device.host_bandwidth_Bps and (plan.offload != "none" or plan.relax.mode not in ("replicas", "local-sgd", "diloco", "gossip")):
+    if cluster.device.host_bandwidth_Bps and (
+        plan.offload != "none" or plan.relax.mode not in ("replicas", "local-sgd", "diloco", "gossip")
+    ):
         out["link to the host"] = Knob(path="device.link.host")
     return out
 
@@ -68,13 +76,23 @@ def resources(subject: Subject, names: Sequence[str] = ()) -> Resources:
     for name, knob in chosen.items():
         free = apply(subject, [knob.relief])
         after = free.predict().step_s
-        out.append(Bottleneck(
-            name=name, edit=str(knob.relief), elasticity=elasticity(subject, knob), saved_s=step - after, step_s=after,
-            then=_next(free, {other: each for other, each in found.items() if other != name}),
-        ))
+        out.append(
+            Bottleneck(
+                name=name,
+                edit=str(knob.relief),
+                elasticity=elasticity(subject, knob),
+                saved_s=step - after,
+                step_s=after,
+                then=_next(free, {other: each for other, each in found.items() if other != name}),
+            )
+        )
     return Resources(step_s=step, bottlenecks=tuple(sorted(out, key=lambda b: (-b.saved_s, -b.elasticity))))
 
 
 def _next(subject: Subject, others: Mapping[str, Knob]) -> str:
     """The resource that would save most, by the closed form where there is one."""
-    return min(others, key=lambda name: apply(subject, [others[name].relief]).predict(closed=True).step_s) if others else ""
+    return (
+        min(others, key=lambda name: apply(subject, [others[name].relief]).predict(closed=True).step_s)
+        if others
+        else ""
+    )

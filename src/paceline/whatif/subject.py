@@ -35,7 +35,8 @@ class Subject:
     plan: Plan
     #: how fast the host issues work, over the usual one
     host_speed: float = 1.0
-    #: shares of weights and of activations that are not zero, where declared and where hardware skips the others
+    #: shares of weights and of activations that are not zero, where declared and where hardware skips the
+    #: others
     weight_density: float = 1.0
     activation_density: float = 1.0
     #: the name a module was captured by, and the settings; empty where it cannot be captured again
@@ -44,7 +45,9 @@ class Subject:
 
     @staticmethod
     def of(model: Any, cluster: Cluster | str, plan: Plan | str = "", **options: Any) -> Subject:
-        """The subject that a user names; `options` are those of `paceline.capture`, for models that are captured."""
+        """The subject that a user names; `options` are those of `paceline.capture`, for models that are
+        captured.
+        """
         chosen = plan if isinstance(plan, Plan) else read_plan(plan)
         where = clusters.get(cluster) if isinstance(cluster, str) else cluster
         sized = api.sizes(model)
@@ -52,8 +55,16 @@ class Subject:
             return Subject(model=sized, cluster=where, plan=api.worded(chosen, str(plan), options))
         if isinstance(model, str) and (model.startswith("hf:") or not model.endswith(".json")):
             settings = api.settings(chosen, str(plan), options)
-            return Subject(model=_captured(model, settings), cluster=where, plan=chosen, source=model, settings=settings)
-        workload = model if isinstance(model, Workload) else Workload.load(Path(model)) if isinstance(model, str) else capture(model, **options)
+            return Subject(
+                model=_captured(model, settings), cluster=where, plan=chosen, source=model, settings=settings
+            )
+        workload = (
+            model
+            if isinstance(model, Workload)
+            else Workload.load(Path(model))
+            if isinstance(model, str)
+            else capture(model, **options)
+        )
         return Subject(model=workload, cluster=where, plan=chosen)
 
     def predict(self, *, closed: bool = False) -> DistributedPrediction:
@@ -75,8 +86,8 @@ class Subject:
 
     @property
     def curves(self) -> Curves | None:
-        """The device's, with products that skip declared zeros: of weights forward and for input gradients, of activations forward and
-        for weight gradients."""
+        """The device's, with products that skip declared zeros: of weights forward and for input gradients,
+        of activations forward and for weight gradients."""
         w, a = self.weight_density, self.activation_density
         if w == a == 1.0:
             return None
@@ -87,7 +98,10 @@ class Subject:
     def captured(self, **changes: Any) -> Subject:
         """The same with the module captured in other settings."""
         if not self.source:
-            raise SpecError(f"{self.model.name} is a captured workload, whose {next(iter(changes))} is fixed; name the model instead of the file")
+            raise SpecError(
+                f"{self.model.name} is a captured workload, whose {next(iter(changes))} is fixed; name the"
+                " model instead of the file"
+            )
         settings = {**self.settings, **changes}
         return replace(self, model=_captured(self.source, settings), settings=settings)
 
@@ -103,7 +117,13 @@ def read_plan(text: str) -> Plan:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     words = data["plan"] if isinstance(data.get("plan"), str) else None
     table = data["plan"] if isinstance(data.get("plan"), dict) else data
-    return Plan.parse(words or " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in table.items()))
+    return Plan.parse(
+        words
+        or " ".join(
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in table.items()
+        )
+    )
 
 
 def _captured(name: str, settings: Mapping[str, Any]) -> Workload:

@@ -1,9 +1,9 @@
 """Sweeps: a field through many values, and what a step takes at each.
 
-    nodes=1..256                doubling from 1 to 256
-    nodes=1..256:200            200 values, evenly
-    network.inter.bandwidth=100Gb/s..1600Gb/s:9
-    tp=1,2,4,8                  those values
+nodes=1..256                doubling from 1 to 256
+nodes=1..256:200            200 values, evenly
+network.inter.bandwidth=100Gb/s..1600Gb/s:9
+tp=1,2,4,8                  those values
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def values(text: str) -> list[str]:
     first, _, last = span.partition("..")
     ends = [_NUMBER.match(end) for end in (first, last)]
     if ends[0] is None or ends[1] is None or (count and not count.isdigit()):
-        raise SpecError(f"a sweep is written field=first..last, field=first..last:count or field=a,b,c; got {text!r}")
+        raise SpecError(
+            f"a sweep is written field=first..last, field=first..last:count or field=a,b,c; got {text!r}"
+        )
     low, high, unit = float(ends[0][1]), float(ends[1][1]), ends[1][2].strip() or ends[0][2].strip()
     if low <= 0 or high < low:
         raise SpecError(f"a sweep goes from a number above zero to one that is not smaller; got {text!r}")
@@ -55,7 +57,8 @@ def values(text: str) -> list[str]:
 def sweep(subject: Subject, text: str, *, strong: bool = False, simulate: bool | None = None) -> Sweep:
     """Predicts a subject at every value that `text` (field=values) names.
 
-    `strong` keeps the whole batch of the subject as it is while devices are added; else each replica keeps its own.
+    `strong` keeps the whole batch of the subject as it is while devices are added; else each replica keeps
+    its own.
     """
     path, equals, rest = text.partition("=")
     listed = values(rest) if equals else []
@@ -68,7 +71,9 @@ def sweep(subject: Subject, text: str, *, strong: bool = False, simulate: bool |
         raise PlanError(f"no value of {path.strip()} can run: {points[0].why_not}")
     fidelity = "closed form" if closed and not isinstance(subject.model, Workload) else "simulated"
     curve = scaling(points, "strong" if strong else "weak") if path.strip() in SIZES else None
-    return Sweep(field=path.strip(), subject=subject.title, fidelity=fidelity, points=tuple(points), scaling=curve)
+    return Sweep(
+        field=path.strip(), subject=subject.title, fidelity=fidelity, points=tuple(points), scaling=curve
+    )
 
 
 def _point(subject: Subject, edit: Edit, batch: int, closed: bool) -> Point:
@@ -88,7 +93,9 @@ def _point(subject: Subject, edit: Edit, batch: int, closed: bool) -> Point:
 
 
 def line_s(subject: Subject, found: DistributedPrediction) -> float:
-    """Seconds of an all-reduce of a device's gradients over all replicas, as a ring at line rates takes them."""
+    """Seconds of an all-reduce of a device's gradients over all replicas, as a ring at line rates takes
+    them.
+    """
     cluster, plan = subject.cluster, subject.plan
     split = plan.tp * plan.pp
     ranks = found.devices // split
@@ -102,11 +109,19 @@ def line_s(subject: Subject, found: DistributedPrediction) -> float:
 
 
 def _fixed(subject: Subject, batch: int) -> Subject:
-    """The subject with a whole batch of so many samples: fewer on each device, where a module has to be captured again for it."""
+    """The subject with a whole batch of so many samples: fewer on each device, where a module has to be
+    captured again for it.
+    """
     plan = replace(subject.plan, gbs=batch)
     if not isinstance(subject.model, Workload):
         ranks = subject.cluster.device_count // (plan.tp * plan.pp * plan.cp)
-        mbs = plan.mbs if plan.mbs and batch % (ranks * plan.mbs) == 0 else max(1, batch // max(1, ranks)) if batch < ranks * plan.mbs else plan.mbs
+        mbs = (
+            plan.mbs
+            if plan.mbs and batch % (ranks * plan.mbs) == 0
+            else max(1, batch // max(1, ranks))
+            if batch < ranks * plan.mbs
+            else plan.mbs
+        )
         return replace(subject, plan=replace(plan, mbs=mbs))
     devices = subject.cluster.device_count
     if batch % devices:

@@ -25,20 +25,35 @@ def counter(name, steps, *, each_s=0.02, devices=1, **more):
     """A job that counts to `steps`; the model believes ten steps a second on one device."""
     least, most = more.get("least", devices), more.get("most", devices)
     rates = {str(n): 10.0 * n / (1 + 0.1 * (n - 1)) for n in range(least, most + 1)}
-    given = {"name": name, "command": [sys.executable, "-S", str(COUNTER), str(steps), str(each_s)], "work": steps, "devices": devices,
-             "rates": rates, "restart": 0, **more}
+    given = {
+        "name": name,
+        "command": [sys.executable, "-S", str(COUNTER), str(steps), str(each_s)],
+        "work": steps,
+        "devices": devices,
+        "rates": rates,
+        "restart": 0,
+        **more,
+    }
     return Order.of(given, HERE)
 
 
 def mixed(first):
-    """Four jobs on four devices, `first` of them elastic: it starts at four or two devices, shrinks for the others, grows again."""
-    return [first, counter("b", 30, devices=2, submit=1.0), counter("c", 12, devices=1, submit=2.5),
-            counter("d", 25, devices=3, submit=3.0, restart=0.5)]
+    """Four jobs on four devices, `first` of them elastic: it starts at four or two devices, shrinks for the
+    others, grows again.
+    """
+    return [
+        first,
+        counter("b", 30, devices=2, submit=1.0),
+        counter("c", 12, devices=1, submit=2.5),
+        counter("d", 25, devices=3, submit=3.0, restart=0.5),
+    ]
 
 
 def simulated(orders, policy, nodes, interval_s=0.0):
     """(time, decision) of a simulation of the same jobs."""
-    shape = Shape(devices=tuple(n.devices for n in nodes), kinds=tuple(n.kind for n in nodes), racks=(0,) * len(nodes))
+    shape = Shape(
+        devices=tuple(n.devices for n in nodes), kinds=tuple(n.kind for n in nodes), racks=(0,) * len(nodes)
+    )
     chosen = policies.get(policy)
     chosen.interval_s = interval_s
     found = simulate([order.job(shape.kinds, order.submit_s) for order in orders], shape, chosen, log=True)
@@ -47,7 +62,9 @@ def simulated(orders, policy, nodes, interval_s=0.0):
 
 def decided(daemon):
     """The same of a live run."""
-    return [(d["time_s"], {k: v for k, v in d.items() if k != "time_s"}) for d in daemon.summary()["decisions"]]
+    return [
+        (d["time_s"], {k: v for k, v in d.items() if k != "time_s"}) for d in daemon.summary()["decisions"]
+    ]
 
 
 def run(daemon, orders=(), limit_s=240.0):
@@ -105,7 +122,13 @@ def daemon(tmp_path):
     lines = []
 
     def make(**more):
-        usual = {"state": tmp_path / "state", "nodes": "4x1", "policy": "fifo", "interval_s": 0.0, "grace_s": 20.0}
+        usual = {
+            "state": tmp_path / "state",
+            "nodes": "4x1",
+            "policy": "fifo",
+            "interval_s": 0.0,
+            "grace_s": 20.0,
+        }
         return Daemon(Setup(**{**usual, **more}), say=lines.append)
 
     make.lines = lines

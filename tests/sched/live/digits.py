@@ -1,6 +1,8 @@
-"""A job that trains: `digits.py DATA.pt STEPS`, softmax regression with one hidden layer on handwritten digits, synchronous over its nodes.
+"""A job that trains: `digits.py DATA.pt STEPS`, softmax regression with one hidden layer on handwritten
+digits, synchronous over its nodes.
 
-The global batch is the same at every size, so the loss curve does not depend on where it ran. Checkpoints on TERM.
+The global batch is the same at every size, so the loss curve does not depend on where it ran. Checkpoints on
+TERM.
 """
 
 import json
@@ -21,11 +23,14 @@ stop = torch.zeros(1)
 limit = Path(os.environ.get("PACELINE_LIMIT", "/none"))
 signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
 if world > 1:
-    dist.init_process_group("gloo", init_method=os.environ["PACELINE_RENDEZVOUS"], rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=os.environ["PACELINE_RENDEZVOUS"], rank=rank, world_size=world
+    )
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
-momentum = [torch.zeros_like(p) for p in model.parameters()]  # by hand: importing torch.optim's way takes as long as torch itself
+# by hand: importing torch.optim's way takes as long as torch itself
+momentum = [torch.zeros_like(p) for p in model.parameters()]
 done = 0
 if (folder / "state.pt").exists():
     saved = torch.load(folder / "state.pt")
@@ -38,17 +43,22 @@ with Path(os.environ["PACELINE_PROGRESS"]).open("a") as progress, (folder / "los
         # only the first rank looks: the others wait for it in the sum below
         while rank == 0 and limit.exists() and done >= int(limit.read_text()) and not stop:
             time.sleep(0.01)
-        batch = torch.randint(len(data["y"]), (60,), generator=torch.Generator().manual_seed(done))[rank::world]
-        loss = torch.nn.functional.cross_entropy(model(data["x"][batch]), data["y"][batch], reduction="sum") / 60
+        batch = torch.randint(len(data["y"]), (60,), generator=torch.Generator().manual_seed(done))[
+            rank::world
+        ]
+        loss = (
+            torch.nn.functional.cross_entropy(model(data["x"][batch]), data["y"][batch], reduction="sum") / 60
+        )
         gradients = torch.autograd.grad(loss, list(model.parameters()))
-        # what all ranks must agree on travels together: gradients, the loss, whether somebody was told to stop
+        # what all ranks must agree on travels together: gradients, the loss, whether somebody was told to
+        # stop
         together = torch.cat([gradient.flatten() for gradient in gradients] + [loss.detach()[None], stop])
         if world > 1:
             dist.all_reduce(together)
         at = 0
         with torch.no_grad():
             for parameter, moved in zip(model.parameters(), momentum, strict=True):
-                moved.mul_(0.9).add_(together[at:at + parameter.numel()].view_as(parameter))
+                moved.mul_(0.9).add_(together[at : at + parameter.numel()].view_as(parameter))
                 parameter.sub_(0.1 * moved)
                 at += parameter.numel()
         done += 1

@@ -1,4 +1,6 @@
-"""A daemon that kills itself at a point: `dying.py POINT SETUP.json ORDERS.json`. In a process of its own: Ray does not survive a fork."""
+"""A daemon that kills itself at a point: `dying.py POINT SETUP.json ORDERS.json`. In a process of its own:
+Ray does not survive a fork.
+"""
 
 import json
 import os
@@ -14,9 +16,18 @@ from paceline.sched.live.on_ray import OnRay
 from paceline.sched.live.slurm import Slurm
 from paceline.sched.live.store import Store
 
-#: calls before and after which a daemon dies: around each write (journal, database), around each order to the engine
-POINTS = [(Store, "commit"), (Store, "_write"), (Driver, "start"), (Local, "launch"), (Slurm, "launch"), (OnRay, "launch"), (Driver, "stop"),
-          (Driver, "observe")]
+#: calls before and after which a daemon dies: around each write (journal, database), around each order to the
+#: engine
+POINTS = [
+    (Store, "commit"),
+    (Store, "_write"),
+    (Driver, "start"),
+    (Local, "launch"),
+    (Slurm, "launch"),
+    (OnRay, "launch"),
+    (Driver, "stop"),
+    (Driver, "observe"),
+]
 
 
 def die_at(point):

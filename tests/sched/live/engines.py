@@ -48,7 +48,10 @@ def why_no_slurm():
     needed = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
     missing = [name for name in needed if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
     if missing:
-        return f"Slurm is not installed: no {missing[0]} (Debian: apt-get install --no-install-recommends slurm-wlm munge)"
+        return (
+            f"Slurm is not installed: no {missing[0]} (Debian: apt-get install --no-install-recommends"
+            " slurm-wlm munge)"
+        )
     return "" if os.geteuid() == 0 else "slurmd and munged run as root only"
 
 
@@ -59,7 +62,9 @@ class Slurm:
         self.folder = folder
         folder.chmod(0o755)
         first = _ports(5)
-        conf = _CONF.format(host=socket.gethostname(), folder=folder, port=first, first=first + 1, last=first + 4)
+        conf = _CONF.format(
+            host=socket.gethostname(), folder=folder, port=first, first=first + 1, last=first + 4
+        )
         (folder / "slurm.conf").write_text(conf)
         (folder / "ctld").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
@@ -68,8 +73,16 @@ class Slurm:
         os.environ |= self.environment
         self.processes: dict[str, subprocess.Popen] = {}
         try:
-            self._begin("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
-                        f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
+            self._begin(
+                "munged",
+                "--foreground",
+                "--force",
+                f"--socket={folder}/munge.socket",
+                f"--key-file={folder}/munge.key",
+                f"--pid-file={folder}/munge.pid",
+                f"--log-file={folder}/munge.log",
+                f"--seed-file={folder}/munge.seed",
+            )
             _until(lambda: (folder / "munge.socket").exists(), "munged")
             self._begin("slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf"))
             for node in range(1, 5):
@@ -82,14 +95,18 @@ class Slurm:
     def _begin(self, name: str, *words: str, key: str = "") -> None:
         path = shutil.which(name) or f"/usr/sbin/{name}"
         with (self.folder / f"{key or name}.out").open("ab") as out:
-            self.processes[key or name] = subprocess.Popen([path, *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd="/")
+            self.processes[key or name] = subprocess.Popen(
+                [path, *words], stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd="/"
+            )
 
     def begin_node(self, node: int) -> None:
         """Starts the slurmd of n1, n2..."""
         self._begin("slurmd", "-D", "-N", f"n{node}", "-f", str(self.folder / "slurm.conf"), key=f"n{node}")
 
     def stop_controller(self) -> None:
-        """Slurm does not answer any more; its nodes go on. (Killed outright it forgets young jobs, kills them later and drains their nodes.)"""
+        """Slurm does not answer any more; its nodes go on. (Killed outright it forgets young jobs, kills them
+        later and drains their nodes.)
+        """
         process = self.processes.pop("slurmctld")
         process.terminate()
         process.wait(30)
@@ -122,7 +139,11 @@ class Slurm:
         if "slurmctld" in self.processes:
             subprocess.run(["scancel", "--user=root"], capture_output=True)
             with contextlib.suppress(RuntimeError):
-                _until(lambda: not subprocess.run(["squeue", "-h"], capture_output=True).stdout, "an empty queue", 10)
+                _until(
+                    lambda: not subprocess.run(["squeue", "-h"], capture_output=True).stdout,
+                    "an empty queue",
+                    10,
+                )
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():
@@ -145,11 +166,23 @@ class Ray:
         self.address = f"127.0.0.1:{self.port}"
         ray = str(Path(sys.executable).with_name("ray"))
         self.nodes: list[subprocess.Popen] = []
-        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
         os.environ |= self.environment
-        common = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats", "--block", "--node-ip-address=127.0.0.1"]
+        common = [
+            "--num-cpus=1",
+            "--num-gpus=0",
+            "--object-store-memory=80000000",
+            "--disable-usage-stats",
+            "--block",
+            "--node-ip-address=127.0.0.1",
+        ]
         try:
-            for node in range(4):  # one after the other: two that start at once on one machine take the same socket
+            # one after the other: two that start at once on one machine take the same socket
+            for node in range(4):
                 self._begin(ray, node, common)
         except BaseException:
             self.close()
@@ -160,8 +193,15 @@ class Ray:
         where = head if node == 0 else [f"--address={self.address}"]
         output = self.folder / f"node{node}.out"
         with output.open("wb") as out:
-            self.nodes.append(subprocess.Popen([ray, "start", *where, f"--node-name=n{node + 1}", *common], stdout=out, stderr=out,
-                                               stdin=subprocess.DEVNULL, start_new_session=True))
+            self.nodes.append(
+                subprocess.Popen(
+                    [ray, "start", *where, f"--node-name=n{node + 1}", *common],
+                    stdout=out,
+                    stderr=out,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
         _until(lambda: "will now block forever" in output.read_text(), f"Ray's node {node + 1}", 120)
 
     def kill_node(self, node: int) -> None:
@@ -184,7 +224,9 @@ def _marked(text: str) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(entry.name) != os.getpid() and text.encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if int(entry.name) != os.getpid() and text.encode() in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
                 found.append(int(entry.name))
     return found
 

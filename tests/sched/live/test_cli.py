@@ -15,7 +15,18 @@ from paceline.sched.live import read
 def served(tools, tmp_path):
     """A daemon without jobs, and its state folder."""
     state = tmp_path / "state"
-    words = [tools.python, "-m", "paceline.cli", "schedule", "--state", str(state), "--policy", "fifo", "--nodes", "1x1"]
+    words = [
+        tools.python,
+        "-m",
+        "paceline.cli",
+        "schedule",
+        "--state",
+        str(state),
+        "--policy",
+        "fifo",
+        "--nodes",
+        "1x1",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while not (state / "daemon.json").exists():
@@ -92,18 +103,30 @@ def test_only_with_the_token(served):
     connection.close()
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["queue"], "no scheduler runs in"),
-    (["schedule", "none.toml"], "cannot read job file 'none.toml'"),
-    (["schedule", "--engine", "slrum"], "unknown engine 'slrum'; did you mean 'slurm'"),
-    (["schedule", "--policy", "fif"], "unknown policy 'fif'; did you mean 'fifo'"),
-    (["schedule", "--nodes", "many"], "nodes of this machine are written NODESxDEVICES"),
-    (["schedule", "--clock", "sun"], "unknown clock 'sun'"),
-    (["schedule", "--quota", "vision"], "a quota is written TENANT=DEVICES, such as --quota vision=4, got 'vision'"),
-    (["schedule", "--quota", "vision=0"], "a quota is at least one device"),
-    (["schedule", "--quota", "vision=1", "--policy", "optimus"], "policy 'optimus' does not keep quotas; choose another"),
-    (["schedule", "--engine", "ray", "--nodes", "127.0.0.1:1"], "(no Ray cluster answers at|which is not installed)"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["queue"], "no scheduler runs in"),
+        (["schedule", "none.toml"], "cannot read job file 'none.toml'"),
+        (["schedule", "--engine", "slrum"], "unknown engine 'slrum'; did you mean 'slurm'"),
+        (["schedule", "--policy", "fif"], "unknown policy 'fif'; did you mean 'fifo'"),
+        (["schedule", "--nodes", "many"], "nodes of this machine are written NODESxDEVICES"),
+        (["schedule", "--clock", "sun"], "unknown clock 'sun'"),
+        (
+            ["schedule", "--quota", "vision"],
+            "a quota is written TENANT=DEVICES, such as --quota vision=4, got 'vision'",
+        ),
+        (["schedule", "--quota", "vision=0"], "a quota is at least one device"),
+        (
+            ["schedule", "--quota", "vision=1", "--policy", "optimus"],
+            "policy 'optimus' does not keep quotas; choose another",
+        ),
+        (
+            ["schedule", "--engine", "ray", "--nodes", "127.0.0.1:1"],
+            "(no Ray cluster answers at|which is not installed)",
+        ),
+    ],
+)
 def test_mistakes_are_one_line(tmp_path, capsys, words, message):
     import re
 
@@ -115,7 +138,9 @@ def test_a_list_of_jobs_to_its_end(tools, tmp_path, capsys):
     found = ask(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
     assert found["engine"] == "local" and [row["state"] for row in found["jobs"]] == ["completed"]
     assert [decision["decision"] for decision in found["decisions"]] == ["start"]
-    assert "these jobs are over already" in said(capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1")
+    assert "these jobs are over already" in said(
+        capsys, "schedule", path, "--state", str(tmp_path / "state"), "--nodes", "1x1"
+    )
 
 
 def test_the_example_can_be_read(tmp_path, capsys):
@@ -129,9 +154,14 @@ def test_the_example_can_be_read(tmp_path, capsys):
 def test_a_predicted_job(served, tmp_path, capsys):
     """Its speeds are worked out where it is handed in, for the devices that the scheduler has."""
     path, at = tmp_path / "job.toml", ("--state", str(served))
-    text = "name = 'a'\ncommand = 'sh -c \"echo $PACELINE_BATCH >> batch; sleep 1\"'\nmodel = 'gpt2-124m'\nbatch = 16\nwork = '160 steps'\n"
+    text = (
+        "name = 'a'\ncommand = 'sh -c \"echo $PACELINE_BATCH >> batch; sleep 1\"'\nmodel = 'gpt2-124m'\nbatch"
+        " = 16\nwork = '160 steps'\n"
+    )
     path.write_text(text)
-    assert "the predictor does not know devices of kind 'cpu'; say what they are" in fails(capsys, "submit", str(path), *at)
+    assert "the predictor does not know devices of kind 'cpu'; say what they are" in fails(
+        capsys, "submit", str(path), *at
+    )
     path.write_text(f"{text}device = 'a100'\n")
     assert ask(capsys, "submit", str(path), *at)["submitted"] == ["a"]
     assert ask(capsys, "submit", str(path), *at)["known"] == ["a"]

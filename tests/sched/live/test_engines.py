@@ -1,6 +1,8 @@
-"""One job list, one sequence of decisions: in a simulation, on this machine, on a real Slurm and on a real Ray of four nodes each.
+"""One job list, one sequence of decisions: in a simulation, on this machine, on a real Slurm and on a real
+Ray of four nodes each.
 
-The first job trains on handwritten digits; it is made smaller and larger again, and its loss goes on as if it had never been touched.
+The first job trains on handwritten digits; it is made smaller and larger again, and its loss goes on as if it
+had never been touched.
 """
 
 import json
@@ -27,7 +29,9 @@ def digits(tmp_path_factory):
     torch = pytest.importorskip("torch")
     found = pytest.importorskip("sklearn.datasets").load_digits()
     path = tmp_path_factory.mktemp("digits") / "digits.pt"
-    torch.save({"x": torch.tensor(found.data, dtype=torch.float32) / 16, "y": torch.tensor(found.target)}, path)
+    torch.save(
+        {"x": torch.tensor(found.data, dtype=torch.float32) / 16, "y": torch.tensor(found.target)}, path
+    )
     return path
 
 
@@ -35,7 +39,12 @@ def digits(tmp_path_factory):
 def straight(digits, tmp_path_factory):
     """The loss of a run on one node that nobody stops."""
     folder = tmp_path_factory.mktemp("straight")
-    told = {"PACELINE_NODE_RANK": "0", "PACELINE_NODES": "1", "PACELINE_CHECKPOINT": str(folder), "PACELINE_PROGRESS": f"{folder}/progress"}
+    told = {
+        "PACELINE_NODE_RANK": "0",
+        "PACELINE_NODES": "1",
+        "PACELINE_CHECKPOINT": str(folder),
+        "PACELINE_PROGRESS": f"{folder}/progress",
+    }
     threads, handler = sys.modules["torch"].get_num_threads(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:  # here, where torch is imported already
         for name, value in told.items():
@@ -52,15 +61,28 @@ def losses(folder):
 
 
 def training(tools, digits):
-    return Order.of({
-        "name": "digits", "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)], "work": STEPS, "devices": 1,
-        "most": 2, "restart": 0, "rates": {"1": 4.0, "2": 7.2}, "environment": {"OMP_NUM_THREADS": "1"},
-    }, tools.here)
+    return Order.of(
+        {
+            "name": "digits",
+            "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)],
+            "work": STEPS,
+            "devices": 1,
+            "most": 2,
+            "restart": 0,
+            "rates": {"1": 4.0, "2": 7.2},
+            "environment": {"OMP_NUM_THREADS": "1"},
+        },
+        tools.here,
+    )
 
 
 def check(tools, daemon, digits, straight, **engine):
-    orders = [training(tools, digits), tools.counter("b", 30, devices=3, submit=2.0), tools.counter("c", 40, devices=3, submit=2.5),
-              tools.counter("d", 20, submit=6.0)]
+    orders = [
+        training(tools, digits),
+        tools.counter("b", 30, devices=3, submit=2.0),
+        tools.counter("c", 40, devices=3, submit=2.5),
+        tools.counter("d", 20, submit=6.0),
+    ]
     live = daemon(policy=POLICY, clock="model", **engine)
     states = tools.run(live, orders)
     assert set(states.values()) == {"completed"}, daemon.lines
@@ -71,7 +93,9 @@ def check(tools, daemon, digits, straight, **engine):
     found = losses(daemon.state / "jobs/digits/checkpoint")
     assert [row["step"] for row in found] == list(range(1, STEPS + 1)), "each step was done once"
     worlds = [row["world"] for row in found]
-    assert [world for i, world in enumerate(worlds) if i == 0 or world != worlds[i - 1]] == [2, 1, 2], "on two nodes, on one, on two again"
+    assert [world for i, world in enumerate(worlds) if i == 0 or world != worlds[i - 1]] == [2, 1, 2], (
+        "on two nodes, on one, on two again"
+    )
     assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in straight], rel=1e-3)
     assert found[-1]["loss"] < 0.2 * found[0]["loss"]
     tools.once(daemon.state)
@@ -90,11 +114,31 @@ def test_ray(tools, daemon, digits, straight, ray_cluster):
 
 
 def on_the_wall(tools, daemon, scale, **engine):
-    """On the wall's clock times are what they are, but where events are well apart the decisions are those of a simulation, one by one."""
+    """On the wall's clock times are what they are, but where events are well apart the decisions are those of
+    a simulation, one by one.
+    """
+
     def job(name, seconds, at, devices, **more):
-        given = {"name": name, "work": round(10 * seconds), "devices": devices, "submit": at * scale, "restart": scale, **more}
-        words = [tools.python, "-S", str(tools.here / "counter.py"), str(given["work"]), str(0.1 * scale), "0.1"]
-        rates = {str(n): 10 * n / (1 + 0.1 * (n - 1)) / scale for n in range(given.get("least", devices), given.get("most", devices) + 1)}
+        given = {
+            "name": name,
+            "work": round(10 * seconds),
+            "devices": devices,
+            "submit": at * scale,
+            "restart": scale,
+            **more,
+        }
+        words = [
+            tools.python,
+            "-S",
+            str(tools.here / "counter.py"),
+            str(given["work"]),
+            str(0.1 * scale),
+            "0.1",
+        ]
+        rates = {
+            str(n): 10 * n / (1 + 0.1 * (n - 1)) / scale
+            for n in range(given.get("least", devices), given.get("most", devices) + 1)
+        }
         return Order.of({**given, "command": words, "rates": rates}, tools.here)
 
     orders = [job("a", 130, 0, 2, least=1, most=4), job("b", 8, 8, 2), job("c", 10, 30, 3)]
@@ -104,7 +148,14 @@ def on_the_wall(tools, daemon, scale, **engine):
     expected = [decision for _, decision in tools.simulated(orders, POLICY, live.ledger.nodes)]
     assert [decision for _, decision in tools.decided(live)] == expected, tools.decided(live)
     assert [(d["decision"], d["name"]) for d in expected] == [
-        ("start", "a"), ("resize", "a"), ("start", "b"), ("resize", "a"), ("start", "c"), ("resize", "a"), ("resize", "a")]
+        ("start", "a"),
+        ("resize", "a"),
+        ("start", "b"),
+        ("resize", "a"),
+        ("start", "c"),
+        ("resize", "a"),
+        ("resize", "a"),
+    ]
     tools.once(daemon.state)
 
 
@@ -144,7 +195,9 @@ def moved(tools, daemon, kill, restore=lambda node: None, **engine):
 
 
 def killed(tools, daemon, whom, **engine):
-    """A worker of a gang dies, or the process that watches it: the job goes on from its checkpoint, all of it, once."""
+    """A worker of a gang dies, or the process that watches it: the job goes on from its checkpoint, all of
+    it, once.
+    """
     live = daemon(**engine)
     live.submit([tools.counter("a", 250, devices=2), tools.counter("b", 250)])
     end = time.monotonic() + 120
@@ -167,7 +220,9 @@ def test_slurm_loses_a_worker(tools, daemon, slurm, whom):
 
 @SLOW
 def test_slurm_does_not_answer(tools, daemon, slurm):
-    """While it is away nothing is given up and nothing is started; jobs go on, and one that ended meanwhile has ended."""
+    """While it is away nothing is given up and nothing is started; jobs go on, and one that ended meanwhile
+    has ended.
+    """
     live = daemon(engine="slurm", nodes="all")
     live.submit([tools.counter("a", 60), tools.counter("b", 600), tools.counter("c", 20, devices=4)])
     end = time.monotonic() + 240

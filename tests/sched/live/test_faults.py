@@ -45,7 +45,13 @@ def in_process(setup, orders, point, tools, folder):
     """The same in a process of its own."""
     (folder / "setup.json").write_text(json.dumps({**asdict(setup), "state": str(setup.state)}))
     (folder / "orders.json").write_text(json.dumps([dict(order.given) for order in orders]))
-    words = [tools.python, str(tools.here / "dying.py"), str(point), str(folder / "setup.json"), str(folder / "orders.json")]
+    words = [
+        tools.python,
+        str(tools.here / "dying.py"),
+        str(point),
+        str(folder / "setup.json"),
+        str(folder / "orders.json"),
+    ]
     found = subprocess.run(words, capture_output=True, text=True, timeout=400)
     assert found.returncode in (0, -signal.SIGKILL), found.stderr[-2000:]
     return found.returncode == 0
@@ -54,7 +60,9 @@ def in_process(setup, orders, point, tools, folder):
 def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
     """Runs one job list under a daemon that dies again and again; returns how often it did."""
     draw = random.Random(seed)
-    setup = Setup(state=state, engine=engine, nodes=nodes, policy=POLICY, clock="model", interval_s=0.0, grace_s=30.0)
+    setup = Setup(
+        state=state, engine=engine, nodes=nodes, policy=POLICY, clock="model", interval_s=0.0, grace_s=30.0
+    )
     orders = tools.mixed(tools.counter("a", 100, each_s=0.01, least=1, most=4, devices=2))
     count, ended = 0, False
     while not ended:
@@ -64,14 +72,20 @@ def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
             die_at(point)
             tools.run(Daemon(setup), orders)
 
-        ended = in_process(setup, orders, point, tools, state.parent) if engine == "ray" else in_child(setup, work)
+        ended = (
+            in_process(setup, orders, point, tools, state.parent)
+            if engine == "ray"
+            else in_child(setup, work)
+        )
         count += not ended
     daemon = Daemon(setup)
     assert {row["state"] for row in daemon.queue()} == {"completed"} and daemon.idle
     daemon.close()
     expected = tools.simulated(orders, POLICY, daemon.ledger.nodes)
     log = [entry for _, entry in sorted(daemon.store.rows["log"].items(), key=lambda item: int(item[0]))]
-    assert [decision for entry in log for decision in entry["decisions"]] == [decision for _, decision in expected], "decided as if never killed"
+    assert [decision for entry in log for decision in entry["decisions"]] == [
+        decision for _, decision in expected
+    ], "decided as if never killed"
     tools.once(state)
     return count
 
@@ -101,11 +115,25 @@ def test_killed_at_fifty_points(tools, tmp_path):
 
 
 def test_killed_from_outside_and_found_again(tools, tmp_path):
-    """A daemon of the command line, killed while its jobs run; the next one adopts them: no second attempt."""
+    """A daemon of the command line, killed while its jobs run; the next one adopts them: no second
+    attempt.
+    """
     state, file = tmp_path / "state", tmp_path / "jobs.toml"
     command = [tools.python, "-S", str(tools.here / "counter.py"), "150", "0.02"]
     file.write_text(f"[[job]]\nname = 'a'\ncommand = {command!r}\nwork = 150\nrates = {{ 1 = 50 }}\n")
-    words = [tools.python, "-m", "paceline.cli", "schedule", str(file), "--state", str(state), "--policy", "fifo", "--nodes", "2x1"]
+    words = [
+        tools.python,
+        "-m",
+        "paceline.cli",
+        "schedule",
+        str(file),
+        "--state",
+        str(state),
+        "--policy",
+        "fifo",
+        "--nodes",
+        "2x1",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not (state / "jobs/a/progress").exists():
@@ -120,16 +148,33 @@ def test_killed_from_outside_and_found_again(tools, tmp_path):
 
 @SLOW
 def test_killed_at_random_moments_on_the_wall(tools, tmp_path):
-    """A daemon of the command line on the wall's clock, killed every second or so while jobs come, move and end."""
+    """A daemon of the command line on the wall's clock, killed every second or so while jobs come, move and
+    end.
+    """
     state, file, draw = tmp_path / "state", tmp_path / "jobs.toml", random.Random(5)
     lines = []
     for i in range(8):
         command = [tools.python, "-S", str(tools.here / "counter.py"), "80", "0.05"]
         most = 4 if i % 3 == 0 else 1
-        lines.append(f"[[job]]\nname = 'job{i}'\ncommand = {command!r}\nwork = '80 steps'\nrates = {{ 1 = 20, 4 = 21 }}\nmost = {most}\n"
-                     f"restart = 0\nsubmit = {i}\n")
+        lines.append(
+            f"[[job]]\nname = 'job{i}'\ncommand = {command!r}\nwork = '80 steps'\nrates = {{ 1 = 20, 4 = 21"
+            f" }}\nmost = {most}\nrestart = 0\nsubmit = {i}\n"
+        )
     file.write_text("".join(lines))
-    words = [tools.python, "-m", "paceline.cli", "schedule", str(file), "--state", str(state), "--policy", POLICY, "--nodes", "4x1", "--json"]
+    words = [
+        tools.python,
+        "-m",
+        "paceline.cli",
+        "schedule",
+        str(file),
+        "--state",
+        str(state),
+        "--policy",
+        POLICY,
+        "--nodes",
+        "4x1",
+        "--json",
+    ]
     kills, out = 0, ""
     for _ in range(60):
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -167,7 +212,12 @@ def test_a_page_rots_while_a_job_runs(tools, daemon):
 def test_the_disk_fills_up_under_a_job(tools, tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting a small file system needs root")
     try:
         setup = Setup(state=place / "state", policy="fifo", nodes="1x1", report_s=0.05)
@@ -179,7 +229,9 @@ def test_the_disk_fills_up_under_a_job(tools, tmp_path):
         with pytest.raises(OSError), (place / "junk").open("ab", buffering=0) as junk:
             while True:
                 junk.write(b"x" * 512)
-        with pytest.raises((RunError, OSError), match="(is full; nothing that was confirmed is lost|No space left)"):
+        with pytest.raises(
+            (RunError, OSError), match="(is full; nothing that was confirmed is lost|No space left)"
+        ):
             while True:
                 live.submit([tools.counter(f"c{time.monotonic_ns()}", 5)])
         live.close()

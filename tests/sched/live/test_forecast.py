@@ -14,7 +14,9 @@ from paceline.sched.speed import Scaling
 
 
 def test_four_in_five_ends_fall_inside():
-    """A few of the lists whose share stands in docs/live-scheduling.md; with so few, only that it is not far off."""
+    """A few of the lists whose share stands in docs/live-scheduling.md; with so few, only that it is not far
+    off.
+    """
     share, count = rehearse.covered(lambda seed: rehearse.drawn(seed, count=6), 3)
     assert count >= 30 and 0.6 <= share <= 0.97
 
@@ -36,7 +38,9 @@ def test_what_is_seen_begins_after_the_restart():
     job, seen = machine.state.jobs["a"], Observed()
     for now, done in ((1, 0), (11, 0), (21, 1), (31, 6), (41, 11)):
         seen.look(job, 1, done, now)
-    assert (seen.factor, seen.deviation) == (pytest.approx(0.5), SEEN), "ten units in the twenty seconds since it first came further"
+    assert (seen.factor, seen.deviation) == (pytest.approx(0.5), SEEN), (
+        "ten units in the twenty seconds since it first came further"
+    )
     seen.look(job, 2, 11, 50)
     assert (seen.factor, seen.deviation) == (pytest.approx(0.5), ELSEWHERE), "known of another run"
     assert Observed().deviation == UNSEEN
@@ -48,7 +52,13 @@ def test_others_may_end_early():
     for chance in (0.0, 0.9):
         machine = Machine(Shape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
         ends = Ends((0.5,), (chance,)) if chance else None
-        machine.handle(ev.Submit(time_s=0.0, job=Job(name="first", work=1000.0, speed=Scaling(), restart_s=0.0, ends=ends)))
-        machine.handle(ev.Submit(time_s=0.0, job=Job(name="second", work=100.0, speed=Scaling(), restart_s=0.0)))
+        machine.handle(
+            ev.Submit(
+                time_s=0.0, job=Job(name="first", work=1000.0, speed=Scaling(), restart_s=0.0, ends=ends)
+            )
+        )
+        machine.handle(
+            ev.Submit(time_s=0.0, job=Job(name="second", work=100.0, speed=Scaling(), restart_s=0.0))
+        )
         spans[chance] = eta(machine, [], "second", 0.0, {}).start_s
     assert spans[0.9] < 0.65 * spans[0.0]

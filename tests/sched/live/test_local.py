@@ -22,7 +22,9 @@ def until(daemon, done, limit_s=30.0):
 
 @pytest.mark.parametrize("policy", [ELASTIC, ELASTIC.replace("marginal", "marginal-ends"), "srtf"])
 def test_decides_as_a_simulation(daemon, tools, policy):
-    orders = tools.mixed(tools.counter("a", 120, least=1, most=4, devices=2, ends={"at": [0.5], "chance": [0.9]}))
+    orders = tools.mixed(
+        tools.counter("a", 120, least=1, most=4, devices=2, ends={"at": [0.5], "chance": [0.9]})
+    )
     live = daemon(policy=policy, clock="model")
     states = tools.run(live, orders)
     expected = tools.simulated(orders, policy, live.ledger.nodes)
@@ -56,14 +58,18 @@ def test_a_killed_watcher_takes_its_job_with_it(daemon, tools):
 
 
 def test_a_job_that_keeps_dying_is_given_up(daemon, tools):
-    order = Order.of({"name": "a", "command": ["sh", "-c", "kill -9 $$"], "seconds": 5, "retries": 2}, tools.here)
+    order = Order.of(
+        {"name": "a", "command": ["sh", "-c", "kill -9 $$"], "seconds": 5, "retries": 2}, tools.here
+    )
     assert tools.run(daemon(), [order]) == {"a": "failed"}
     assert any("3 times in a row without coming further: given up" in line for line in daemon.lines)
 
 
 def test_a_failure_says_where_to_look(daemon, tools):
-    orders = [Order.of({"name": "a", "command": "sh -c 'echo no such file; exit 3'", "seconds": 5}, tools.here),
-              Order.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here)]
+    orders = [
+        Order.of({"name": "a", "command": "sh -c 'echo no such file; exit 3'", "seconds": 5}, tools.here),
+        Order.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here),
+    ]
     assert tools.run(daemon(), orders) == {"a": "failed", "b": "failed"}
     assert any("a failed with exit code 3; see" in line for line in daemon.lines)
     assert (tools.attempt(daemon.state, "a") / "0.log").read_text() == "no such file\n"
@@ -99,8 +105,19 @@ def test_cancelling(daemon, tools):
 
 
 def test_a_job_that_ignores_term_is_forced(daemon, tools):
-    order = Order.of({"name": "a", "command": [tools.python, "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"],
-                      "seconds": 100}, tools.here)
+    order = Order.of(
+        {
+            "name": "a",
+            "command": [
+                tools.python,
+                "-S",
+                "-c",
+                "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)",
+            ],
+            "seconds": 100,
+        },
+        tools.here,
+    )
     live = daemon(grace_s=0.5)
     live.submit([order])
     until(live, lambda: live.carrier.settled() and live.ledger.runs)
@@ -117,7 +134,9 @@ def test_eta_has_an_interval_that_narrows(daemon, tools):
     until(live, lambda: live.queue()[0]["state"] == "running")
     first, second = live.eta("a"), live.eta("b")
     assert 10 < first.low_s < first.end_s < first.high_s < 35
-    assert second.low_s > first.low_s and second.start_s == pytest.approx(first.end_s, rel=0.5), "asked a moment later"
+    assert second.low_s > first.low_s and second.start_s == pytest.approx(first.end_s, rel=0.5), (
+        "asked a moment later"
+    )
     assert "four cases of five" in str(first) and second.state == "waiting"
     live.cancel("a"), live.cancel("b")
     tools.run(live)
@@ -140,7 +159,9 @@ def test_submitting_twice_is_once(daemon, tools):
 def test_quotas_are_kept(daemon, tools, policy):
     """Three jobs of one tenant that may hold one device, and one of another, on four devices."""
     live = daemon(policy=policy, quotas={"vision": 1})
-    live.submit([tools.counter(name, 15, tenant="vision") for name in "abc"] + [tools.counter("d", 15, tenant="text")])
+    live.submit(
+        [tools.counter(name, 15, tenant="vision") for name in "abc"] + [tools.counter("d", 15, tenant="text")]
+    )
     with pytest.raises(SpecError, match="needs 2 devices, but tenant 'vision' has a quota of 1"):
         live.submit([tools.counter("e", 5, devices=2, tenant="vision")])
     most = 0
@@ -159,17 +180,31 @@ def test_quotas_are_kept(daemon, tools, policy):
 
 
 def test_early_ends_are_learnt_from_the_past(daemon, tools):
-    """Of one tenant's ten jobs four fail at half their work; the next of that tenant is known to do so, that of another is not."""
+    """Of one tenant's ten jobs four fail at half their work; the next of that tenant is known to do so, that
+    of another is not.
+    """
     live = daemon(nodes="4x1")
     fails = ["sh", "-c", "echo 50 >> $PACELINE_PROGRESS; exit 3"]
     orders = [tools.counter(f"good{i}", 3, tenant="vision") for i in range(6)]
-    orders += [Order.of({"name": f"bad{i}", "command": fails, "work": 100, "rates": {"1": 10}, "tenant": "vision"}, tools.here) for i in range(4)]
+    orders += [
+        Order.of(
+            {"name": f"bad{i}", "command": fails, "work": 100, "rates": {"1": 10}, "tenant": "vision"},
+            tools.here,
+        )
+        for i in range(4)
+    ]
     live.submit(orders)
     until(live, lambda: live.idle)
-    live.submit([tools.counter("next", 3, tenant="vision", ends="history"), tools.counter("other", 3, ends="history")])
+    live.submit(
+        [tools.counter("next", 3, tenant="vision", ends="history"), tools.counter("other", 3, ends="history")]
+    )
     ends = live.ledger.job("next").ends
-    assert (ends.shares, ends.success) == ((0.5,), pytest.approx(0.6)) and live.ledger.job("other").ends is None
-    assert live.submit([tools.counter("next", 3, tenant="vision", ends="history")]) == [], "the same as before, whatever happened since"
+    assert (ends.shares, ends.success) == ((0.5,), pytest.approx(0.6)) and live.ledger.job(
+        "other"
+    ).ends is None
+    assert live.submit([tools.counter("next", 3, tenant="vision", ends="history")]) == [], (
+        "the same as before, whatever happened since"
+    )
     live.close()
     again = daemon()
     assert again.ledger.job("next").ends == ends

@@ -15,7 +15,9 @@ from paceline.sched.live.store import Store
 def filled(folder, count=60):
     store = Store(folder)
     for i in range(count):
-        store.commit([("orders", f"job{i}", {"given": {"text": "x" * 400}, "n": i}), ("log", str(i), {"event": i})])
+        store.commit(
+            [("orders", f"job{i}", {"given": {"text": "x" * 400}, "n": i}), ("log", str(i), {"event": i})]
+        )
     store.close()
     return {table: dict(rows) for table, rows in store.rows.items()}
 
@@ -27,7 +29,9 @@ def rows(folder):
 
 
 def same(found, expected):
-    return {t: found[t] for t in ("orders", "log", "runs")} == {t: expected[t] for t in ("orders", "log", "runs")}
+    return {t: found[t] for t in ("orders", "log", "runs")} == {
+        t: expected[t] for t in ("orders", "log", "runs")
+    }
 
 
 def test_comes_back_as_it_was(tmp_path):
@@ -69,7 +73,7 @@ def test_a_lost_write_ahead_log_is_made_good(tmp_path):
 def test_a_torn_journal_line_does_not_count(tmp_path):
     expected = filled(tmp_path, 5)
     with (tmp_path / "journal.jsonl").open("ab") as file:
-        file.write(b"0badc0de {\"count\": 7, \"ro")
+        file.write(b'0badc0de {"count": 7, "ro')
     found, notes = rows(tmp_path)
     assert same(found, expected) and not notes
 
@@ -78,7 +82,7 @@ def test_both_damaged_is_said(tmp_path):
     filled(tmp_path, 20)
     for name in ("state.db", "journal.jsonl"):
         data = bytearray((tmp_path / name).read_bytes())
-        data[len(data) // 3:len(data) // 3 + 200] = b"?" * 200
+        data[len(data) // 3 : len(data) // 3 + 200] = b"?" * 200
         data[:20] = b"?" * 20
         (tmp_path / name).write_bytes(data)
     both = "is damaged .*, and journal.jsonl beside it is damaged .*; restore both from a backup"
@@ -97,7 +101,12 @@ def small_disk(tmp_path):
     """A file system of one megabyte."""
     place = tmp_path / "disk"
     place.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting a small file system needs root")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -107,7 +116,9 @@ def test_a_full_disk(small_disk):
     folder = small_disk / "state"
     store = Store(folder)
     count = 0
-    with pytest.raises(RunError, match="is full; nothing that was confirmed is lost and running jobs go on: free some space"):
+    with pytest.raises(
+        RunError, match="is full; nothing that was confirmed is lost and running jobs go on: free some space"
+    ):
         while True:
             store.commit([("log", str(count), {"text": "x" * 5000})])
             count += 1

@@ -1,4 +1,6 @@
-"""Paceline's own training under its scheduler: two jobs share two devices, one is made smaller and larger again, and its loss goes on."""
+"""Paceline's own training under its scheduler: two jobs share two devices, one is made smaller and larger
+again, and its loss goes on.
+"""
 
 import json
 import os
@@ -8,15 +10,41 @@ import pytest
 
 from paceline.sched.live import Order
 
-pytestmark = pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="imports torch a dozen times, which takes minutes: set PACELINE_SLOW=1")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("PACELINE_SLOW"),
+    reason="imports torch a dozen times, which takes minutes: set PACELINE_SLOW=1",
+)
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
 
 
 def training(tools, folder, name, steps, **more):
-    words = [tools.python, "-m", "paceline.cli", "train", "--task", "digits-cnn", "--strategy", "allreduce", "--steps", str(steps), "--record", name]
-    return Order.of({"name": name, "command": words, "work": f"{steps} steps", "rates": {"1": 60, "2": 90}, "restart": 1,
-                     "environment": {"OMP_NUM_THREADS": "1"}, **more}, folder)
+    words = [
+        tools.python,
+        "-m",
+        "paceline.cli",
+        "train",
+        "--task",
+        "digits-cnn",
+        "--strategy",
+        "allreduce",
+        "--steps",
+        str(steps),
+        "--record",
+        name,
+    ]
+    return Order.of(
+        {
+            "name": name,
+            "command": words,
+            "work": f"{steps} steps",
+            "rates": {"1": 60, "2": 90},
+            "restart": 1,
+            "environment": {"OMP_NUM_THREADS": "1"},
+            **more,
+        },
+        folder,
+    )
 
 
 def rows(folder, kind):
@@ -43,14 +71,16 @@ def test_two_training_jobs_share_a_machine(daemon, tools, tmp_path):
     assert tools.run(live, limit_s=600.0) == {"long": "completed", "short": "completed"}
     decisions = [(d["decision"], d["name"], len(d["allocation"])) for _, d in tools.decided(live)]
     assert decisions[:3] == [("start", "long", 2), ("resize", "long", 1), ("start", "short", 1)]
-    assert decisions[3:] in ([("resize", "long", 2)], []), "it grows again, unless it was over before the other"
+    assert decisions[3:] in ([("resize", "long", 2)], []), (
+        "it grows again, unless it was over before the other"
+    )
     runs, steps = rows(tmp_path / "long", "run"), rows(tmp_path / "long", "step")
-    assert [run["world"] for run in runs] == [2, 1, 2][:len(runs)] and len(runs) >= 2
+    assert [run["world"] for run in runs] == [2, 1, 2][: len(runs)] and len(runs) >= 2
     assert [row["step"] for row in steps] == list(range(1, 801)), "each step was done once"
     loss = [row["loss"] for row in steps]
     for run in runs[1:]:
         at = run["start"]
         assert 60 <= at < 800, "it went on where it stopped"
-        before, after = sum(loss[at - 20:at]) / 20, sum(loss[at:at + 20]) / 20
+        before, after = sum(loss[at - 20 : at]) / 20, sum(loss[at : at + 20]) / 20
         assert after < 0.5 * loss[0] and after < 3 * before + 0.05, "near the loss where it stopped"
     assert loss[-1] < 0.05 * loss[0]

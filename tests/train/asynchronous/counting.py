@@ -1,4 +1,6 @@
-"""A worker whose parameters count its updates: worker w's gradient is one at index w, the learning rate is one. Arguments: strategy, steps, sleep."""
+"""A worker whose parameters count its updates: worker w's gradient is one at index w, the learning rate is
+one. Arguments: strategy, steps, sleep.
+"""
 
 import json
 import sys

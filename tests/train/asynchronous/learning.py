@@ -1,4 +1,7 @@
-"""A worker that fits a noiseless teacher, and writes down its loss, until `stop` is in the folder. Arguments: strategy, sleep, options, folder."""
+"""A worker that fits a noiseless teacher, and writes down its loss, until `stop` is in the folder.
+
+Arguments: strategy, sleep, options, folder.
+"""
 
 import json
 import os
@@ -24,5 +27,7 @@ with (folder / f"loss{optimizer.recorder.worker}-{os.getpid()}.jsonl").open("w",
         loss.backward()
         time.sleep(sleep)
         optimizer.step()
-        log.write(json.dumps({"at_s": time.time(), "loss": loss.item(), "worker": optimizer.recorder.worker}) + "\n")
+        log.write(
+            json.dumps({"at_s": time.time(), "loss": loss.item(), "worker": optimizer.recorder.worker}) + "\n"
+        )
 optimizer.close()

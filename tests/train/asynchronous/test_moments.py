@@ -1,4 +1,6 @@
-"""The optimizer's state as workers save it, and as servers keep it: one and the same, however parameters are cut."""
+"""The optimizer's state as workers save it, and as servers keep it: one and the same, however parameters are
+cut.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ def trained(steps):
     """A model with two parameter groups after some steps of Adam, and its gradients."""
     torch.manual_seed(0)
     first, second = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
-    optimizer = torch.optim.Adam([{"params": first.parameters(), "lr": 0.1}, {"params": second.parameters()}], lr=0.01)
+    optimizer = torch.optim.Adam(
+        [{"params": first.parameters(), "lr": 0.1}, {"params": second.parameters()}], lr=0.01
+    )
     for _ in range(steps):
         for p in (*first.parameters(), *second.parameters()):
             p.grad = torch.randn_like(p)
@@ -28,7 +32,10 @@ def test_servers_go_on_from_it_and_give_it_back(servers):
     shards = flat.shards(servers)
     kept = [unpacked(packed(one)) for one in divided(flat.parameters, shards, optimizer.state)]
     sizes = [size for size, _ in shards]
-    served = [Shard(start, parts, torch.optim.Adam, Policy()) for start, (_, parts) in zip(flat.values().split(sizes), shards, strict=True)]
+    served = [
+        Shard(start, parts, torch.optim.Adam, Policy())
+        for start, (_, parts) in zip(flat.values().split(sizes), shards, strict=True)
+    ]
     for shard, one in zip(served, kept, strict=True):
         shard.load_moments(one)
     for p in flat.parameters:

@@ -26,7 +26,12 @@ def command(strategy, steps, sleep=0.0, options="{}"):
 
 def curve(folder):
     """(time, loss, worker) of every step of all workers, in order of time."""
-    rows = [json.loads(line) for path in folder.glob("loss*.jsonl") for line in path.read_text().splitlines() if line.endswith("}")]
+    rows = [
+        json.loads(line)
+        for path in folder.glob("loss*.jsonl")
+        for line in path.read_text().splitlines()
+        if line.endswith("}")
+    ]
     return sorted((row["at_s"], row["loss"], row["worker"]) for row in rows)
 
 
@@ -46,7 +51,9 @@ def test_all_strategies_have_names():
 
 
 def test_server_killed_worker_killed_worker_added(tmp_path):
-    """A worker is killed, one is added, the server is killed: training goes on, and no update is applied twice."""
+    """A worker is killed, one is added, the server is killed: training goes on, and no update is applied
+    twice.
+    """
     with Local(workers=2, checkpoint=tmp_path) as run:
         run.start(command("ps-async", 300, 0.01, '{"checkpoint_every": 1}'))
         until(lambda: (tmp_path / "server0.pt").exists() and saved(tmp_path)["version"] > 10)
@@ -59,13 +66,16 @@ def test_server_killed_worker_killed_worker_added(tmp_path):
     state = saved(tmp_path)
     assert state["version"] > before
     counts = (-state["values"]).tolist()
-    assert sorted(counts[:3])[-2:] == [60.0, 300.0]  # those who finished: each update exactly once, across the server's death
+    # those who finished: each update exactly once, across the server's death
+    assert sorted(counts[:3])[-2:] == [60.0, 300.0]
     assert sum(counts) == state["version"]
     assert run.reports[0]["version"] == state["version"]
 
 
 def test_the_loss_recovers(tmp_path):
-    """A worker is killed and one added, then the server is killed and loses what came after its checkpoint: the loss goes on falling."""
+    """A worker is killed and one added, then the server is killed and loses what came after its checkpoint:
+    the loss goes on falling.
+    """
     learn = [sys.executable, LEARNING, "ps-async", "0.01", '{"checkpoint_every": 25}', str(tmp_path)]
     with Local(workers=3, checkpoint=tmp_path) as run:
         run.start(learn)
@@ -79,19 +89,39 @@ def test_the_loss_recovers(tmp_path):
         (tmp_path / "stop").touch()
         run.wait(100, lost=1)
     found = curve(tmp_path)
-    first, joined, last = (statistics.mean(loss for _, loss, worker in part) for part in (
-        found[:10], [row for row in found if row[2] == 3][:5], found[-20:]))
+    first, joined, last = (
+        statistics.mean(loss for _, loss, worker in part)
+        for part in (found[:10], [row for row in found if row[2] == 3][:5], found[-20:])
+    )
     assert joined < 0.9 * first  # the new worker starts from what the others have learnt
     assert last < 0.1 * first
     assert len({worker for at_s, _, worker in found if at_s > lost + 1}) == 3
-    # the server came back from its checkpoint: an update was applied once or, after the checkpoint, lost; never twice
+    # the server came back from its checkpoint: an update was applied once or, after the checkpoint, lost;
+    # never twice
     state = saved(tmp_path)
     assert 600 < state["version"] <= len(found) + 3  # of the killed worker's last step there may be no line
 
 
 def test_torchrun_keeps_the_server_in_rank_0(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), COUNTING,
-                           "ps-async", "30", "0.005", json.dumps({"checkpoint": str(tmp_path)})], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            str(free_port()),
+            COUNTING,
+            "ps-async",
+            "30",
+            "0.005",
+            json.dumps({"checkpoint": str(tmp_path)}),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("DONE") == 2
     state = saved(tmp_path)
@@ -149,6 +179,8 @@ def test_refuses(monkeypatch):
     with pytest.raises(SpecError, match="count from 1"):
         strategies()["easgd"](model, torch.optim.SGD(model.parameters(), lr=0.1), period=0)
     with pytest.raises(SpecError, match="does not go with"):
-        strategies()["ps-async"](model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=True, push_every=2)
+        strategies()["ps-async"](
+            model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=True, push_every=2
+        )
     with pytest.raises(SpecError, match="at least one worker"):
         Local(workers=0)

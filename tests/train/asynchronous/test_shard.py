@@ -1,4 +1,6 @@
-"""What a server does with updates, without processes: modes, duplicates, checkpoints; and what payloads look like."""
+"""What a server does with updates, without processes: modes, duplicates, checkpoints; and what payloads look
+like.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,12 @@ from paceline.train.asynchronous.shard import AGAIN, APPLIED, LATE, WAITING, Par
 
 
 def shard(workers=2, lr=1.0, count=4, **policy):
-    made = Shard(torch.zeros(count), [Part(count=count, options={"lr": lr})], torch.optim.SGD, Policy(workers=workers, **policy))
+    made = Shard(
+        torch.zeros(count),
+        [Part(count=count, options={"lr": lr})],
+        torch.optim.SGD,
+        Policy(workers=workers, **policy),
+    )
     for worker in range(workers):
         made.join(worker)
     return made
@@ -98,7 +105,9 @@ def test_checkpoint_goes_on_where_it_was():
     first.push(0, 1, 0, ONE)
     first.push(1, 1, 0, ONE)
     first.push(0, 2, 1, ONE)  # waits for the other: not part of the checkpoint
-    second = Shard(torch.zeros(4), [Part(count=4, options={"lr": 1.0})], torch.optim.SGD, Policy(workers=2, mode="sync"))
+    second = Shard(
+        torch.zeros(4), [Part(count=4, options={"lr": 1.0})], torch.optim.SGD, Policy(workers=2, mode="sync")
+    )
     second.restore(first.state())
     assert second.version == 1 and second.values.tolist() == [-1.0] * 4
     second.join(0)
@@ -111,12 +120,21 @@ def test_checkpoint_goes_on_where_it_was():
 def test_momentum_and_groups_match_one_process():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
-    plain = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.01}], momentum=0.9, lr=0.5)
+    plain = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.01}],
+        momentum=0.9,
+        lr=0.5,
+    )
     flat = Flat(plain)
     pieces = flat.shards(3)
-    assert sum(size for size, _ in pieces) == flat.count and max(size for size, _ in pieces) - min(size for size, _ in pieces) <= 1
-    made = [Shard(start, parts, torch.optim.SGD, Policy())
-            for start, (_, parts) in zip(flat.values().split([size for size, _ in pieces]), pieces, strict=True)]
+    assert (
+        sum(size for size, _ in pieces) == flat.count
+        and max(size for size, _ in pieces) - min(size for size, _ in pieces) <= 1
+    )
+    made = [
+        Shard(start, parts, torch.optim.SGD, Policy())
+        for start, (_, parts) in zip(flat.values().split([size for size, _ in pieces]), pieces, strict=True)
+    ]
     for number in range(1, 4):
         model(torch.randn(4, 5)).square().sum().backward()
         for one, piece in zip(made, flat.gradients().split([size for size, _ in pieces]), strict=True):
@@ -164,7 +182,9 @@ def test_overlap_sends_the_last_layers_first_and_once():
     assert [server for server, _ in sent.sent] == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("name", "size"), [("none", 4000), ("fp16", 2000), ("bf16", 2000), ("int8", 1004), ("topk:0.1", 800)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("none", 4000), ("fp16", 2000), ("bf16", 2000), ("int8", 1004), ("topk:0.1", 800)]
+)
 def test_codecs_round_trip(name, size):
     torch.manual_seed(0)
     value = torch.randn(1000)
@@ -176,7 +196,11 @@ def test_codecs_round_trip(name, size):
         kept = back != 0
         assert kept.sum() == 100 and torch.equal(back[kept], value[kept])
         # what was left out comes with the next one
-        assert torch.allclose(back + made.decode(made.encode(torch.zeros(1000)), 1000), torch.where(kept, value, made_next(value, kept)), atol=1e-6)
+        assert torch.allclose(
+            back + made.decode(made.encode(torch.zeros(1000)), 1000),
+            torch.where(kept, value, made_next(value, kept)),
+            atol=1e-6,
+        )
     else:
         assert torch.allclose(back, value, atol=0.04)
 

@@ -20,7 +20,9 @@ def gradients(t, shape, world):
 def carry_out(request):
     """A round by the process group itself."""
     if request.op == "gather":
-        arrived = [[torch.empty_like(tensor) for tensor in request.payload] for _ in range(dist.get_world_size())]
+        arrived = [
+            [torch.empty_like(tensor) for tensor in request.payload] for _ in range(dist.get_world_size())
+        ]
         for i, tensor in enumerate(request.payload):
             dist.all_gather([payload[i] for payload in arrived], tensor)
         return arrived

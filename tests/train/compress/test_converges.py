@@ -8,15 +8,25 @@ from paceline.train.compress import lockstep, make
 WORLD = 4
 #: method, learning rate, share of the first loss that may be left after 300 steps
 CASES = [
-    ("fp32", 0.1, 1e-6), ("fp16", 0.1, 1e-6), ("bf16", 0.1, 1e-5), ("terngrad:min_elements=0", 0.05, 1e-3), ("qsgd", 0.1, 1e-5),
-    ("signsgd", 0.1, 2e-2), ("signsgd:scaled=false", 0.02, 2e-2),
-    ("onebit", 0.05, 1e-3), ("topk:ratio=0.1", 0.05, 1e-3), ("randomk:ratio=0.1", 0.05, 1e-3),
-    ("dgc:ratio=0.1,momentum=0.5", 0.05, 1e-3), ("powersgd:rank=2", 0.1, 1e-3),
+    ("fp32", 0.1, 1e-6),
+    ("fp16", 0.1, 1e-6),
+    ("bf16", 0.1, 1e-5),
+    ("terngrad:min_elements=0", 0.05, 1e-3),
+    ("qsgd", 0.1, 1e-5),
+    ("signsgd", 0.1, 2e-2),
+    ("signsgd:scaled=false", 0.02, 2e-2),
+    ("onebit", 0.05, 1e-3),
+    ("topk:ratio=0.1", 0.05, 1e-3),
+    ("randomk:ratio=0.1", 0.05, 1e-3),
+    ("dgc:ratio=0.1,momentum=0.5", 0.05, 1e-3),
+    ("powersgd:rank=2", 0.1, 1e-3),
 ]
 
 
 def run(text, rate, steps=300, decay=True):
-    """Loss before and after: each rank holds its own samples of one linear problem, with a solution that fits all."""
+    """Loss before and after: each rank holds its own samples of one linear problem, with a solution that fits
+    all.
+    """
     draw = torch.Generator().manual_seed(0)
     truth = torch.randn(40, 8, generator=draw)
     inputs = [torch.randn(64, 40, generator=draw) for _ in range(WORLD)]

@@ -29,7 +29,11 @@ def gradient(n, seed=0):
 
 def test_backends():
     x = torch.zeros(10)
-    assert [kernels.backend(x), kernels.backend(x, False), kernels.backend(x.to("meta"))] == ["c", "eager", "eager"]
+    assert [kernels.backend(x), kernels.backend(x, False), kernels.backend(x.to("meta"))] == [
+        "c",
+        "eager",
+        "eager",
+    ]
     assert kernels.backend(torch.zeros(4, 4).T) == "eager"
 
 
@@ -41,7 +45,9 @@ assert native.library() is None and kernels.backend(torch.zeros(4)) == "eager"
 print(*lockstep([make("onebit")], "w", [torch.tensor([1.0, 3.0, -2.0])])[0].tolist())
 """
     environment = {**os.environ, "CC": str(tmp_path / "no-compiler"), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["2.0", "2.0", "-2.0"]
 
 
@@ -140,15 +146,19 @@ def test_qsgd(n, seed, bits, bucket):
 
 def test_qsgd_two_norm():
     scheme, x = QSGD(norm="l2", bucket=64), gradient(1000)
-    torch.testing.assert_close(kernels.qsgd_encode(x, scheme, 1)[0], kernels.qsgd_encode(x, scheme, 1, False)[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        kernels.qsgd_encode(x, scheme, 1)[0], kernels.qsgd_encode(x, scheme, 1, False)[0], rtol=1e-6, atol=0
+    )
 
 
 @given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans())
 def test_accumulate(n, seed, momentum, nesterov):
     x, gain, threshold = gradient(n, seed), torch.tensor(0.25), torch.tensor(0.2)
     held = [(gradient(n, seed + 1), None if momentum is None else gradient(n, seed + 2)) for _ in range(2)]
-    found = [kernels.accumulate(x, gain, u, momentum or 0.0, nesterov, v, threshold, n, fused)
-             for fused, (v, u) in zip((True, False), held, strict=True)]
+    found = [
+        kernels.accumulate(x, gain, u, momentum or 0.0, nesterov, v, threshold, n, fused)
+        for fused, (v, u) in zip((True, False), held, strict=True)
+    ]
     assert torch.equal(*found)
     assert torch.equal(held[0][0], held[1][0])
     assert momentum is None or torch.equal(held[0][1], held[1][1])
@@ -157,11 +167,26 @@ def test_accumulate(n, seed, momentum, nesterov):
     assert torch.equal(kernels.above(held[0][0], threshold, n), found[0])
 
 
-@given(n=SIZES, seed=SEEDS, momentum=st.sampled_from([None, 0.9]), nesterov=st.booleans(), stride=st.integers(1, 50), share=st.floats(0, 1))
+@given(
+    n=SIZES,
+    seed=SEEDS,
+    momentum=st.sampled_from([None, 0.9]),
+    nesterov=st.booleans(),
+    stride=st.integers(1, 50),
+    share=st.floats(0, 1),
+)
 def test_thresholds_are_of_what_accumulate_makes(n, seed, momentum, nesterov, stride, share):
-    x, gain, total, velocity = gradient(n, seed), torch.tensor(0.25), gradient(n, seed + 1), None if momentum is None else gradient(n, seed + 2)
+    x, gain, total, velocity = (
+        gradient(n, seed),
+        torch.tensor(0.25),
+        gradient(n, seed + 1),
+        None if momentum is None else gradient(n, seed + 2),
+    )
     wanted = 1 + int(share * ((n - 1) // stride))
-    found = [kernels.threshold(x, gain, velocity, momentum or 0.0, nesterov, total, stride, wanted, fused) for fused in (True, False)]
+    found = [
+        kernels.threshold(x, gain, velocity, momentum or 0.0, nesterov, total, stride, wanted, fused)
+        for fused in (True, False)
+    ]
     kernels.accumulate(x, gain, velocity, momentum or 0.0, nesterov, total)
     assert torch.equal(*found)
     assert found[0] == total.abs()[::stride].sort(descending=True).values[wanted - 1]
@@ -172,17 +197,28 @@ def places_of(payload, n):
     return reference.indices_decode(lows, highs, n, values.numel())
 
 
-@given(n=st.integers(1, 100_000), share=st.floats(0.0001, 1), seed=SEEDS, ties=st.booleans(), step=st.sampled_from([0, 1, 3]), masked=st.booleans())
+@given(
+    n=st.integers(1, 100_000),
+    share=st.floats(0.0001, 1),
+    seed=SEEDS,
+    ties=st.booleans(),
+    step=st.sampled_from([0, 1, 3]),
+    masked=st.booleans(),
+)
 def test_sparse(n, share, seed, ties, step, masked):
     places = torch.arange(0, n, step) if step else None
     before = (4 * gradient(n, seed)).round() if ties else gradient(n, seed)
     k = kept(n if places is None else places.numel(), share)
     held = [(before.clone(), torch.ones(n) if masked else None) for _ in range(2)]
-    fused, plain = (kernels.sparse_encode(total, velocity, places, k, torch.float32, way)
-                    for way, (total, velocity) in zip((True, False), held, strict=True))
+    fused, plain = (
+        kernels.sparse_encode(total, velocity, places, k, torch.float32, way)
+        for way, (total, velocity) in zip((True, False), held, strict=True)
+    )
     index = places_of(fused, n)
     assert bool((index[1:] > index[:-1]).all()) and (fused[1].numel(), fused[2].numel()) == index_bytes(n, k)
-    assert torch.equal(fused[0], before[index]) and torch.equal(fused[0].abs().sort().values, plain[0].abs().sort().values)
+    assert torch.equal(fused[0], before[index]) and torch.equal(
+        fused[0].abs().sort().values, plain[0].abs().sort().values
+    )
     if not ties and fused[0].abs().min() > 0:
         assert all(torch.equal(a, b) for a, b in zip(fused, plain, strict=True))
     for (total, velocity), payload in zip(held, (fused, plain), strict=True):
@@ -214,15 +250,23 @@ def test_what_is_not_finite_is_largest():
     for way in (True, False):
         for k, expected in ((1, [3]), (2, [1, 3]), (3, [1, 3, 4]), (5, [0, 1, 2, 3, 4])):
             total = values.clone()
-            assert places_of(kernels.sparse_encode(total, None, torch.arange(5), k, torch.float32, way), 5).tolist() == expected
-            assert total[[i for i in expected if i in (1, 3)]].isnan().all()  # and stays where it was, so that the step is seen to be a bad one
+            assert (
+                places_of(
+                    kernels.sparse_encode(total, None, torch.arange(5), k, torch.float32, way), 5
+                ).tolist()
+                == expected
+            )
+            # and stays where it was, so that the step is seen to be a bad one
+            assert total[[i for i in expected if i in (1, 3)]].isnan().all()
 
 
 def test_accumulate_finds_what_is_not_finite():
     total = torch.zeros(2000)
     x = torch.zeros(2000)
     x[7], x[1999] = float("nan"), float("-inf")
-    assert kernels.accumulate(x, torch.tensor(1.0), None, 0.0, False, total, torch.tensor(1.0), 5).tolist() == [7, 1999]
+    assert kernels.accumulate(
+        x, torch.tensor(1.0), None, 0.0, False, total, torch.tensor(1.0), 5
+    ).tolist() == [7, 1999]
 
 
 def test_damaged_indices_are_refused():
@@ -261,11 +305,30 @@ def test_threads_change_nothing(monkeypatch):
             trits = kernels.ternary_encode(x, torch.tensor(0.5), 9)
             kernels.ternary_decode([trits], torch.ones(1), out)
             velocity, total, cleared = torch.zeros_like(x), held.clone(), x.clone()
-            found = kernels.accumulate(x, torch.tensor(0.5), velocity, 0.9, False, total, torch.tensor(0.5), x.numel())
+            found = kernels.accumulate(
+                x, torch.tensor(0.5), velocity, 0.9, False, total, torch.tensor(0.5), x.numel()
+            )
             kernels.clear(cleared)
-            assert found is not None and torch.equal(found, (total.abs() >= 0.5).nonzero().reshape(-1)) and not cleared.any()
+            assert (
+                found is not None
+                and torch.equal(found, (total.abs() >= 0.5).nonzero().reshape(-1))
+                and not cleared.any()
+            )
             assert kernels.above(total, torch.tensor(0.5), found.numel() - 1) is None
-            results.append((kernels.moments(x), packed, sums, residual, trits, out, *kernels.qsgd_encode(x, scheme, 9), velocity, total, found))
+            results.append(
+                (
+                    kernels.moments(x),
+                    packed,
+                    sums,
+                    residual,
+                    trits,
+                    out,
+                    *kernels.qsgd_encode(x, scheme, 9),
+                    velocity,
+                    total,
+                    found,
+                )
+            )
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0][0], results[1][0])
@@ -278,7 +341,9 @@ def test_idle_cores_are_used(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     for cores, expected in ((2, 1), (4, 2), (6, 3), (32, native.MOST)):
-        monkeypatch.setattr(native.os, "sched_getaffinity", lambda _, cores=cores: range(cores), raising=False)
+        monkeypatch.setattr(
+            native.os, "sched_getaffinity", lambda _, cores=cores: range(cores), raising=False
+        )
         parts = []
         native.share(10_000, 10_000, lambda lo, hi, parts=parts: parts.append((lo, hi)))
         assert len(parts) == expected and sum(hi - lo for lo, hi in parts) == 10_000
@@ -287,10 +352,20 @@ def test_idle_cores_are_used(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
 def test_torch_compile_takes_them():
-    """What is compiled for GPUs is one graph without a break, for several sizes; here run as it was traced."""
+    """What is compiled for GPUs is one graph without a break, for several sizes; here run as it was
+    traced.
+    """
     seed = reference.seed_tensor(77, torch.device("cpu"))
-    compiled = {f.__name__: torch.compile(f, fullgraph=True, backend="aot_eager")
-                for f in (reference.sign_encode, reference.sign_decode, reference.qsgd_encode, reference.qsgd_decode, reference.accumulate)}
+    compiled = {
+        f.__name__: torch.compile(f, fullgraph=True, backend="aot_eager")
+        for f in (
+            reference.sign_encode,
+            reference.sign_decode,
+            reference.qsgd_encode,
+            reference.qsgd_decode,
+            reference.accumulate,
+        )
+    }
     for n in (4096, 10_240):
         x, error, other = gradient(n), gradient(n, 1), gradient(n, 1)
         packed, sums = compiled["sign_encode"](x, error, 0.5)

@@ -61,16 +61,26 @@ def test_strided_and_half_precision_gradients(text):
 @pytest.mark.parametrize(("text", "tolerance"), [("fp32", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2)])
 def test_casts(text, tolerance):
     grads = gradients((50, 50))
-    torch.testing.assert_close(step(ranks(text), grads)[0], sum(grads) / WORLD, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        step(ranks(text), grads)[0], sum(grads) / WORLD, rtol=tolerance, atol=tolerance
+    )
 
 
 def test_half_precision_sums_do_not_overflow():
     assert step(ranks("fp16", world=8), [torch.full((4,), 60_000.0)] * 8)[0].tolist() == [60_000.0] * 4
 
 
-@pytest.mark.parametrize("text", [
-    "terngrad:clip=0", "terngrad:clip=0,share=false", "qsgd", "qsgd:bits=2", "qsgd:norm=l2", "randomk:ratio=0.1,feedback=false",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "terngrad:clip=0",
+        "terngrad:clip=0,share=false",
+        "qsgd",
+        "qsgd:bits=2",
+        "qsgd:norm=l2",
+        "randomk:ratio=0.1,feedback=false",
+    ],
+)
 def test_unbiased(text):
     """The mean of many draws is the gradient, within five standard errors of every element."""
     compressors, grads = ranks(text, world=2), gradients(200, world=2)
@@ -103,7 +113,9 @@ def test_terngrad_leaves_equal_elements_whole():
     assert step(ranks("terngrad"), [torch.full((100,), 0.25)] * 3)[0].tolist() == [0.25] * 100
 
 
-@pytest.mark.parametrize("text", ["onebit", "topk", "topk:values=fp16", "randomk", "dgc:momentum=0,ratio=0.02", "powersgd"])
+@pytest.mark.parametrize(
+    "text", ["onebit", "topk", "topk:values=fp16", "randomk", "dgc:momentum=0,ratio=0.02", "powersgd"]
+)
 def test_error_feedback_loses_nothing(text):
     """What arrived plus what is still held back is what went in."""
     compressors = ranks(text)
@@ -118,7 +130,11 @@ def test_error_feedback_loses_nothing(text):
 
 
 def test_majority_vote():
-    grads = [torch.tensor([1.0, -2.0, 3.0, -1.0]), torch.tensor([5.0, 1.0, -1.0, -1.0]), torch.tensor([0.1, -1.0, -7.0, -1.0])]
+    grads = [
+        torch.tensor([1.0, -2.0, 3.0, -1.0]),
+        torch.tensor([5.0, 1.0, -1.0, -1.0]),
+        torch.tensor([0.1, -1.0, -7.0, -1.0]),
+    ]
     assert step(ranks("signsgd:scaled=false"), grads)[0].tolist() == [1.0, -1.0, -1.0, -1.0]
     assert step(ranks("signsgd:scaled=false", world=2), grads[:2])[0].tolist() == [1.0, 0.0, 0.0, -1.0]
     scaled = step(ranks("signsgd"), grads)[0]
@@ -144,8 +160,15 @@ def test_top_k_is_exact(n, ratio, fused):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("make_gradient", [lambda n: torch.zeros(n), lambda n: torch.ones(n), lambda n: (torch.arange(n) % 1000 == 0).float(),
-                                           lambda n: torch.cat([torch.randn(100), torch.zeros(n - 100)])])
+@pytest.mark.parametrize(
+    "make_gradient",
+    [
+        lambda n: torch.zeros(n),
+        lambda n: torch.ones(n),
+        lambda n: (torch.arange(n) % 1000 == 0).float(),
+        lambda n: torch.cat([torch.randn(100), torch.zeros(n - 100)]),
+    ],
+)
 def test_top_k_of_unusual_gradients(make_gradient):
     """Ties and zeros defeat a threshold: still k of the largest."""
     grad = make_gradient(100_000)
@@ -186,12 +209,17 @@ def test_dgc_by_the_book():
 
 def test_dgc_options():
     grad = gradients(400, world=1)[0]
-    unmasked, masked, nesterov = (make(f"dgc:ratio=0.05{extra}") for extra in (",masking=false", "", ",nesterov=true"))
+    unmasked, masked, nesterov = (
+        make(f"dgc:ratio=0.05{extra}") for extra in (",masking=false", "", ",nesterov=true")
+    )
     for compressor in (unmasked, masked, nesterov):
         step([compressor], [grad])
     assert int((unmasked.state["w"]["velocity"] == 0).sum()) == 0
     assert int((masked.state["w"]["velocity"] == 0).sum()) == 20
-    torch.testing.assert_close(nesterov.state["w"]["velocity"][masked.state["w"]["velocity"] != 0], 0.9 * grad[masked.state["w"]["velocity"] != 0])
+    torch.testing.assert_close(
+        nesterov.state["w"]["velocity"][masked.state["w"]["velocity"] != 0],
+        0.9 * grad[masked.state["w"]["velocity"] != 0],
+    )
 
 
 def test_dgc_clips_by_the_number_of_ranks():

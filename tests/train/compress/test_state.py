@@ -53,7 +53,9 @@ def test_checkpoint_is_a_copy():
 def test_a_change_of_loss_scale_changes_nothing(text):
     plain, scaled = ranks(text), ranks(text)
     for t, scale in enumerate((1024.0, 1024.0, 512.0, 2048.0)):
-        torch.testing.assert_close(step(scaled, gradients(t), scale), step(plain, gradients(t)), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            step(scaled, gradients(t), scale), step(plain, gradients(t)), rtol=1e-5, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("text", SCHEMES)
@@ -99,7 +101,9 @@ def test_another_number_of_ranks(text, world):
     for rank, compressor in enumerate(fresh):
         compressor.load_state_dict(type(compressor).reshard(states[::-1], rank=rank, world=world))
     held = sum(s["parameters"]["w"]["residual"] for s in states) / WORLD
-    torch.testing.assert_close(sum(c.state["w"]["residual"] for c in fresh) / world, held, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        sum(c.state["w"]["residual"] for c in fresh) / world, held, rtol=1e-6, atol=1e-7
+    )
     if text == "powersgd":
         assert torch.equal(fresh[-1].state["w"]["factor"], states[0]["parameters"]["w"]["factor"])
     assert fresh[0].step == 3

@@ -1,6 +1,8 @@
-"""One rank of the matrix: runs scripts under strategies, a fresh model for each, and leaves what they logged in files.
+"""One rank of the matrix: runs scripts under strategies, a fresh model for each, and leaves what they logged
+in files.
 
-    torchrun ... or `paceline.train.launch.run("cells:run", world=2, arguments={"cells": [["overlap", "clipping"]], "folder": DIR})`
+    torchrun ... or `paceline.train.launch.run(
+        "cells:run", world=2, arguments={"cells": [["overlap", "clipping"]], "folder": DIR})`
 """
 
 import faulthandler

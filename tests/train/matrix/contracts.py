@@ -1,11 +1,13 @@
 """What each strategy promises of a script, and how a run is held to it.
 
-    equal       everything that the script logged, and its parameters at the end, are those of the reference, but for the order of sums
+    equal       everything that the script logged, and its parameters at the end, are those of the reference,
+                but for the order of sums
     rounded     parameters are those of DDP, but for numbers on the wire in half precision
     lossy       replicas are identical bit by bit, and the loss falls as DDP's does
     free        workers do not wait for each other: the loss falls
 
-Laws of the scripts hold under all of them: frozen layers stay, tied weights are one, a clipped update is no longer than the limit.
+Laws of the scripts hold under all of them: frozen layers stay, tied weights are one, a clipped update is no
+longer than the limit.
 """
 
 from dataclasses import dataclass
@@ -16,12 +18,15 @@ from scripts import CLIP, DECAY, STEPS, STOP
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """`words` is the plan that `parallelize` is given; `kind` is one of those above, held against `reference`."""
+    """`words` is the plan that `parallelize` is given; `kind` is one of those above, held against
+    `reference`.
+    """
 
     words: str
     kind: str
     reference: str = "ddp"
-    #: largest distance from the reference, as a share of what is compared (equal) or of the whole update (rounded)
+    #: largest distance from the reference, as a share of what is compared (equal) or of the whole update
+    #: (rounded)
     tolerance: float = 1e-4
     #: updates that one step of all workers makes; learning rates are divided by it, as docs/training.md says
     updates: int = 1
@@ -84,8 +89,8 @@ EQUAL, WITHIN, REFUSED = "equal", "within", "refused"
 
 
 def verdict(contract, script, found, reference):
-    """Of what both ranks left: the outcome, or an AssertionError that says which promise was broken. `found` and `reference` are
-    lists of logs, one for each rank."""
+    """Of what both ranks left: the outcome, or an AssertionError that says which promise was broken. `found`
+    and `reference` are lists of logs, one for each rank."""
     said = [log.get("refused") for log in found]
     if any(said):
         return REFUSED, _refusal(said, found)
@@ -142,10 +147,13 @@ def _replicas(found):
 
 
 def _falls(found, reference, share):
-    """The mean loss of both ranks falls by a share, at least, of what that of the reference falls by. It begins where the reference
-    does: a worker that comes late, where none waits, begins with what others have learnt."""
+    """The mean loss of both ranks falls by a share, at least, of what that of the reference falls by. It
+    begins where the reference does: a worker that comes late, where none waits, begins with what others have
+    learnt."""
     (begun, theirs), (_, mine) = _ends(reference), _ends(found)
-    assert begun - mine >= share * (begun - theirs), f"the loss falls from {begun:.3f} to {mine:.3f}, that of the reference to {theirs:.3f}"
+    assert begun - mine >= share * (begun - theirs), (
+        f"the loss falls from {begun:.3f} to {mine:.3f}, that of the reference to {theirs:.3f}"
+    )
 
 
 def _ends(logs):
@@ -160,12 +168,16 @@ def _ends(logs):
 
 def _accumulated(contract, log, reference):
     if contract.kind == "lossy":  # a pass that was lost or counted twice shows
-        longer = distance(log["parameters"], log["begun"]) / distance(reference["parameters"], reference["begun"])
+        longer = distance(log["parameters"], log["begun"]) / distance(
+            reference["parameters"], reference["begun"]
+        )
         assert 0.5 < longer < 2, f"the update is {longer:.2f} times as long as that of the reference"
 
 
 def _by_hand(contract):
-    """Whether a reference other than DDP says how far parameters move: an outer momentum may move them further than their updates."""
+    """Whether a reference other than DDP says how far parameters move: an outer momentum may move them
+    further than their updates.
+    """
     return contract.kind == "equal" and contract.reference != "ddp"
 
 
@@ -182,7 +194,10 @@ def _scheduled(contract, log, reference):
         return
     limit = 2 * contract.updates * sum(log["rates"])
     moved = max(float((value - log["begun"][name]).abs().max()) for name, value in log["parameters"].items())
-    assert moved <= limit, f"a parameter moved by {moved:.3f}, which learning rates that add up to {limit / 2:.3f} do not explain"
+    assert moved <= limit, (
+        f"a parameter moved by {moved:.3f}, which learning rates that add up to {limit / 2:.3f}"
+        " do not explain"
+    )
     assert moved > 0
 
 
@@ -222,10 +237,14 @@ def _apart(contract, log, reference):
 
 def _resumed(contract, log, reference):
     assert len(log["losses"]) == STEPS, f"{len(log['losses'])} steps in place of {STEPS}"
-    assert len(log["moments"]) == len(log["parameters"]) and all(log["moments"]), f"moments that were saved: {log['moments']}"
+    assert len(log["moments"]) == len(log["parameters"]) and all(log["moments"]), (
+        f"moments that were saved: {log['moments']}"
+    )
     before, after = log["losses"][STOP - 3 : STOP], log["losses"][STOP : STOP + 3]
     risen = (sum(after) - sum(before)) / 3
-    assert risen < 0.5 * (reference["losses"][0] - sum(before) / 3), f"the loss rises by {risen:.2f} where the script goes on"
+    assert risen < 0.5 * (reference["losses"][0] - sum(before) / 3), (
+        f"the loss rises by {risen:.2f} where the script goes on"
+    )
 
 
 def _evaluated(contract, log, reference):
@@ -235,8 +254,16 @@ def _evaluated(contract, log, reference):
 
 
 LAWS = {
-    "accumulation": _accumulated, "clipping": _clipped, "schedule": _scheduled, "scaling": _skipped, "averaged": _mean_of_history,
-    "frozen": _kept_frozen, "tied": _kept_tied, "several": _apart, "resume": _resumed, "evaluation": _evaluated,
+    "accumulation": _accumulated,
+    "clipping": _clipped,
+    "schedule": _scheduled,
+    "scaling": _skipped,
+    "averaged": _mean_of_history,
+    "frozen": _kept_frozen,
+    "tied": _kept_tied,
+    "several": _apart,
+    "resume": _resumed,
+    "evaluation": _evaluated,
 }
 
 
@@ -254,13 +281,18 @@ def distance(one, other):
 
 
 def worst(one, other, where):
-    """The place in nested lists, mappings and tensors where two differ most, and by which share of the larger."""
+    """The place in nested lists, mappings and tensors where two differ most, and by which share of the
+    larger.
+    """
     if isinstance(other, dict):
         assert one.keys() == other.keys(), f"{where} has {sorted(one)} in place of {sorted(other)}"
         return max((worst(one[key], other[key], f"{where}.{key}") for key in other), key=lambda pair: pair[1])
     if isinstance(other, (list, tuple)):
         assert len(one) == len(other), f"{where} has {len(one)} entries in place of {len(other)}"
-        return max((worst(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(one, other, strict=True))), key=lambda pair: pair[1])
+        return max(
+            (worst(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(one, other, strict=True))),
+            key=lambda pair: pair[1],
+        )
     one, other = torch.as_tensor(one, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64)
     return where, float((one - other).abs().max() / max(1e-3, float(other.abs().max())))
 

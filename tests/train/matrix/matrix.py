@@ -1,4 +1,6 @@
-"""Runs cells of the matrix on two ranks: python tests/train/matrix/matrix.py [STRATEGY,...] [SCRIPT,...] prints what came of each."""
+"""Runs cells of the matrix on two ranks: python tests/train/matrix/matrix.py [STRATEGY,...] [SCRIPT,...]
+prints what came of each.
+"""
 
 import json
 import os
@@ -50,18 +52,28 @@ def _outcome(cell, logs):
 
 
 def launched(cells):
-    """What both ranks logged in each cell: those that wait for each other in one pair of processes, the others in another."""
+    """What both ranks logged in each cell: those that wait for each other in one pair of processes, the
+    others in another.
+    """
     free = [cell for cell in cells if cell[0] in NAMES]
     together = [cell for cell in cells if cell[0] not in NAMES]
     return {**_logs(together, _as_ranks), **_logs(free, _as_workers)}
 
 
 def _as_ranks(cells, folder):
-    run("cells:run", world=2, arguments={"cells": cells, "folder": folder}, environment=ENVIRONMENT, timeout_s=TIMEOUT_S)
+    run(
+        "cells:run",
+        world=2,
+        arguments={"cells": cells, "folder": folder},
+        environment=ENVIRONMENT,
+        timeout_s=TIMEOUT_S,
+    )
 
 
 class ServerThread:
-    """A parameter server in this process: a matter of milliseconds, where a process of its own needs seconds to start."""
+    """A parameter server in this process: a matter of milliseconds, where a process of its own needs seconds
+    to start.
+    """
 
     def __init__(self, place, number):
         self._thread = threading.Thread(target=server.run, args=(place, number), daemon=True)
@@ -80,7 +92,11 @@ class ServerThread:
 def _as_workers(cells, folder):
     here = mock.patch.object(launch._Run, "_start", lambda run, number, _: ServerThread(run._place, number))
     with here, Local(workers=2) as session, Path(folder, "said").open("wb") as output:
-        session.start([sys.executable, str(HERE / "cells.py"), json.dumps(cells), folder], environment=ENVIRONMENT, output=output)
+        session.start(
+            [sys.executable, str(HERE / "cells.py"), json.dumps(cells), folder],
+            environment=ENVIRONMENT,
+            output=output,
+        )
         session.wait(TIMEOUT_S)
 
 
@@ -137,17 +153,29 @@ def gist(strategy, why):
 def documented():
     """By cell, the outcome that docs/training.md tells; and the text of the whole section."""
     text = DOCUMENT.read_text().partition("<!-- matrix -->")[2].partition("<!-- end matrix -->")[0]
-    rows = [[word.strip() for word in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    rows = [
+        [word.strip() for word in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     scripts = rows[0][1:] if rows else []
     names = {f"`{contract.words}`": strategy for strategy, contract in CONTRACTS.items()}
-    found = {(names.get(row[0], row[0]), script): outcome
-             for row in rows[2:] for script, outcome in zip(scripts, row[1:], strict=True)}
+    found = {
+        (names.get(row[0], row[0]), script): outcome
+        for row in rows[2:]
+        for script, outcome in zip(scripts, row[1:], strict=True)
+    }
     return found, text
 
 
 def main(strategies="", scripts=""):
-    found = outcomes([(strategy, script) for strategy in (strategies.split(",") if strategies else CONTRACTS)
-                      for script in (scripts.split(",") if scripts else SCRIPTS)])
+    found = outcomes(
+        [
+            (strategy, script)
+            for strategy in (strategies.split(",") if strategies else CONTRACTS)
+            for script in (scripts.split(",") if scripts else SCRIPTS)
+        ]
+    )
     for (strategy, script), (outcome, why) in found.items():
         print(f"{strategy:12} {script:14} {outcome:8} {why[-300:].strip()}")
 

@@ -1,7 +1,8 @@
-"""What a script is held against: torch's own DistributedDataParallel, and other ways to train replicas, each written out by hand.
+"""What a script is held against: torch's own DistributedDataParallel, and other ways to train replicas, each
+written out by hand.
 
-Each takes the model and the optimizer and returns those of the loop, as `paceline.train.parallelize` does. What has to happen when
-training ends stands in `endings`, in order.
+Each takes the model and the optimizer and returns those of the loop, as `paceline.train.parallelize` does.
+What has to happen when training ends stands in `endings`, in order.
 """
 
 from types import MethodType
@@ -21,8 +22,9 @@ def mean(tensors):
 
 
 def stepping(optimizer, before, after):
-    """Has `optimizer.step` call `before` and `after` round the update. It sees to torch's GradScaler itself: a rank whose gradients
-    overflowed leaves out its own update and nothing else, so that all ranks go on in step with each other."""
+    """Has `optimizer.step` call `before` and `after` round the update. It sees to torch's GradScaler itself:
+    a rank whose gradients overflowed leaves out its own update and nothing else, so that all ranks go on in
+    step with each other."""
     plain = optimizer.step
 
     def step(self):
@@ -87,7 +89,9 @@ def local(model, optimizer, period=5):
 
 
 def post_local(model, optimizer, period=5, first=6):
-    """Gradients are averaged in the first steps, parameters every `period` steps after them, and at the end."""
+    """Gradients are averaged in the first steps, parameters every `period` steps after them, and at the
+    end.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     steps = [0]
 
@@ -112,8 +116,8 @@ def post_local(model, optimizer, period=5, first=6):
 
 
 def diloco(model, optimizer, period=5, rate=0.7, momentum=0.9):
-    """Every `period` steps the mean drift of the replicas is the gradient of an SGD step with Nesterov momentum; at the end,
-    the replicas are averaged."""
+    """Every `period` steps the mean drift of the replicas is the gradient of an SGD step with Nesterov
+    momentum; at the end, the replicas are averaged."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in parameters]
     velocity = [torch.zeros_like(p) for p in parameters]

@@ -1,7 +1,9 @@
-"""Ten training scripts as people write them. All that they know of Paceline is `model, optimizer = parallelize(model, optimizer)`.
+"""Ten training scripts as people write them. All that they know of Paceline is `model, optimizer =
+parallelize(model, optimizer)`.
 
-`parallelize` is `paceline.train.parallelize` with a plan, or torch's DistributedDataParallel, or a reference written by hand. Each
-script fills `log` with what its user would print or keep; `rank` picks the samples, `folder` is where files go.
+`parallelize` is `paceline.train.parallelize` with a plan, or torch's DistributedDataParallel, or a reference
+written by hand. Each script fills `log` with what its user would print or keep; `rank` picks the samples,
+`folder` is where files go.
 """
 
 import copy
@@ -23,7 +25,7 @@ class Net(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
+            nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()
         )
         self.head = nn.Linear(HIDDEN, CLASSES)
 
@@ -96,7 +98,9 @@ def schedule(parallelize, log, rank, folder):
     """The learning rate warms up from zero and falls to zero again, well before the end."""
     net = build()
     model, optimizer = parallelize(net, torch.optim.Adam(net.parameters(), lr=0.02))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, min(step / 3, 1 - (step - 3) / 6)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(0.0, min(step / 3, 1 - (step - 3) / 6))
+    )
     for step in range(STEPS):
         x, y = batch(step, rank)
         optimizer.zero_grad()
@@ -181,10 +185,14 @@ def tied(parallelize, log, rank, folder):
 
 
 def several(parallelize, log, rank, folder):
-    """An encoder and a classifier with an optimizer each; the classifier learns twice, once with the encoder held still."""
+    """An encoder and a classifier with an optimizer each; the classifier learns twice, once with the encoder
+    held still.
+    """
     whole = build()
     encoder, encoding = parallelize(whole.body, torch.optim.Adam(whole.body.parameters(), lr=0.005))
-    classifier, classifying = parallelize(whole.head, torch.optim.SGD(whole.head.parameters(), lr=0.05, momentum=0.9))
+    classifier, classifying = parallelize(
+        whole.head, torch.optim.SGD(whole.head.parameters(), lr=0.05, momentum=0.9)
+    )
     for step in range(STEPS):
         x, y = batch(step, rank)
         before = snapshot(whole.body)
@@ -229,8 +237,15 @@ def resume(parallelize, log, rank, folder):
             log["rates"].append(scheduler.get_last_lr()[0])
             if step + 1 == STOP:
                 if rank == 0:
-                    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(),
-                                "scheduler": scheduler.state_dict(), "step": step + 1}, path)
+                    torch.save(
+                        {
+                            "model": net.state_dict(),
+                            "optimizer": optimizer.state_dict(),
+                            "scheduler": scheduler.state_dict(),
+                            "step": step + 1,
+                        },
+                        path,
+                    )
                 yield  # the process ends here, and another one begins
                 break
 
@@ -262,5 +277,18 @@ def evaluation(parallelize, log, rank, folder):
                 best, log["best"] = held, copy.deepcopy(net.state_dict())
 
 
-SCRIPTS = {script.__name__: script for script in (
-    accumulation, clipping, schedule, scaling, averaged, frozen, tied, several, resume, evaluation)}
+SCRIPTS = {
+    script.__name__: script
+    for script in (
+        accumulation,
+        clipping,
+        schedule,
+        scaling,
+        averaged,
+        frozen,
+        tied,
+        several,
+        resume,
+        evaluation,
+    )
+}

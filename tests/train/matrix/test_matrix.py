@@ -1,6 +1,7 @@
 """The matrix of docs/training.md: ten scripts as people write them under every strategy, on two ranks.
 
-What comes of each cell must be what the document says: `python benchmarks/training.py --only matrix` writes its table.
+What comes of each cell must be what the document says: `python benchmarks/training.py --only matrix` writes
+its table.
 """
 
 import pytest
@@ -15,8 +16,14 @@ DOCUMENTED, SECTION = documented()
 
 @pytest.fixture(scope="module")
 def found(request):
-    """Outcomes of the cells that are asked for, from one pair of ranks and one pair of workers that do not wait for each other."""
-    calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    """Outcomes of the cells that are asked for, from one pair of ranks and one pair of workers that do not
+    wait for each other.
+    """
+    calls = [
+        item.callspec
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
     return outcomes([call.params["cell"] for call in calls])
 
 

@@ -25,7 +25,8 @@ from paceline.units import show
 INTERFACE = "eth0"
 _NETWORK = "10.91.{}.{}"
 _PORT = 29400
-#: of a token bucket: the largest packet that segmentation offload makes fits, and a scheduler's tick at the rate
+#: of a token bucket: the largest packet that segmentation offload makes fits, and a scheduler's tick at the
+#: rate
 _LEAST_BURST, _BURST_S, _QUEUE = 65536, 2e-3, "200ms"
 _MOST_HOSTS = 200
 #: of the namespace of who writes it
@@ -41,10 +42,13 @@ class Traffic:
     received_bytes: int
 
     def __sub__(self, before: Traffic) -> Traffic:
-        return Traffic(sent_bytes=self.sent_bytes - before.sent_bytes, received_bytes=self.received_bytes - before.received_bytes)
+        return Traffic(
+            sent_bytes=self.sent_bytes - before.sent_bytes,
+            received_bytes=self.received_bytes - before.received_bytes,
+        )
 
 
-def burst_bytes(link_Bps: float) -> int:  # noqa: N803
+def burst_bytes(link_Bps: float) -> int:
     """What a link of that rate passes at once after a pause."""
     return max(_LEAST_BURST, round(link_Bps * _BURST_S))
 
@@ -54,23 +58,37 @@ def check(cpus: float | None = None) -> None:
     if sys.platform != "linux":
         raise RunError(f"an emulated cluster needs Linux network namespaces; this is {sys.platform}")
     if os.geteuid() != 0:
-        raise RunError("an emulated cluster needs the right to make network namespaces; run as root (sudo), or in a privileged container")
+        raise RunError(
+            "an emulated cluster needs the right to make network namespaces; run as root (sudo), or in a"
+            " privileged container"
+        )
     if find_spec("pyroute2") is None:
         raise MissingExtra("pyroute2", "emulate", "an emulated cluster")
     if cpus is not None and system.cpu_root() is None:
-        raise RunError("CPU limits need a writable cgroup with the cpu controller under /sys/fs/cgroup; leave out the CPU limit to go on without")
+        raise RunError(
+            "CPU limits need a writable cgroup with the cpu controller under /sys/fs/cgroup; leave out the"
+            " CPU limit to go on without"
+        )
 
 
 class EmulatedCluster:
-    """`hosts` namespaces round a switch; `link_Bps` bytes per second each way (None: unshaped), at most `cpus` cores each (None: no limit).
+    """`hosts` namespaces round a switch; `link_Bps` bytes per second each way (None: unshaped), at most
+    `cpus` cores each (None: no limit).
 
-    `pin`: each host has cores of its own, where there is one for every host. `congestion`: how the hosts' TCP finds a link's rate (None: as the
-    machine has it; with "bbr", all-reduces on a link of 20 Mbit/s took up to 30 % longer than the wire needs, with "reno" 2 %).
-    A context manager. Processes that it starts end with it; if this process dies, a janitor removes everything.
+    `pin`: each host has cores of its own, where there is one for every host. `congestion`: how the hosts' TCP
+    finds a link's rate (None: as the machine has it; with "bbr", all-reduces on a link of 20 Mbit/s took up
+    to 30 % longer than the wire needs, with "reno" 2 %). A context manager. Processes that it starts end with
+    it; if this process dies, a janitor removes everything.
     """
 
     def __init__(
-        self, *, hosts: int, link_Bps: float | None = None, cpus: float | None = None, pin: bool = False, congestion: str | None = None,  # noqa: N803
+        self,
+        *,
+        hosts: int,
+        link_Bps: float | None = None,
+        cpus: float | None = None,
+        pin: bool = False,
+        congestion: str | None = None,
     ) -> None:
         if not 1 <= hosts <= _MOST_HOSTS:
             raise SpecError(f"an emulated cluster has 1 to {_MOST_HOSTS} hosts, got {hosts}")
@@ -94,7 +112,9 @@ class EmulatedCluster:
         check(self.cpus)
         sweep()
         self._janitor = subprocess.Popen(
-            [sys.executable, "-m", "paceline.bench.emulate", self.name], stdin=subprocess.PIPE, start_new_session=True,
+            [sys.executable, "-m", "paceline.bench.emulate", self.name],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             self._create()
@@ -106,7 +126,9 @@ class EmulatedCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -137,7 +159,12 @@ class EmulatedCluster:
         switch.link("set", index=bridge, state="up")
         for host in range(self.hosts):
             pyroute2.netns.create(self.namespace(host))
-            switch.link("add", ifname=f"port{host}", kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": self.namespace(host)})
+            switch.link(
+                "add",
+                ifname=f"port{host}",
+                kind="veth",
+                peer={"ifname": INTERFACE, "net_ns_fd": self.namespace(host)},
+            )
             port = switch.link_lookup(ifname=f"port{host}")[0]
             switch.link("set", index=port, state="up", master=bridge)
             inner = pyroute2.NetNS(self.namespace(host))
@@ -155,14 +182,17 @@ class EmulatedCluster:
                 group = self._group(host)
                 assert group is not None
                 system.limit_cpus(group, self.cpus)
-        with contextlib.suppress(OSError):  # a kernel that cannot: connections work all the same, with some packets sent twice
+        # a kernel that cannot: connections work all the same, with some packets sent twice
+        with contextlib.suppress(OSError):
             self._steer()
 
     def _steer(self) -> None:
-        """What a host receives costs that host, what a switch does the host that sends, and a wire keeps the order of packets.
+        """What a host receives costs that host, what a switch does the host that sends, and a wire keeps the
+        order of packets.
 
-        By itself the kernel handles a packet on the core that lets it go, which is that of the sender or that of a token bucket's timer: two
-        queues, of which one overtakes the other. TCP takes that for loss, and a connection may be slow for the rest of its life.
+        By itself the kernel handles a packet on the core that lets it go, which is that of the sender or that
+        of a token bucket's timer: two queues, of which one overtakes the other. TCP takes that for loss, and
+        a connection may be slow for the rest of its life.
         """
         cores = self._cores or [sorted(os.sched_getaffinity(0))] * self.hosts
         for host in range(self.hosts):
@@ -172,8 +202,10 @@ class EmulatedCluster:
             for host in range(self.hosts):
                 system.steer(found / f"port{host}", cores[host])
 
-    def shape(self, link_Bps: float | None, hosts: Sequence[int] | None = None) -> None:  # noqa: N803
-        """Sets the rate of every link, or of those of `hosts`, each way (None: as fast as the machine goes); also while processes run."""
+    def shape(self, link_Bps: float | None, hosts: Sequence[int] | None = None) -> None:
+        """Sets the rate of every link, or of those of `hosts`, each way (None: as fast as the machine goes);
+        also while processes run.
+        """
         if hosts is None:
             self.link_Bps = link_Bps
         switch, *all_hosts = self._handles
@@ -181,7 +213,15 @@ class EmulatedCluster:
             port, host = self._links[number], all_hosts[number]
             for handle, index in ((switch, port), (host, host.link_lookup(ifname=INTERFACE)[0])):
                 if link_Bps is not None:
-                    handle.tc("replace", "tbf", index=index, handle="1:", rate=round(link_Bps), burst=burst_bytes(link_Bps), latency=_QUEUE)
+                    handle.tc(
+                        "replace",
+                        "tbf",
+                        index=index,
+                        handle="1:",
+                        rate=round(link_Bps),
+                        burst=burst_bytes(link_Bps),
+                        latency=_QUEUE,
+                    )
                 elif any(q.get_attr("TCA_KIND") == "tbf" for q in handle.get_qdiscs(index=index)):
                     handle.tc("del", index=index, root=True)
 
@@ -210,19 +250,34 @@ class EmulatedCluster:
     def traffic(self) -> list[Traffic]:
         """Bytes that each host has sent and received since it was made, as its interface counts them."""
         stats = {link["index"]: link.get_attr("IFLA_STATS64") for link in self._handles[0].get_links()}
-        return [Traffic(sent_bytes=stats[port]["rx_bytes"], received_bytes=stats[port]["tx_bytes"]) for port in self._links]
+        return [
+            Traffic(sent_bytes=stats[port]["rx_bytes"], received_bytes=stats[port]["tx_bytes"])
+            for port in self._links
+        ]
 
     # -- processes ---------------------------------------------------------------------------------
 
     def start(
-        self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, output: IO[bytes] | None = None,
+        self,
+        host: int,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Starts a command on a host; it ends at the latest with the cluster or with this process."""
         group = self._group(host)
-        entered = [sys.executable, str(Path(__file__).with_name("enter.py")), self.namespace(host), str(group or "-"), *command]
+        entered = [
+            sys.executable,
+            str(Path(__file__).with_name("enter.py")),
+            self.namespace(host),
+            str(group or "-"),
+            *command,
+        ]
         process = subprocess.Popen(
-            entered, env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})},
-            stdout=output, stderr=subprocess.STDOUT if output is not None else None,
+            entered,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})},
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
         )
         if self._cores:  # before it has threads: those to come have the same
             os.sched_setaffinity(process.pid, self._cores[host])
@@ -232,16 +287,34 @@ class EmulatedCluster:
     def variables(self, rank: int, ranks_per_host: int = 1) -> dict[str, str]:
         """What torch.distributed reads in the process of a rank; ranks fill one host after another."""
         return {
-            "RANK": str(rank), "WORLD_SIZE": str(self.hosts * ranks_per_host), "LOCAL_RANK": str(rank % ranks_per_host),
-            "LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(_PORT), "OMP_NUM_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.hosts * ranks_per_host),
+            "LOCAL_RANK": str(rank % ranks_per_host),
+            "LOCAL_WORLD_SIZE": str(ranks_per_host),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(_PORT),
+            "OMP_NUM_THREADS": "1",
         }
 
     def launch(
-        self, command: Sequence[str], *, ranks_per_host: int = 1, environment: Mapping[str, str] | None = None, timeout_s: float = 600.0,
+        self,
+        command: Sequence[str],
+        *,
+        ranks_per_host: int = 1,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 600.0,
     ) -> list[str]:
-        """Runs one process per rank to its end; what each printed. A rank that fails or is late ends the others."""
+        """Runs one process per rank to its end; what each printed. A rank that fails or is late ends the
+        others.
+        """
+
         def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-            return self.start(rank // ranks_per_host, command, {**self.variables(rank, ranks_per_host), **(environment or {})}, output)
+            return self.start(
+                rank // ranks_per_host,
+                command,
+                {**self.variables(rank, ranks_per_host), **(environment or {})},
+                output,
+            )
 
         try:
             return supervise(start, self.hosts * ranks_per_host, timeout_s)
@@ -258,6 +331,7 @@ def _split(cores: Sequence[int], hosts: int) -> list[Sequence[int]]:
 def _pyroute2() -> Any:
     """The package that speaks to the kernel; an extra, without types."""
     package = import_module("pyroute2")
-    # its children are forks of this process and ended by TERM: with whatever handler this process has for that they would not end
+    # its children are forks of this process and ended by TERM: with whatever handler this process has for
+    # that they would not end
     package.config.disable_mp_signal = True
     return package

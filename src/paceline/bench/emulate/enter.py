@@ -1,4 +1,5 @@
-"""`python enter.py NAMESPACE GROUP COMMAND...`: runs a command inside a host; GROUP is `-` where CPUs are not limited.
+"""`python enter.py NAMESPACE GROUP COMMAND...`: runs a command inside a host; GROUP is `-` where CPUs are not
+limited.
 
 Run by path, not by name, so that starting a rank does not import the package twice.
 """

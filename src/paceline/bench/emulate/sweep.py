@@ -1,7 +1,7 @@
 """Takes away emulated clusters whose owner is gone.
 
-Each cluster has a janitor, a process of its own session that waits for its owner to end, however it ends. Should the
-janitor be killed too, the next cluster that is made sweeps up first.
+Each cluster has a janitor, a process of its own session that waits for its owner to end, however it ends.
+Should the janitor be killed too, the next cluster that is made sweeps up first.
 
     python -m paceline.bench.emulate          sweep once
     python -m paceline.bench.emulate NAME     the janitor of a cluster: waits until its input is closed

@@ -1,4 +1,6 @@
-"""What an emulated cluster asks of Linux: namespaces, CPU groups, and who is still alive. Standard library only: the janitor runs it too."""
+"""What an emulated cluster asks of Linux: namespaces, CPU groups, and who is still alive. Standard library
+only: the janitor runs it too.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def interfaces() -> Iterator[Path]:
-    """The folder in which the kernel shows the interfaces of this thread's network namespace: what is mounted elsewhere shows another's.
+    """The folder in which the kernel shows the interfaces of this thread's network namespace: what is mounted
+    elsewhere shows another's.
 
     A mount without a place, which goes with its descriptor, also when this process is killed.
     """
@@ -77,7 +80,9 @@ def interfaces() -> Iterator[Path]:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     """A call of the kernel for which the C library has no name everywhere."""
-    result: int = libc().syscall(*(ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments)))
+    result: int = libc().syscall(
+        *(ctypes.c_long(value) if isinstance(value, int) else value for value in (number, *arguments))
+    )
     if result < 0:
         _fail()
     return result
@@ -89,7 +94,9 @@ def _fail() -> NoReturn:
 
 
 def steer(interface: Path, cores: Sequence[int]) -> None:
-    """Has what an interface receives handled by some of the cores, all packets of a connection by the same one, so that they keep their order."""
+    """Has what an interface receives handled by some of the cores, all packets of a connection by the same
+    one, so that they keep their order.
+    """
     bits = sum(1 << core for core in cores)
     words = [f"{bits >> at & 0xFFFFFFFF:08x}" for at in range(0, max(1, bits.bit_length()), 32)]
     for queue in (interface / "queues").glob("rx-*"):
@@ -118,7 +125,9 @@ def inside(namespace: str) -> Iterator[int]:
 
 
 def cpu_root() -> Path | None:
-    """The folder in which groups with a CPU limit can be made: version 1 or 2, None where neither is writable."""
+    """The folder in which groups with a CPU limit can be made: version 1 or 2, None where neither is
+    writable.
+    """
     first, second = _CGROUPS / "cpu", _CGROUPS
     if (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists():
         return first if os.access(first, os.W_OK) else None
@@ -172,7 +181,9 @@ def alive(process: int) -> bool:
 
 
 def remains() -> dict[str, int]:
-    """Names of emulated clusters (namespaces and groups) that still exist, with the process that made each."""
+    """Names of emulated clusters (namespaces and groups) that still exist, with the process that made
+    each.
+    """
     found: dict[str, int] = {}
     root = cpu_root() if sys.platform == "linux" else None
     places = [NAMESPACES, *([root] if root else [])]

@@ -28,7 +28,9 @@ FROM_STEPS = {
 }
 
 
-def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None, devices: Sequence[str] = ()) -> str:
+def toml(
+    source: str, tables: Mapping[str, Any], inherits: str | None = None, devices: Sequence[str] = ()
+) -> str:
     """The text of a curve file; `devices` are those whose operators and whole steps it was fitted to."""
     lines = [f"source = {_value(source)}"]
     if devices:
@@ -45,7 +47,13 @@ def toml(source: str, tables: Mapping[str, Any], inherits: str | None = None, de
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f'{k if k.isidentifier() else chr(34) + k + chr(34)} = {_value(v)}' for k, v in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(
+                f"{k if k.isidentifier() else chr(34) + k + chr(34)} = {_value(v)}" for k, v in value.items()
+            )
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, str):
@@ -54,9 +62,13 @@ def _value(value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder with the measurement sets that do not ship")
-    parser.add_argument("--only", choices=("hopper", "fp32", *FROM_STEPS, "collectives"), help="fit these files only")
+    parser.add_argument(
+        "--only", choices=("hopper", "fp32", *FROM_STEPS, "collectives"), help="fit these files only"
+    )
     args = parser.parse_args()
     if args.only in (None, "hopper"):
         fit_hopper()
@@ -87,13 +99,18 @@ def fit_fp32(folder: Path) -> None:
     rows = fp32.read(folder / "kernels")
     base = from_tables("hopper", {"hopper": tomllib.loads((OUT / "hopper.toml").read_text())})
     wanted = dict(fp32.ARCHITECTURES)
-    wanted |= {f"without-{name}": fp32.others(name) for members in fp32.ARCHITECTURES.values() for name in members}
+    wanted |= {
+        f"without-{name}": fp32.others(name) for members in fp32.ARCHITECTURES.values() for name in members
+    }
     for name, members in wanted.items():
         report.append(f"-- {name}")
         tables = fp32.fit(rows, members, base, report)
         source = "FP32 operators of sitar-lab/NeuSight (kernels/) on " + ", ".join(members)
         if name == "ampere":
-            tables = {shape: {**tables.get(shape, {}), **more} for shape, more in fp16.fit(folder / "kernels_fp16", base, report).items()}
+            tables = {
+                shape: {**tables.get(shape, {}), **more}
+                for shape, more in fp16.fit(folder / "kernels_fp16", base, report).items()
+            }
             source += "; FP16 operators of DebarghaG/estimate-train-time (kernels_fp16/) on an A100-SXM-80GB"
         (OUT / f"{name}.toml").write_text(toml(source, tables, "hopper"))
     print("\n".join(report))
@@ -104,14 +121,22 @@ def fit_steps(name: str, folder: Path) -> None:
     tables = {name: tomllib.loads((OUT / f"{name}.toml").read_text()) for name in ("hopper", "pascal")}
     report = [f"-- {name}"]
     rows = list(read(folder / source, from_tables(base, tables)))
-    (OUT / f"{name}.toml").write_text(toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base))
+    (OUT / f"{name}.toml").write_text(
+        toml(f"whole training steps: {source}", steps.fit(rows, classes, report), base)
+    )
     print("\n".join(report))
 
 
 def fit_collectives(folder: Path) -> None:
     report: list[str] = []
-    source = "published/collectives_busbw.csv, kernels_fp16/*/nccl_* (DebarghaG/estimate-train-time, MIT), h200/gloo_loopback_16core.jsonl"
-    source += "; not measured, and only assumed: links aries, efa, ethernet, ici, pcie, qpi, slingshot and other of nccl, and all of mpi"
+    source = (
+        "published/collectives_busbw.csv, kernels_fp16/*/nccl_* (DebarghaG/estimate-train-time, MIT),"
+        " h200/gloo_loopback_16core.jsonl"
+    )
+    source += (
+        "; not measured, and only assumed: links aries, efa, ethernet, ici, pcie, qpi, slingshot and other of"
+        " nccl, and all of mpi"
+    )
     (OUT / "collectives.toml").write_text(toml(source, collectives.fit(folder, report)))
     print("\n".join(report))
 

@@ -27,7 +27,8 @@ from paceline.spec.workload import Workload
 
 #: kernels over fewer elements are a matter of launching: one sum per pass
 SMALL = 1 << 20
-#: constants, each with the (group, column of the stream formula) it multiplies; launching and special functions cost the same everywhere
+#: constants, each with the (group, column of the stream formula) it multiplies; launching and special
+#: functions cost the same everywhere
 _TERMS: tuple[tuple[tuple[str, int], ...], ...] = (
     (("fused.pointwise", 0), ("fused.row", 0), ("fused.column", 0)),
     (("fused.pointwise", 1), ("fused.row", 1), ("fused.column", 1)),
@@ -39,7 +40,9 @@ _FIELDS = ("launch_s", "traffic", "element", "row", "step")
 
 
 def fit(path: Path, tables: dict[str, Any], report: list[str]) -> None:
-    """Add to the tables of the eager fit: stream curves of the fused groups, and what a mask adds to attention."""
+    """Add to the tables of the eager fit: stream curves of the fused groups, and what a mask adds to
+    attention.
+    """
     measured: dict[Any, float] = defaultdict(float)
     table: dict[Any, Any] = defaultdict(lambda: np.zeros(len(_TERMS)))
     masked: list[profiled.Measured] = []
@@ -50,14 +53,19 @@ def fit(path: Path, tables: dict[str, Any], report: list[str]) -> None:
                 measured[number, phase, elements] += taken
             for (phase, elements), terms in _predicted(workload):
                 table[number, phase, elements] += terms
-            masked += [p for p in profiled.pair(row, workload)[0] if p.op.kind == "attention" and "mask" in p.op.tags]
+            masked += [
+                p for p in profiled.pair(row, workload)[0] if p.op.kind == "attention" and "mask" in p.op.tags
+            ]
     both = [key for key in measured if key in table]
     seconds = np.array([measured[key] for key in both])
     rows = np.array([table[key] for key in both])
     # a step is a sum: buckets count by their time
     solution = robust_nnls(rows, seconds, np.sqrt(seconds / seconds.mean()))
     error = np.abs(rows @ solution / seconds - 1)
-    report.append(f"{'fused':40s} sums {len(both):6d}  median {100 * np.median(error):5.1f} %  total {(rows @ solution).sum() / seconds.sum():.3f}")
+    report.append(
+        f"{'fused':40s} sums {len(both):6d}  median {100 * np.median(error):5.1f} %  total"
+        f" {(rows @ solution).sum() / seconds.sum():.3f}"
+    )
     for value, places in zip(solution, _TERMS, strict=True):
         for group, column in places:
             curve = tables["stream"].setdefault(group, {"launch_s": 0.0, "traffic": 0.0})
@@ -67,7 +75,9 @@ def fit(path: Path, tables: dict[str, Any], report: list[str]) -> None:
 
 
 def _masks(masked: Sequence[profiled.Measured], tables: dict[str, Any], report: list[str]) -> None:
-    """Under torch.compile, transformers hands attention a mask where eager code would say "causal": scores are read as well as computed."""
+    """Under torch.compile, transformers hands attention a mask where eager code would say "causal": scores
+    are read as well as computed.
+    """
     plain = from_tables("fit", {"fit": {"source": "", **tables}})
     for which in ("forward", "backward"):
         rows = [m for m in masked if m.op.tags[0] == which]
@@ -97,7 +107,9 @@ def _predicted(workload: Workload) -> Iterator[tuple[tuple[bool, int], Any]]:
     """The same of each fused operator, as weights of the constants."""
     packed = pack(workload)
     runs = np.bincount(workload.order, minlength=len(workload.segments))
-    where: Sequence[tuple[Any, int]] = [(op, int(n)) for segment, n in zip(workload.segments, runs, strict=True) for op in segment.ops]
+    where: Sequence[tuple[Any, int]] = [
+        (op, int(n)) for segment, n in zip(workload.segments, runs, strict=True) for op in segment.ops
+    ]
     target = chip(devices.get("h200"))
     for group, entries in packed.stream.items():
         if not group.startswith("fused"):

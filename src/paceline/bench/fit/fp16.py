@@ -1,4 +1,5 @@
-"""Half-precision constants of Ampere, from transformer operators measured by others on an A100 (`kernels_fp16/`).
+"""Half-precision constants of Ampere, from transformer operators measured by others on an A100
+(`kernels_fp16/`).
 
 A backward pass of a linear layer is measured as one figure: it is shared between its products by
 their FLOPs. bf16 runs the same kernels, so both types get the same constants.
@@ -38,7 +39,9 @@ def read(folder: Path, operators: Sequence[str]) -> tuple[list[Op], np.ndarray]:
     for operator in operators:
         rows = csv_rows(folder / FOLDER / f"operator_{operator}_fp16.csv.gz", ("F_dur(us)", "B_dur(us)"))
         for row in random.Random(0).sample(rows, min(SAMPLE, len(rows))):
-            for column, made in zip(("F_dur(us)", "B_dur(us)"), kernels.fp16_kernel(operator, row) or ((), ()), strict=True):
+            for column, made in zip(
+                ("F_dur(us)", "B_dur(us)"), kernels.fp16_kernel(operator, row) or ((), ()), strict=True
+            ):
                 total = sum(op.flops for op in made)
                 for op in made:
                     if op.flops:
@@ -62,15 +65,20 @@ def fit(folder: Path, base: Curves, report: list[str]) -> dict[str, Any]:
     block = solve.Block(target, target.peaks["fp16"], entries, seconds[entries.owner], host)
     curve, quality, (call_s,) = solve.fit_matrix([block], layouts=("tn", "nn"), fixed=("launch_s",))
     report.append(f"{'host time per call':40s} {1e6 * call_s:.1f} us")
-    # all shapes measured are aligned. Ragged ones are limited by issuing loads, at the H200's rate per cycle: a larger share of a smaller peak
+    # all shapes measured are aligned. Ragged ones are limited by issuing loads, at the H200's rate per cycle:
+    # a larger share of a smaller peak
     faster = _per_cycle(chip(devices.get("h200"))) / _per_cycle(target)
-    ragged = {elements: min(1.0, share * faster) for elements, share in base.matrix["gemm.bf16"].alignment.items()}
+    ragged = {
+        elements: min(1.0, share * faster) for elements, share in base.matrix["gemm.bf16"].alignment.items()
+    }
     curve = replace(curve, alignment=ragged)
     tables["matrix"] |= {f"gemm.{dtype}": plain(curve) for dtype in ("fp16", "bf16")}
     report.append(line(f"gemm.fp16 {DEVICE}", quality))
     ops, seconds = read(folder, ("flash_atten",))
     for group, attention in pack_ops(ops).attention.items():
-        curve2, quality = solve.fit_attention(target, target.peaks["fp16"], attention, seconds[attention.owner])
+        curve2, quality = solve.fit_attention(
+            target, target.peaks["fp16"], attention, seconds[attention.owner]
+        )
         stem = group.rpartition(".")[0]
         tables["attention"] |= {f"{stem}.{mask}": plain(curve2) for mask in ("full", "causal")}
         report.append(line(f"{stem} {DEVICE}", quality))

@@ -32,9 +32,14 @@ from paceline.spec.workload import Op
 
 #: rows of each operator and device that go into a fit: more change nothing but its time
 SAMPLE = 400
-#: curve file -> devices it is fitted to; the P4's multiprocessors are not those of the P100, which stands for the rest of Pascal
+#: curve file -> devices it is fitted to; the P4's multiprocessors are not those of the P100, which stands for
+#: the rest of Pascal
 ARCHITECTURES = {
-    "pascal": ("p100-pcie",), "p4": ("p4",), "volta": ("v100-pcie-32gb",), "turing": ("t4",), "ampere": ("a100-pcie-40gb", "a100-pcie-80gb"),
+    "pascal": ("p100-pcie",),
+    "p4": ("p4",),
+    "volta": ("v100-pcie-32gb",),
+    "turing": ("t4",),
+    "ampere": ("a100-pcie-40gb", "a100-pcie-80gb"),
 }
 #: architectures whose multiprocessors are most alike: they stand in for each other
 ALIKE = (("pascal", "p4"), ("volta", "turing", "ampere"))
@@ -42,7 +47,21 @@ ALIKE = (("pascal", "p4"), ("volta", "turing", "ampere"))
 BARE_S, FEW = 3e-6, 20
 _POINTWISE = ("add", "mul", "relu", "tanh", "divu", "addu")
 #: every group whose time is traffic
-STREAMS = ("elementwise", "cast", "copy", "cat", "fill", "gather", "scatter", "reduce", "batchnorm", "pool", "optimizer", "norm", "softmax")
+STREAMS = (
+    "elementwise",
+    "cast",
+    "copy",
+    "cat",
+    "fill",
+    "gather",
+    "scatter",
+    "reduce",
+    "batchnorm",
+    "pool",
+    "optimizer",
+    "norm",
+    "softmax",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +82,61 @@ def read(folder: Path) -> dict[str, dict[str, Rows]]:
                 by_device[devices.get(row["Device"]).name].append(row)
         for name, rows in by_device.items():
             chosen = random.Random(0).sample(rows, min(SAMPLE, len(rows)))
-            out[name][path.name.split(".")[0]] = Rows([kernels.fp32_kernel(r)[0] for r in chosen], [float(r["Latency"]) * 1e-3 for r in chosen])
+            out[name][path.name.split(".")[0]] = Rows(
+                [kernels.fp32_kernel(r)[0] for r in chosen], [float(r["Latency"]) * 1e-3 for r in chosen]
+            )
     return out
 
 
 def others(left_out: str) -> tuple[str, ...]:
-    """The devices to learn from when `left_out` is to be predicted unseen: its own architecture, else those built alike."""
+    """The devices to learn from when `left_out` is to be predicted unseen: its own architecture, else those
+    built alike.
+    """
     own = next(name for name, members in ARCHITECTURES.items() if left_out in members)
     alike = next(names for names in ALIKE if own in names)
     nearest = tuple(d for d in ARCHITECTURES[own] if d != left_out)
     return nearest or tuple(d for name in alike for d in ARCHITECTURES[name] if d != left_out)
 
 
-def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curves, report: list[str]) -> dict[str, Any]:
+def fit(
+    data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curves, report: list[str]
+) -> dict[str, Any]:
     """Tables of one file, fitted to the devices `names` together; `base` is the file it inherits from."""
     chips = [devices.get(name) for name in names]
     tables: dict[str, Any] = {"matrix": {}, "stream": {}, "scale": {}}
     products = _group(data, names, ("linear", "bmm"))
-    tables["matrix"]["gemm.fp32"] = _matrix("gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1",))
+    tables["matrix"]["gemm.fp32"] = _matrix(
+        "gemm.fp32", chips, products, report, layouts=("tn",), alignments=("1",)
+    )
     convolutions = _group(data, names, ("conv",))
     # filters of one tap were not measured, but are plain products
-    shapes = {"conv1": {k: v for k, v in tables["matrix"]["gemm.fp32"].items() if k not in ("layouts", "alignment")}}
+    shapes = {
+        "conv1": {k: v for k, v in tables["matrix"]["gemm.fp32"].items() if k not in ("layouts", "alignment")}
+    }
     for kind in ("conv", "winograd", "stem"):
         group = f"{kind}.fprop.fp32"
         if any(group in packed.matrix for packed, _, _ in convolutions):
             shapes[kind] = _matrix(group, chips, convolutions, report)
     # nor were backward passes: they are taken to reach what the forward pass does
-    tables["matrix"] |= {f"{kind}.{which}.fp32": curve for kind, curve in shapes.items() for which in ("fprop", "dgrad", "wgrad")}
-    shortfall = np.median([_memory_factor(device, data[device.name], base) for device in chips if any(op in data[device.name] for op in _POINTWISE)])
+    tables["matrix"] |= {
+        f"{kind}.{which}.fp32": curve
+        for kind, curve in shapes.items()
+        for which in ("fprop", "dgrad", "wgrad")
+    }
+    shortfall = np.median(
+        [
+            _memory_factor(device, data[device.name], base)
+            for device in chips
+            if any(op in data[device.name] for op in _POINTWISE)
+        ]
+    )
     tables["scale"] |= {group: float(f"{shortfall:.3g}") for group in STREAMS}
     report.append(f"{'memory traffic against hopper':40s} x {shortfall:.2f}")
-    for op, group in (("ln", "norm.forward"), ("softmax", "softmax.forward.warp"), ("softmax", "softmax.forward.block")):
+    for op, group in (
+        ("ln", "norm.forward"),
+        ("softmax", "softmax.forward.warp"),
+        ("softmax", "softmax.forward.block"),
+    ):
         curve2 = _stream(group, chips, data, op, report)
         if curve2 is not None:
             tables["stream"][group] = plain(curve2)
@@ -101,7 +144,9 @@ def fit(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curv
     return tables
 
 
-def _group(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operators: Sequence[str]) -> list[tuple[Packed, np.ndarray, np.ndarray]]:
+def _group(
+    data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operators: Sequence[str]
+) -> list[tuple[Packed, np.ndarray, np.ndarray]]:
     """Per device: packed operators, their times, and the number of their operator."""
     out = []
     for name in names:
@@ -116,7 +161,11 @@ def _group(data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operato
 
 
 def _matrix(
-    group: str, chips: Sequence[Device], packed: list[tuple[Packed, np.ndarray, np.ndarray]], report: list[str], **options: Any,
+    group: str,
+    chips: Sequence[Device],
+    packed: list[tuple[Packed, np.ndarray, np.ndarray]],
+    report: list[str],
+    **options: Any,
 ) -> dict[str, Any]:
     blocks: list[solve.Block] = []
     for device, (rows, seconds, which) in zip(chips, packed, strict=True):
@@ -127,15 +176,20 @@ def _matrix(
         entries = replace(entries, align=np.where(entries.align < MOST_ALIGNED, 1, MOST_ALIGNED))
         # each device was measured on a host of its own: its launch time is its own unknown per operator
         host = which[entries.owner] + 2 * len(blocks)
-        blocks.append(solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host))
+        blocks.append(
+            solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host)
+        )
     curve, quality, _ = solve.fit_matrix(blocks, vector=True, **options)
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
-    shares = {str(2**i): share for share in curve.alignment.values() for i in range(4)}  # below 16 elements it hardly matters how far
+    # below 16 elements it hardly matters how far
+    shares = {str(2**i): share for share in curve.alignment.values() for i in range(4)}
     return plain(replace(curve, alignment=shares))
 
 
 def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> float:
-    """Measured over predicted time of large pointwise operators, with Hopper's share of the datasheet bandwidth."""
+    """Measured over predicted time of large pointwise operators, with Hopper's share of the datasheet
+    bandwidth.
+    """
     ratios = []
     for operator in _POINTWISE:
         if operator not in rows:
@@ -150,7 +204,13 @@ def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> fl
     return float(np.median(ratios))
 
 
-def _stream(group: str, chips: Sequence[Device], data: Mapping[str, Mapping[str, Rows]], operator: str, report: list[str]) -> StreamCurve | None:
+def _stream(
+    group: str,
+    chips: Sequence[Device],
+    data: Mapping[str, Mapping[str, Rows]],
+    operator: str,
+    report: list[str],
+) -> StreamCurve | None:
     tables, measured = [], []
     for device in chips:
         rows = data[device.name].get(operator)

@@ -78,7 +78,9 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
     measured = np.array([o.seconds for o in usable])
     counts = np.array([o.kernels for o in usable])
     tables: dict[str, Any] = {"matrix": {}, "stream": {}, "attention": {}, "kernels": {}}
-    _fit_matrices(target, packed, measured, np.array([o.source == ALONE_SOURCE for o in usable]), tables, report)
+    _fit_matrices(
+        target, packed, measured, np.array([o.source == ALONE_SOURCE for o in usable]), tables, report
+    )
     for group, stream in sorted(packed.stream.items()):
         curve, quality = solve.fit_stream(target, stream, measured[stream.owner])
         tables["stream"][group] = plain(curve)
@@ -93,11 +95,15 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
         launches = entries.launches if isinstance(entries, StreamEntries) else np.ones(len(entries.owner))
         inside = counts[entries.owner] > 0  # microbenchmarks do not count kernels
         if inside.any():
-            tables["kernels"][group] = round(float(counts[entries.owner][inside].sum() / launches[inside].sum()), 2)
+            tables["kernels"][group] = round(
+                float(counts[entries.owner][inside].sum() / launches[inside].sum()), 2
+            )
     return tables
 
 
-def _recurrent_scale(target: Chip, tables: dict[str, Any], observations: Sequence[Observation], report: list[str]) -> dict[str, float]:
+def _recurrent_scale(
+    target: Chip, tables: dict[str, Any], observations: Sequence[Observation], report: list[str]
+) -> dict[str, float]:
     """How much slower cuDNN's small products per step are than a product of that shape alone."""
     plain = from_tables("fit", {"fit": {"source": "", **tables}})
     scale = {}
@@ -118,33 +124,65 @@ def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEnt
     yield from sorted(packed.attention.items())
 
 
-def _blocks(target: Chip, peak: float, entries: MatrixEntries, seconds: Array, alone: NDArray[np.bool_]) -> list[solve.Block]:
-    """Products inside steps and those measured alone: the former are many and alike, the latter cover more shapes."""
+def _blocks(
+    target: Chip, peak: float, entries: MatrixEntries, seconds: Array, alone: NDArray[np.bool_]
+) -> list[solve.Block]:
+    """Products inside steps and those measured alone: the former are many and alike, the latter cover more
+    shapes.
+    """
     shares = [(~alone, 1.0), (alone, max(1.0, np.sqrt(ALONE * (~alone).sum() / max(1, alone.sum()))))]
-    return [solve.Block(target, peak, take(entries, rows), seconds[rows], weight=float(weight)) for rows, weight in shares if rows.any()]
+    return [
+        solve.Block(target, peak, take(entries, rows), seconds[rows], weight=float(weight))
+        for rows, weight in shares
+        if rows.any()
+    ]
 
 
-def _fit_matrices(target: Chip, packed: Packed, measured: Array, alone: NDArray[np.bool_], tables: dict[str, Any], report: list[str]) -> None:
+def _fit_matrices(
+    target: Chip,
+    packed: Packed,
+    measured: Array,
+    alone: NDArray[np.bool_],
+    tables: dict[str, Any],
+    report: list[str],
+) -> None:
     dense: dict[str, Any] = {}
     # dense groups first: those with few rows start from them
-    for group in sorted(packed.matrix, key=lambda g: (g.split(".")[0] not in ("gemm", "conv", "conv1"), -len(packed.matrix[g].owner))):
+    for group in sorted(
+        packed.matrix,
+        key=lambda g: (g.split(".")[0] not in ("gemm", "conv", "conv1"), -len(packed.matrix[g].owner)),
+    ):
         entries = packed.matrix[group]
         parts = group.split(".")
         dtype = next(p for p in parts if p in target.peaks)
         keep = (entries.m > 1) & (entries.n > 1)
         entries = take(entries, keep)
         seconds = measured[entries.owner]
-        sibling = dense.get(".".join([parts[0].removesuffix("-nchw"), *parts[1:]])) or dense.get(".".join(["conv", *parts[1:]]))
+        sibling = dense.get(".".join([parts[0].removesuffix("-nchw"), *parts[1:]])) or dense.get(
+            ".".join(["conv", *parts[1:]])
+        )
         sibling = sibling or dense.get(f"gemm.{dtype}") or dense.get("gemm.bf16")
         few = len(seconds) < FEW_ROWS and sibling is not None
-        layouts = [v for v in ("tn", "nt", "nn") if parts[0] == "gemm" and entries.layout.total(np.ones(len(seconds))).get(v, 0) >= 20]
+        layouts = [
+            v
+            for v in ("tn", "nt", "nn")
+            if parts[0] == "gemm" and entries.layout.total(np.ones(len(seconds))).get(v, 0) >= 20
+        ]
         full = 8 if dtype in ("fp16", "bf16") else 4
-        alignments = [a for a in ("1", "2", "4") if parts[0] == "gemm" and int(a) < full and (entries.align == int(a)).sum() >= 3]
+        alignments = [
+            a
+            for a in ("1", "2", "4")
+            if parts[0] == "gemm" and int(a) < full and (entries.align == int(a)).sum() >= 3
+        ]
         if parts[0] == "gemm":
             entries = replace(entries, align=np.minimum(entries.align, full))
         curve, quality, _ = solve.fit_matrix(
-            _blocks(target, target.peaks[dtype], entries, seconds, alone[entries.owner]), start=sibling, fixed=_KEPT if few else (), layouts=layouts,
-            alignments=alignments, vector=dtype == "fp32",
+            _blocks(target, target.peaks[dtype], entries, seconds, alone[entries.owner]),
+            start=sibling,
+            fixed=_KEPT if few else (),
+            layouts=layouts,
+            alignments=alignments,
+            vector=dtype == "fp32",
         )
         dense[group] = curve
         tables["matrix"][group] = plain(curve)

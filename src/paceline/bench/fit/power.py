@@ -2,8 +2,8 @@
 
     python -m paceline.bench.fit.power --data DIR
 
-prints, for each architecture, the number with the least median error of its rows, and what it leaves by device and
-precision: one number has to do for all of them.
+prints, for each architecture, the number with the least median error of its rows, and what it leaves by
+device and precision: one number has to do for all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from paceline.cost.power import FLOP_J
 from paceline.errors import PacelineError
 
 #: sets of dense models whose steps products dominate
-USED = ("megatron_gpt", "torchtitan_llama", "llmfoundry_mpt_throughput", "dgxc_benchmarking_llm", "nemo_megatron_bridge", "simumax_b200_measured")
+USED = (
+    "megatron_gpt",
+    "torchtitan_llama",
+    "llmfoundry_mpt_throughput",
+    "dgxc_benchmarking_llm",
+    "nemo_megatron_bridge",
+    "simumax_b200_measured",
+)
 GRID_PJ = np.arange(0.7, 1.95, 0.05)
 
 
@@ -37,7 +44,9 @@ def errors(data: Path) -> dict[str, dict[str, list[float]]]:
                 continue
             narrow = any(word in case.name.lower() for word in ("fp8", "float8", "precision", "quantization"))
             kind = f"{case.device} {'fp8' if narrow else '16-bit'}"
-            out[devices.get(case.device).architecture][kind].append(float(np.log(answer / case.measured["step_s"])))
+            out[devices.get(case.device).architecture][kind].append(
+                float(np.log(answer / case.measured["step_s"]))
+            )
     return out
 
 
@@ -50,7 +59,9 @@ def main() -> None:
         FLOP_J.update(dict.fromkeys(FLOP_J, joules * 1e-12))
         for architecture, found in errors(data).items():
             everything = np.abs(np.concatenate([np.asarray(logs) for logs in found.values()]))
-            shown = ", ".join(f"{kind} {100 * np.median(logs):+.0f} % of {len(logs)}" for kind, logs in found.items())
+            shown = ", ".join(
+                f"{kind} {100 * np.median(logs):+.0f} % of {len(logs)}" for kind, logs in found.items()
+            )
             tried[architecture].append((float(np.median(everything)), float(joules), shown))
     for architecture, rows in sorted(tried.items()):
         error, best, shown = min(rows)

@@ -1,4 +1,5 @@
-"""Factors by which a device departs from the curves it inherits, from whole training steps measured on it by others.
+"""Factors by which a device departs from the curves it inherits, from whole training steps measured on it by
+others.
 
 Device time of a step is a sum over classes of operators; one factor per class is fitted, drawn
 towards the factor that all classes share where the steps do not tell them apart.
@@ -32,11 +33,35 @@ Array = NDArray[np.float64]
 #: classes of operators, each by the patterns of its groups' names; "" is what no other pattern matches
 Classes = Sequence[tuple[str, ...]]
 #: half-precision vision models: which kernels a library has depends on layout and grouping
-VISION: Classes = tuple((pattern,) for pattern in (
-    "", "conv.", "conv-nchw", "conv1.", "conv1-nchw", "stem", "depthwise-plain*nchw", "depthwise-plain*nhwc", "depthwise-large", "depthwise-ragged",
-    "grouped*nchw", "grouped*nhwc", "batchnorm*nchw", "batchnorm*nhwc", "gemm", "elementwise", "elementwise.strided", "norm", "softmax", "pool",
-    "reduce", "copy", "cast", "optimizer",
-))
+VISION: Classes = tuple(
+    (pattern,)
+    for pattern in (
+        "",
+        "conv.",
+        "conv-nchw",
+        "conv1.",
+        "conv1-nchw",
+        "stem",
+        "depthwise-plain*nchw",
+        "depthwise-plain*nhwc",
+        "depthwise-large",
+        "depthwise-ragged",
+        "grouped*nchw",
+        "grouped*nhwc",
+        "batchnorm*nchw",
+        "batchnorm*nhwc",
+        "gemm",
+        "elementwise",
+        "elementwise.strided",
+        "norm",
+        "softmax",
+        "pool",
+        "reduce",
+        "copy",
+        "cast",
+        "optimizer",
+    )
+)
 #: what a handful of steps can tell: arithmetic from memory
 COARSE: Classes = (("",), ("conv", "winograd", "stem", "gemm"))
 #: one model in so many goes into the fit of a large table; the others are left to judge it by
@@ -87,15 +112,31 @@ def fit(steps: Sequence[Step], classes: Classes, report: list[str]) -> dict[str,
     """A table of factors."""
     patterns = tuple(pattern for members in classes for pattern in members)
     of = {group: closest(group, patterns) for step in steps for group in step.groups}
-    table = np.array([[sum(t for g, t in step.groups.items() if of[g] in members) for members in classes] for step in steps])
+    table = np.array(
+        [
+            [sum(t for g, t in step.groups.items() if of[g] in members) for members in classes]
+            for step in steps
+        ]
+    )
     measured = np.array([step.seconds for step in steps])
     solution = _solve(table, measured)
     error = np.abs(table @ solution / measured - 1)
-    report.append(f"{'whole steps':40s} rows {len(steps):6d}  median {100 * np.median(error):5.1f} %  mean {100 * error.mean():5.1f} %")
+    report.append(
+        f"{'whole steps':40s} rows {len(steps):6d}  median {100 * np.median(error):5.1f} %  mean"
+        f" {100 * error.mean():5.1f} %"
+    )
     shares = (table * solution).sum(axis=0) / (table @ solution).sum()
     for members, factor, share in zip(classes, solution, shares, strict=True):
-        report.append(f"    {', '.join(members) or 'all others':36s} x {factor:.2f}  of time {100 * share:4.1f} %")
-    return {"scale": {name: float(f"{factor:.3g}") for members, factor in zip(classes, solution, strict=True) for name in members}}
+        report.append(
+            f"    {', '.join(members) or 'all others':36s} x {factor:.2f}  of time {100 * share:4.1f} %"
+        )
+    return {
+        "scale": {
+            name: float(f"{factor:.3g}")
+            for members, factor in zip(classes, solution, strict=True)
+            for name in members
+        }
+    }
 
 
 def _solve(table: Array, measured: Array) -> Array:

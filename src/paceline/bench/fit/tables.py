@@ -15,7 +15,9 @@ from paceline.cost.pack import Labels, MatrixEntries
 def take(entries: MatrixEntries, keep: NDArray[np.bool_]) -> MatrixEntries:
     """A subset of the products of a group."""
     columns: dict[str, Any] = {f.name: getattr(entries, f.name) for f in fields(entries)}
-    kept: dict[str, Any] = {name: c.take(keep) if isinstance(c, Labels) else c[keep] for name, c in columns.items()}
+    kept: dict[str, Any] = {
+        name: c.take(keep) if isinstance(c, Labels) else c[keep] for name, c in columns.items()
+    }
     return MatrixEntries(**kept)
 
 
@@ -34,4 +36,7 @@ def plain(curve: Any) -> dict[str, Any]:
 
 def line(group: str, quality: Quality) -> str:
     """One line of a fit's report."""
-    return f"{group:40s} rows {quality.rows:6d}  median {100 * quality.median:5.1f} %  mean {100 * quality.mean:5.1f} %"
+    return (
+        f"{group:40s} rows {quality.rows:6d}  median {100 * quality.median:5.1f} %  mean"
+        f" {100 * quality.mean:5.1f} %"
+    )

@@ -1,6 +1,6 @@
 """One host of a measurement: waits for a part in a run, plays it, reports.
 
-    python -m paceline.bench.throughput.agent RANK        meets the others where PACELINE_RENDEZVOUS says
+python -m paceline.bench.throughput.agent RANK        meets the others where PACELINE_RENDEZVOUS says
 """
 
 from __future__ import annotations
@@ -23,7 +23,18 @@ from paceline.train.asynchronous.store import VARIABLE, Rendezvous, RunStore
 #: steps of each worker that are not counted
 WARM_UP = 2
 #: what is kept of a step
-FIELDS = ("at_s", "compute_s", "round_s", "up_s", "update_s", "down_s", "waited_s", "staleness", "leads", "lead_s")
+FIELDS = (
+    "at_s",
+    "compute_s",
+    "round_s",
+    "up_s",
+    "update_s",
+    "down_s",
+    "waited_s",
+    "staleness",
+    "leads",
+    "lead_s",
+)
 
 
 def serve_parts(place: Rendezvous, rank: int) -> None:
@@ -57,14 +68,17 @@ def _serve(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
 def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     """Steps for a while; the end of each and what it was made of."""
     inside = _inside(part, place)
-    os.environ.update({VARIABLE: str(inside), "PACELINE_SERVERS": str(part["servers"]),
-                       SLOW: str(part.get("slow", 1.0))})
+    os.environ.update(
+        {VARIABLE: str(inside), "PACELINE_SERVERS": str(part["servers"]), SLOW: str(part.get("slow", 1.0))}
+    )
     job = JOBS[part["model"]]
     torch.manual_seed(0)
     model = job.build()
     plain = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     options = {"overlap": part["overlap"], **({"pace_Bps": part["pace_Bps"]} if part.get("pace_Bps") else {})}
-    model, optimizer = strategies()[f"ps-{part['mode']}"](model, plain, workers=part["workers"], checkpoint_every=10**9, **options)
+    model, optimizer = strategies()[f"ps-{part['mode']}"](
+        model, plain, workers=part["workers"], checkpoint_every=10**9, **options
+    )
     x, y = job.data(seed=part["number"])
     _together(inside.store(), part["workers"])
     rows = _steps(model, optimizer, x, y, part["seconds"])
@@ -72,7 +86,9 @@ def _work(part: dict[str, Any], place: Rendezvous) -> dict[str, Any]:
     return {"steps": rows, "parameters": optimizer.flat.count}
 
 
-def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: torch.Tensor, seconds: float) -> list[list[Any]]:
+def _steps(
+    model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: torch.Tensor, seconds: float
+) -> list[list[Any]]:
     rows: list[list[Any]] = []
     begin = last = time.time()
     while last - begin < seconds or len(rows) < WARM_UP + 3:
@@ -81,8 +97,23 @@ def _steps(model: torch.nn.Module, optimizer: Distributed, x: torch.Tensor, y: t
         optimizer.step()
         now, trip = time.time(), optimizer.last
         assert trip is not None
-        times = (now, now - last - trip.round_s, trip.round_s, trip.up_s, trip.update_s, trip.down_s, trip.waited_s)
-        rows.append([*(round(value, 6) for value in times), trip.staleness, [round(lead, 6) for lead in trip.leads], round(trip.lead_s, 6)])
+        times = (
+            now,
+            now - last - trip.round_s,
+            trip.round_s,
+            trip.up_s,
+            trip.update_s,
+            trip.down_s,
+            trip.waited_s,
+        )
+        rows.append(
+            [
+                *(round(value, 6) for value in times),
+                trip.staleness,
+                [round(lead, 6) for lead in trip.leads],
+                round(trip.lead_s, 6),
+            ]
+        )
         last = now
         if last - begin > 6 * seconds + 5:
             break

@@ -20,10 +20,23 @@ from paceline.bench.throughput.runs import PROFILED, Run
 from paceline.train.asynchronous import server
 from paceline.train.asynchronous.store import PrefixStore, Rendezvous, Store
 
-COLUMNS = (*KEY, "parameters", "batch", "steps_per_s", "samples_per_s", "compute_s", "staleness", "stalenesses", "steps", "seconds", "shaping",
-           "machine")
+COLUMNS = (
+    *KEY,
+    "parameters",
+    "batch",
+    "steps_per_s",
+    "samples_per_s",
+    "compute_s",
+    "staleness",
+    "stalenesses",
+    "steps",
+    "seconds",
+    "shaping",
+    "machine",
+)
 _POLL_S = 0.002
-#: runs that may overtake others which need more hosts: runs of one curve stay close in time, since a machine's pace drifts
+#: runs that may overtake others which need more hosts: runs of one curve stay close in time, since a
+#: machine's pace drifts
 _WINDOW = 24
 #: a run that computed this much faster or slower than the middle one of its curve was disturbed
 _ODD = 0.08
@@ -33,12 +46,26 @@ class Conductor:
     """Runs side by side on as many hosts as there are; `prepare` sets the links of hosts before a run."""
 
     def __init__(
-        self, store: Store, place: Rendezvous, agents: Iterable[int], out: Path, *, shaping: str,
-        machine: str, prepare: Callable[[float, Sequence[int]], None] | None = None, tries: int = 1,
+        self,
+        store: Store,
+        place: Rendezvous,
+        agents: Iterable[int],
+        out: Path,
+        *,
+        shaping: str,
+        machine: str,
+        prepare: Callable[[float, Sequence[int]], None] | None = None,
+        tries: int = 1,
     ) -> None:
         self._all, self._place = store, place
         self._store = PrefixStore(place.prefix, store)
-        self._out, self._shaping, self._machine, self._prepare, self._tries = out, shaping, machine, prepare, tries
+        self._out, self._shaping, self._machine, self._prepare, self._tries = (
+            out,
+            shaping,
+            machine,
+            prepare,
+            tries,
+        )
         self._compute_s = done(out)
         self._next = dict.fromkeys(agents, 0)
         self._free = set(self._next)
@@ -56,14 +83,19 @@ class Conductor:
         self._free = set(self._next)
 
     def conduct(self, runs: Sequence[Run], until: float) -> list[Run]:
-        """Runs that did not fit in the time, or on the hosts. One that failed is taken once more; one that computed at another pace than the rest
-        of its curve, up to `tries` times in all, whatever its throughput: the last line in the file counts."""
+        """Runs that did not fit in the time, or on the hosts. One that failed is taken once more; one that
+        computed at another pace than the rest of its curve, up to `tries` times in all, whatever its
+        throughput: the last line in the file counts."""
         waiting = [run for run in runs if run.hosts <= len(self._next)]
         left = [run for run in runs if run.hosts > len(self._next)]
         failures, taken = Counter[Run](), Counter[Run]()
         while waiting or self._running:
             late = time.time() > until
-            fits = None if late else next((run for run in waiting[:_WINDOW] if run.hosts <= len(self._free)), None)
+            fits = (
+                None
+                if late
+                else next((run for run in waiting[:_WINDOW] if run.hosts <= len(self._free)), None)
+            )
             if fits is not None:
                 waiting.remove(fits)
                 self._start(fits)
@@ -84,7 +116,9 @@ class Conductor:
 
     def _odd(self, curve: Sequence[Run]) -> list[Run]:
         """Runs of a curve that were disturbed; a slow worker makes the pace depend on their number."""
-        paces = {run: self._compute_s[run.key] for run in curve if run.key in self._compute_s and run.slow == 1}
+        paces = {
+            run: self._compute_s[run.key] for run in curve if run.key in self._compute_s and run.slow == 1
+        }
         if len(paces) <= PROFILED:
             return []
         middle = statistics.median(paces.values())
@@ -101,7 +135,9 @@ class Conductor:
 
     def _take(self, run: Run) -> list[int]:
         """Hosts for a run; those whose links have its rate already come first."""
-        taken = sorted(self._free, key=lambda rank: (self._links.get(rank) != run.link_Mbps, rank))[: run.hosts]
+        taken = sorted(self._free, key=lambda rank: (self._links.get(rank) != run.link_Mbps, rank))[
+            : run.hosts
+        ]
         self._free.difference_update(taken)
         changed = [rank for rank in taken if self._links.get(rank) != run.link_Mbps]
         if self._prepare is not None and changed:
@@ -117,8 +153,22 @@ class Conductor:
             self._give(rank, {"role": "server", "run": name, "number": number})
         for number, rank in enumerate(workers):
             last = number == run.workers - 1
-            self._give(rank, {"role": "worker", "run": name, "number": number, "model": run.model, "mode": run.mode, "workers": run.workers,
-                              "servers": run.servers, "seconds": run.seconds(), "slow": run.slow if last else 1.0, "overlap": run.overlap, **pace})
+            self._give(
+                rank,
+                {
+                    "role": "worker",
+                    "run": name,
+                    "number": number,
+                    "model": run.model,
+                    "mode": run.mode,
+                    "workers": run.workers,
+                    "servers": run.servers,
+                    "seconds": run.seconds(),
+                    "slow": run.slow if last else 1.0,
+                    "overlap": run.overlap,
+                    **pace,
+                },
+            )
         self._running.append((run, workers, servers, name))
 
     def _collect(self) -> Iterator[tuple[Run, bool]]:
@@ -137,7 +187,10 @@ class Conductor:
             errors = [result["error"] for result in results if "error" in result]
             row = {} if errors else summary(run, results, self._shaping, self._machine)
             if errors or not row["steps"]:
-                print(f"failed: {run}: {errors[0] if errors else 'no time in which all workers ran'}", flush=True)
+                print(
+                    f"failed: {run}: {errors[0] if errors else 'no time in which all workers ran'}",
+                    flush=True,
+                )
             else:
                 self._write(run, row, results)
             yield run, not errors and bool(row["steps"])
@@ -154,9 +207,25 @@ class Conductor:
 def _steps(run: Run, results: Sequence[Mapping[str, Any]], machine: str) -> dict[str, Any]:
     """All steps of a small run, times from its first step on."""
     first = min(result["steps"][0][0] for result in results)
-    steps = [[{**dict(zip(FIELDS, step, strict=True)), "at_s": round(step[0] - first, 6)} for step in result["steps"]] for result in results]
-    return {"model": run.model, "mode": run.mode, "link_Mbps": run.link_Mbps, "servers": run.servers, "workers": run.workers, "slow": run.slow,
-            "overlap": int(run.overlap), "machine": machine, "parameters": results[0]["parameters"], "steps": steps}
+    steps = [
+        [
+            {**dict(zip(FIELDS, step, strict=True)), "at_s": round(step[0] - first, 6)}
+            for step in result["steps"]
+        ]
+        for result in results
+    ]
+    return {
+        "model": run.model,
+        "mode": run.mode,
+        "link_Mbps": run.link_Mbps,
+        "servers": run.servers,
+        "workers": run.workers,
+        "slow": run.slow,
+        "overlap": int(run.overlap),
+        "machine": machine,
+        "parameters": results[0]["parameters"],
+        "steps": steps,
+    }
 
 
 def profiles(out: Path) -> Path:
@@ -178,10 +247,20 @@ def summary(run: Run, results: Sequence[Mapping[str, Any]], shaping: str, machin
         stale += [step[7] for step in inside]
     job = JOBS[run.model]
     mean = sum(compute) / max(1, len(compute))
-    return {**dict(zip(KEY, run.key, strict=True)), "parameters": results[0]["parameters"], "batch": job.batch,
-            "steps_per_s": f"{rate:.4f}", "samples_per_s": f"{rate * job.batch:.2f}", "compute_s": f"{mean:.5f}",
-            "staleness": f"{sum(stale) / max(1, len(stale)):.3f}", "steps": steps, "seconds": f"{end - start:.3f}", "shaping": shaping,
-            "machine": machine, "stalenesses": " ".join(f"{value}:{count}" for value, count in sorted(Counter(stale).items()))}
+    return {
+        **dict(zip(KEY, run.key, strict=True)),
+        "parameters": results[0]["parameters"],
+        "batch": job.batch,
+        "steps_per_s": f"{rate:.4f}",
+        "samples_per_s": f"{rate * job.batch:.2f}",
+        "compute_s": f"{mean:.5f}",
+        "staleness": f"{sum(stale) / max(1, len(stale)):.3f}",
+        "steps": steps,
+        "seconds": f"{end - start:.3f}",
+        "shaping": shaping,
+        "machine": machine,
+        "stalenesses": " ".join(f"{value}:{count}" for value, count in sorted(Counter(stale).items())),
+    }
 
 
 def done(out: Path) -> dict[tuple[str, ...], float]:

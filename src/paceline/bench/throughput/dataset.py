@@ -1,4 +1,6 @@
-"""The measured set: curves of throughput against workers, each with the profile of its one- and two-worker runs on the same machine."""
+"""The measured set: curves of throughput against workers, each with the profile of its one- and two-worker
+runs on the same machine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Key = tuple[str, str, float, int, str, bool, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One job on one machine: its profile, and by number of workers steps per second, seconds of compute and how often an update was how stale."""
+    """One job on one machine: its profile, and by number of workers steps per second, seconds of compute and
+    how often an update was how stale.
+    """
 
     model: str
     mode: str
@@ -50,7 +54,10 @@ class Curve:
 
 
 def curves(path: Path = SET) -> Iterator[Curve]:
-    """All curves of a measured set. Those with a slow worker are predicted from one usual worker and two of which one is slow."""
+    """All curves of a measured set.
+
+    Those with a slow worker are predicted from one usual worker and two of which one is slow.
+    """
     rows = csv_rows(path, (*KEY, "steps_per_s", "compute_s", "batch", "machine", "stalenesses", "shaping"))
     measured: dict[Key, dict[int, Row]] = {}
     for row in rows:
@@ -60,20 +67,40 @@ def curves(path: Path = SET) -> Iterator[Curve]:
         runs.setdefault(_key(raw), {})[raw["workers"]] = raw
     for key, found in sorted(measured.items()):
         model, mode, link, servers, machine, overlap, slow = key
-        own = {**{n: run for n, run in runs.get((*key[:6], 1.0), {}).items() if slow == 1 or n == 1}, **runs.get(key, {})}
+        own = {
+            **{n: run for n, run in runs.get((*key[:6], 1.0), {}).items() if slow == 1 or n == 1},
+            **runs.get(key, {}),
+        }
         if not own:
-            raise DataError(f"{path.name}: {model}, {mode}, {link:g} Mbit/s, {servers} servers has no profile of machine {machine}; "
-                            "measure one and two workers there")
-        yield Curve(model=model, mode=mode, link_Mbps=link, servers=servers, machine=machine, overlap=overlap, slow=slow,
-                    profile=_profile(key, own, next(iter(found.values()))),
-                    rates={n: float(row["steps_per_s"]) for n, row in found.items()},
-                    compute_s={n: float(row["compute_s"]) for n, row in found.items()},
-                    staleness={n: _histogram(row["stalenesses"]) for n, row in found.items()})
+            raise DataError(
+                f"{path.name}: {model}, {mode}, {link:g} Mbit/s, {servers} servers has no profile of machine"
+                f" {machine}; measure one and two workers there"
+            )
+        yield Curve(
+            model=model,
+            mode=mode,
+            link_Mbps=link,
+            servers=servers,
+            machine=machine,
+            overlap=overlap,
+            slow=slow,
+            profile=_profile(key, own, next(iter(found.values()))),
+            rates={n: float(row["steps_per_s"]) for n, row in found.items()},
+            compute_s={n: float(row["compute_s"]) for n, row in found.items()},
+            staleness={n: _histogram(row["stalenesses"]) for n, row in found.items()},
+        )
 
 
 def _key(row: Mapping[str, Any]) -> Key:
-    return (str(row["model"]), str(row["mode"]), float(row["link_Mbps"]), int(row["servers"]), str(row["machine"]), bool(int(row["overlap"])),
-            float(row["slow"]))
+    return (
+        str(row["model"]),
+        str(row["mode"]),
+        float(row["link_Mbps"]),
+        int(row["servers"]),
+        str(row["machine"]),
+        bool(int(row["overlap"])),
+        float(row["slow"]),
+    )
 
 
 def _histogram(text: str) -> dict[int, int]:
@@ -92,5 +119,14 @@ def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], row: Row) -> JobP
     rate = megabits * 1e6 / 8
     size = 4.0 * next(iter(found.values()))["parameters"]
     link = Link(rate_Bps=rate, burst_bytes=burst_bytes(rate) if row["shaping"] == "tbf" else 0.0)
-    return JobProfile(name=model, batch=int(row["batch"]), up_bytes=size, down_bytes=size, mode=mode, servers=servers, slow_workers=int(slow > 1),
-                      link=link, runs=tuple(from_rows(found[n]["steps"]) for n in sorted(found)))
+    return JobProfile(
+        name=model,
+        batch=int(row["batch"]),
+        up_bytes=size,
+        down_bytes=size,
+        mode=mode,
+        servers=servers,
+        slow_workers=int(slow > 1),
+        link=link,
+        runs=tuple(from_rows(found[n]["steps"]) for n in sorted(found)),
+    )

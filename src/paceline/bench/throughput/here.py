@@ -18,7 +18,9 @@ from paceline.errors import DataError, SpecError, UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Steps per second of all workers, measured and by both models; runs that the models were fed are `profiled`."""
+    """Steps per second of all workers, measured and by both models; runs that the models were fed are
+    `profiled`.
+    """
 
     model: str
     mode: str
@@ -46,21 +48,60 @@ class Comparison:
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """What the table shows, the names of its columns first."""
-        yield "model", "mode", "workers", "steps/s", "fine", "error", "coarse", "error", "linear", "Optimus form"
+        yield (
+            "model",
+            "mode",
+            "workers",
+            "steps/s",
+            "fine",
+            "error",
+            "coarse",
+            "error",
+            "linear",
+            "Optimus form",
+        )
         for row in self.rows:
-            errors = ["profiled" if row.profiled else f"{100 * (value / row.steps_per_s - 1):+.1f} %" for value in (row.fine, row.coarse)]
-            yield (row.model, row.mode, str(row.workers), f"{row.steps_per_s:.2f}", f"{row.fine:.2f}", errors[0], f"{row.coarse:.2f}", errors[1],
-                   f"{row.linear:.2f}", f"{row.optimus:.2f}")
+            errors = [
+                "profiled" if row.profiled else f"{100 * (value / row.steps_per_s - 1):+.1f} %"
+                for value in (row.fine, row.coarse)
+            ]
+            yield (
+                row.model,
+                row.mode,
+                str(row.workers),
+                f"{row.steps_per_s:.2f}",
+                f"{row.fine:.2f}",
+                errors[0],
+                f"{row.coarse:.2f}",
+                errors[1],
+                f"{row.linear:.2f}",
+                f"{row.optimus:.2f}",
+            )
 
     def __rich__(self) -> Any:
         left = f"; {self.left} runs did not fit in the time" if self.left else ""
-        return table(f"measured here and predicted from one and two workers, {self.link_Mbps:g} Mbit/s, one server{left}", self.cells())
+        return table(
+            f"measured here and predicted from one and two workers, {self.link_Mbps:g} Mbit/s, one"
+            f" server{left}",
+            self.cells(),
+        )
 
 
-def compare(hosts: int, *, models: Sequence[str], link_Bps: float, modes: Sequence[str] = MODES, seconds: float = 120.0) -> Comparison:  # noqa: N803
-    """Measures one server and 1 to `hosts` - 2 workers on an emulated cluster of this machine, and predicts all of them from the first two runs."""
+def compare(
+    hosts: int,
+    *,
+    models: Sequence[str],
+    link_Bps: float,
+    modes: Sequence[str] = MODES,
+    seconds: float = 120.0,
+) -> Comparison:
+    """Measures one server and 1 to `hosts` - 2 workers on an emulated cluster of this machine, and predicts
+    all of them from the first two runs.
+    """
     if not PROFILED + 3 <= hosts <= 64:
-        raise SpecError(f"give 5 to 64 hosts: one conducts, one serves, and two workers are the profile; got {hosts}")
+        raise SpecError(
+            f"give 5 to 64 hosts: one conducts, one serves, and two workers are the profile; got {hosts}"
+        )
     for kind, names, known in (("model", models, tuple(JOBS)), ("mode", modes, MODES)):
         for name in names:
             if name not in known:
@@ -75,6 +116,15 @@ def compare(hosts: int, *, models: Sequence[str], link_Bps: float, modes: Sequen
         for curve in curves(out):
             counts = sorted(curve.rates)
             found = predict(curve.profile, counts)
-            rows += [Beside(model=curve.model, mode=curve.mode, workers=n, profiled=n <= PROFILED, steps_per_s=curve.rates[n],
-                            **{name: values[i] for name, values in found.items()}) for i, n in enumerate(counts)]
+            rows += [
+                Beside(
+                    model=curve.model,
+                    mode=curve.mode,
+                    workers=n,
+                    profiled=n <= PROFILED,
+                    steps_per_s=curve.rates[n],
+                    **{name: values[i] for name, values in found.items()},
+                )
+                for i, n in enumerate(counts)
+            ]
     return Comparison(link_Mbps=link_Bps * 8e-6, rows=tuple(rows), left=len(left))

@@ -1,4 +1,6 @@
-"""Small networks that differ in what bounds them: bytes of parameters against seconds of compute on one core."""
+"""Small networks that differ in what bounds them: bytes of parameters against seconds of compute on one
+core.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model and the shape of its data; `compute_s` is a rough figure, only to choose how long to measure."""
+    """A model and the shape of its data; `compute_s` is a rough figure, only to choose how long to
+    measure.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -25,15 +29,24 @@ class Job:
         """One batch: inputs, and labels of ten classes."""
         source = torch.Generator().manual_seed(seed)
         shape = (self.batch, *self.sample)
-        x = torch.randint(self.vocabulary, shape, generator=source) if self.vocabulary else torch.randn(shape, generator=source)
+        x = (
+            torch.randint(self.vocabulary, shape, generator=source)
+            if self.vocabulary
+            else torch.randn(shape, generator=source)
+        )
         return x, torch.randint(10, (self.batch,), generator=source)
 
 
 class _Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
-                                  nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width))
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.body(x))
@@ -56,17 +69,36 @@ class _Mean(nn.Module):
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(256, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10)
+    )
 
 
 def _cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Conv2d(64, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(384, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 96, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(384, 10),
+    )
 
 
 def _resnet() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.ReLU(), *[_Block(48) for _ in range(4)], nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(48, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 48, 3, stride=2, padding=1),
+        nn.ReLU(),
+        *[_Block(48) for _ in range(4)],
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
 
 
 def _transformer() -> nn.Module:
@@ -78,10 +110,13 @@ def _lstm() -> nn.Module:
     return nn.Sequential(nn.Embedding(512, 144), _Last(144), nn.Linear(144, 10))
 
 
-JOBS: dict[str, Job] = {job.name: job for job in (
-    Job(name="mlp", build=_mlp, sample=(256,), batch=128, compute_s=0.004),
-    Job(name="cnn", build=_cnn, sample=(3, 32, 32), batch=32, compute_s=0.035),
-    Job(name="resnet", build=_resnet, sample=(3, 32, 32), batch=24, compute_s=0.06),
-    Job(name="transformer", build=_transformer, sample=(32,), batch=24, compute_s=0.035, vocabulary=256),
-    Job(name="lstm", build=_lstm, sample=(20,), batch=48, compute_s=0.02, vocabulary=512),
-)}
+JOBS: dict[str, Job] = {
+    job.name: job
+    for job in (
+        Job(name="mlp", build=_mlp, sample=(256,), batch=128, compute_s=0.004),
+        Job(name="cnn", build=_cnn, sample=(3, 32, 32), batch=32, compute_s=0.035),
+        Job(name="resnet", build=_resnet, sample=(3, 32, 32), batch=24, compute_s=0.06),
+        Job(name="transformer", build=_transformer, sample=(32,), batch=24, compute_s=0.035, vocabulary=256),
+        Job(name="lstm", build=_lstm, sample=(20,), batch=48, compute_s=0.02, vocabulary=512),
+    )
+}

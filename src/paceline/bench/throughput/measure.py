@@ -1,13 +1,16 @@
 """Takes the data set: real processes on hosts with shaped links, many small runs side by side, one core each.
 
-    python -m paceline.bench.throughput.measure OUT.csv [--hosts 16] [--seconds 600] [--links 150,300] [--workers 1..8] [--models mlp,cnn]
+    python -m paceline.bench.throughput.measure OUT.csv [--hosts 16] [--seconds 600] [--links 150,300]
+        [--workers 1..8] [--models mlp,cnn]
 
-Run as root on Linux with pyroute2 installed, each process is a host of its own: a network namespace behind a token bucket. Without
-either, processes meet on loopback and servers pace their transfers themselves, which the column `shaping` says. Cores of one machine differ in
-speed by a fifth and more for seconds at a time, since what else shares them differs; hosts change cores at random ten times a second, so that
-all compute alike. A run whose workers still computed 8 % faster or slower than the middle one of its curve (same model, mode, link and servers) was
-disturbed and is taken again, by that alone and not by its throughput; all lines stay in the file, the last of a run counts. Runs that are in
-OUT.csv already are not repeated; steps of runs with one or two workers go to OUT.profiles.jsonl beside it.
+Run as root on Linux with pyroute2 installed, each process is a host of its own: a network namespace behind a
+token bucket. Without either, processes meet on loopback and servers pace their transfers themselves, which
+the column `shaping` says. Cores of one machine differ in speed by a fifth and more for seconds at a time,
+since what else shares them differs; hosts change cores at random ten times a second, so that all compute
+alike. A run whose workers still computed 8 % faster or slower than the middle one of its curve (same model,
+mode, link and servers) was disturbed and is taken again, by that alone and not by its throughput; all lines
+stay in the file, the last of a run counts. Runs that are in OUT.csv already are not repeated; steps of runs
+with one or two workers go to OUT.profiles.jsonl beside it.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hosts:
-    """Agents that were started, the store they listen to, and how their links are set (None: servers pace themselves)."""
+    """Agents that were started, the store they listen to, and how their links are set (None: servers pace
+    themselves).
+    """
 
     store: TCPStore
     place: Rendezvous
@@ -49,9 +54,19 @@ class _Hosts:
     prepare: Callable[[float, Sequence[int]], None] | None = None
 
 
-def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 600.0, machine: str = "1", tries: int = 1,
-         loopback: bool = False) -> list[Run]:
-    """Measures `runs` that `out` does not have yet, on `hosts` hosts one of which conducts; those that were left when the time was up."""
+def take(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    hosts: int = 16,
+    seconds: float = 600.0,
+    machine: str = "1",
+    tries: int = 1,
+    loopback: bool = False,
+) -> list[Run]:
+    """Measures `runs` that `out` does not have yet, on `hosts` hosts one of which conducts; those that were
+    left when the time was up.
+    """
     if not out.exists():
         out.write_text(",".join(COLUMNS) + "\n")
     known, until = done(out), time.time() + seconds
@@ -65,8 +80,16 @@ def take(runs: Sequence[Run], out: Path, *, hosts: int = 16, seconds: float = 60
             print(f"no emulated cluster ({error}); servers pace themselves", flush=True)
             made = stack.enter_context(_loopback(hosts))
         stack.enter_context(_mixed([process.pid for process in made.processes]))
-        conductor = Conductor(made.store, made.place, range(1, hosts), out, shaping=made.shaping,
-                              machine=machine, prepare=made.prepare, tries=tries)
+        conductor = Conductor(
+            made.store,
+            made.place,
+            range(1, hosts),
+            out,
+            shaping=made.shaping,
+            machine=machine,
+            prepare=made.prepare,
+            tries=tries,
+        )
         conductor.wait_for_agents()
         left = conductor.conduct(todo, until)
         conductor.dismiss()
@@ -120,8 +143,13 @@ def _namespaces(hosts: int) -> Iterator[_Hosts]:
         place = _session(cluster.address(0), store)
         variables = {**_VARIABLES, VARIABLE: str(place)}
         processes = [cluster.start(rank, _command(rank), variables) for rank in range(1, hosts)]
-        yield _Hosts(store=store, place=place, processes=processes, shaping="tbf",
-                     prepare=lambda link, ranks: cluster.shape(link * 1e6 / 8, ranks))
+        yield _Hosts(
+            store=store,
+            place=place,
+            processes=processes,
+            shaping="tbf",
+            prepare=lambda link, ranks: cluster.shape(link * 1e6 / 8, ranks),
+        )
 
 
 @contextlib.contextmanager
@@ -139,18 +167,36 @@ def _loopback(hosts: int) -> Iterator[_Hosts]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--machine", default="1", help="what the column `machine` says: runs are predicted from profiles of the same machine")
-    parser.add_argument("--tries", type=int, default=3, help="for a run that computed 8 %% faster or slower than the others of its curve")
+    parser.add_argument(
+        "--machine",
+        default="1",
+        help="what the column `machine` says: runs are predicted from profiles of the same machine",
+    )
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=3,
+        help="for a run that computed 8 %% faster or slower than the others of its curve",
+    )
     for name in ("links", "models", "modes", "servers", "workers"):
         parser.add_argument(f"--{name}", help="only these, separated by commas")
     parser.add_argument("--loopback", action="store_true")
     arguments = parser.parse_args()
-    left = take(_chosen(arguments), arguments.out, hosts=arguments.hosts, seconds=arguments.seconds, machine=arguments.machine,
-                tries=arguments.tries, loopback=arguments.loopback)
+    left = take(
+        _chosen(arguments),
+        arguments.out,
+        hosts=arguments.hosts,
+        seconds=arguments.seconds,
+        machine=arguments.machine,
+        tries=arguments.tries,
+        loopback=arguments.loopback,
+    )
     print(f"{len(left)} runs left", flush=True)
 
 

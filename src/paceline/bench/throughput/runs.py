@@ -1,4 +1,6 @@
-"""Which runs are measured: every combination of a grid, and a few at 100 Mbit/s for their staleness, with a slow worker, with overlap."""
+"""Which runs are measured: every combination of a grid, and a few at 100 Mbit/s for their staleness, with a
+slow worker, with overlap.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ SLOW = 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement. `slow` is how many times as long the last worker computes as the others; `overlap` sends during the backward pass."""
+    """One measurement.
+
+    `slow` is how many times as long the last worker computes as the others; `overlap` sends during the
+    backward pass.
+    """
 
     model: str
     mode: str
@@ -33,7 +39,15 @@ class Run:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (self.model, self.mode, f"{self.link_Mbps:g}", str(self.servers), str(self.workers), f"{self.slow:g}", str(int(self.overlap)))
+        return (
+            self.model,
+            self.mode,
+            f"{self.link_Mbps:g}",
+            str(self.servers),
+            str(self.workers),
+            f"{self.slow:g}",
+            str(int(self.overlap)),
+        )
 
     @property
     def curve(self) -> tuple[str, ...]:
@@ -45,7 +59,9 @@ class Run:
         return self.servers + self.workers
 
     def seconds(self) -> float:
-        """How long to measure: ten cycles or so, four or five at least, by a rough idea of a cycle; longer for profiles and histograms."""
+        """How long to measure: ten cycles or so, four or five at least, by a rough idea of a cycle; longer
+        for profiles and histograms.
+        """
         transfer, compute = 8 * megabytes()[self.model] / self.link_Mbps, JOBS[self.model].compute_s
         if self.mode == "sync":
             cycle = compute * self.slow + 2 * transfer * max(1.0, self.workers / self.servers)
@@ -56,17 +72,26 @@ class Run:
 
 
 def grid(
-    *, models: Iterable[str] = tuple(JOBS), modes: Iterable[str] = MODES, links: Iterable[float] = LINKS_MBPS, servers: Iterable[int] = (1, 2),
-    workers: Iterable[int] = range(1, 9), slow: float = 1.0, overlap: bool = False,
+    *,
+    models: Iterable[str] = tuple(JOBS),
+    modes: Iterable[str] = MODES,
+    links: Iterable[float] = LINKS_MBPS,
+    servers: Iterable[int] = (1, 2),
+    workers: Iterable[int] = range(1, 9),
+    slow: float = 1.0,
+    overlap: bool = False,
 ) -> list[Run]:
-    """All combinations: one link after another, within it one curve after another, which begins with the runs that need most hosts, so that small
-    ones fill the gaps."""
+    """All combinations: one link after another, within it one curve after another, which begins with the runs
+    that need most hosts, so that small ones fill the gaps."""
     out = []
     for link in links:
         some = list(itertools.product(models, modes, servers))
         random.Random(7).shuffle(some)
-        out += [Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
-                for model, mode, count in some for n in sorted(workers, reverse=True)]
+        out += [
+            Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
+            for model, mode, count in some
+            for n in sorted(workers, reverse=True)
+        ]
     return out
 
 
@@ -77,18 +102,33 @@ def staleness() -> list[Run]:
 
 def uneven() -> list[Run]:
     """One slow worker among two, whose steps are the profile, and among three, four and eight."""
-    return grid(models=["mlp", "cnn", "transformer"], links=LINKS_MBPS[:1], servers=[1], workers=[2, 3, 4, 8], slow=SLOW)
+    return grid(
+        models=["mlp", "cnn", "transformer"],
+        links=LINKS_MBPS[:1],
+        servers=[1],
+        workers=[2, 3, 4, 8],
+        slow=SLOW,
+    )
 
 
 def overlapped() -> list[Run]:
     """Two servers, whose parts go up during the backward pass."""
-    return grid(models=["resnet", "transformer"], links=[300.0], servers=[2], workers=[1, 2, 4, 8], overlap=True)
+    return grid(
+        models=["resnet", "transformer"], links=[300.0], servers=[2], workers=[1, 2, 4, 8], overlap=True
+    )
 
 
 def standard() -> list[Run]:
     """The published data set."""
-    return [*grid(links=LINKS_MBPS[:1]), *uneven(), *grid(links=LINKS_MBPS[1:2]), *overlapped(), *grid(links=LINKS_MBPS[2:3]), *staleness(),
-            *grid(links=LINKS_MBPS[3:])]
+    return [
+        *grid(links=LINKS_MBPS[:1]),
+        *uneven(),
+        *grid(links=LINKS_MBPS[1:2]),
+        *overlapped(),
+        *grid(links=LINKS_MBPS[2:3]),
+        *staleness(),
+        *grid(links=LINKS_MBPS[3:]),
+    ]
 
 
 @cache

@@ -50,7 +50,14 @@ def _cases(rows: Iterable[Measured], bandwidth: bool) -> list[Case]:
         seconds = collective_s(first.op, sizes, first.group, first.cluster, first.library)
         spread = sigma(sizes, first.group, first.cluster, first.library)
         factor = bus_factor(first.op, first.group.size)
-        line = min((first.cluster.uplink(first.group, i) for i in range(len(first.cluster.tiers)) if first.group.fan(i) > 1), default=np.inf)
+        line = min(
+            (
+                first.cluster.uplink(first.group, i)
+                for i in range(len(first.cluster.tiers))
+                if first.group.fan(i) > 1
+            ),
+            default=np.inf,
+        )
         for row, value, width in zip(alike, seconds, spread, strict=True):
             cases.append(_case(row, float(value), float(width), factor * row.size, line, bandwidth))
     return cases
@@ -59,9 +66,16 @@ def _cases(rows: Iterable[Measured], bandwidth: bool) -> list[Case]:
 def _case(row: Measured, seconds: float, width: float, traffic: float, line: float, bandwidth: bool) -> Case:
     """`traffic` bytes over a line rate is what the naive guess knows."""
     metric = "busbw" if bandwidth and row.size >= LARGE else "busbw_small" if bandwidth else "seconds"
-    measured, value, naive = (traffic / row.seconds, traffic / seconds, line) if bandwidth else (row.seconds, seconds, traffic / line)
+    measured, value, naive = (
+        (traffic / row.seconds, traffic / seconds, line)
+        if bandwidth
+        else (row.seconds, seconds, traffic / line)
+    )
     answer = Answer(value, *around(value, width))
     return Case(
-        name=f"{row.name} {row.system}", device=row.device, measured={metric: measured}, predict=lambda: {metric: answer},
+        name=f"{row.name} {row.system}",
+        device=row.device,
+        measured={metric: measured},
+        predict=lambda: {metric: answer},
         naive=lambda: {metric: naive},
     )

@@ -7,5 +7,7 @@ from paceline.spec.device import Device
 
 
 def curves_without(device: Device) -> Curves:
-    """Curves fitted to every device but this one, where it was among the fitted ones; else those it has anyway."""
+    """Curves fitted to every device but this one, where it was among the fitted ones; else those it has
+    anyway.
+    """
     return named(f"without-{device.name}") or curves_for(device)

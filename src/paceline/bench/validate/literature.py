@@ -1,8 +1,8 @@
 """Headline results of papers on training with many devices: time to train, speedup, efficiency.
 
-Rows say in words what was used (hardware, network, batch); the rules here turn the words into a cluster and a plan. What a row does
-not say is taken as usual for its hardware, and stated. Papers report whole jobs with the frameworks of their year, so an error here
-holds that too: `WHY` says, paper by paper, what we know of it.
+Rows say in words what was used (hardware, network, batch); the rules here turn the words into a cluster and a
+plan. What a row does not say is taken as usual for its hardware, and stated. Papers report whole jobs with
+the frameworks of their year, so an error here holds that too: `WHY` says, paper by paper, what we know of it.
 """
 
 from __future__ import annotations
@@ -31,36 +31,106 @@ from paceline.spec.workload import Workload
 IMAGENET = 1_281_167
 #: (words of a row's hardware, device, devices of a node)
 HARDWARE: tuple[tuple[str, str, int], ...] = (
-    ("minsky", "p100-sxm", 4), ("p100", "p100-sxm", 8), ("pascal gpus", "p100-pcie", 4), ("p40", "p40", 8), ("abci", "v100-sxm-16gb", 4),
-    ("v100", "v100-sxm-16gb", 8), ("k20x", "k20x", 1), ("k80", "k80", 8), ("knl", "xeon-phi-knl", 1), ("haswell", "haswell-cori", 1),
+    ("minsky", "p100-sxm", 4),
+    ("p100", "p100-sxm", 8),
+    ("pascal gpus", "p100-pcie", 4),
+    ("p40", "p40", 8),
+    ("abci", "v100-sxm-16gb", 4),
+    ("v100", "v100-sxm-16gb", 8),
+    ("k20x", "k20x", 1),
+    ("k80", "k80", 8),
+    ("knl", "xeon-phi-knl", 1),
+    ("haswell", "haswell-cori", 1),
     ("cori", "haswell-cori", 1),
 )
-#: (words of its network, kind of link, B/s of a node); where a row names none, what papers on that hardware used
+#: (words of its network, kind of link, B/s of a node); where a row names none, what papers on that hardware
+#: used
 NETWORK: tuple[tuple[str, str, float], ...] = (
-    ("fdr", "infiniband", 7e9), ("edr x2", "infiniband", 25e9), ("edr", "infiniband", 12.5e9), ("infiniband", "infiniband", 12.5e9),
-    ("omni-path", "omnipath", 12.5e9), ("aries", "aries", 10.2e9), ("gemini", "aries", 6e9),
+    ("fdr", "infiniband", 7e9),
+    ("edr x2", "infiniband", 25e9),
+    ("edr", "infiniband", 12.5e9),
+    ("infiniband", "infiniband", 12.5e9),
+    ("omni-path", "omnipath", 12.5e9),
+    ("aries", "aries", 10.2e9),
+    ("gemini", "aries", 6e9),
 )
-#: cores of one of Cori's nodes, and the clocks of one core alone and of all of them with AVX (Intel, Xeon E5 v3 specification update)
+#: cores of one of Cori's nodes, and the clocks of one core alone and of all of them with AVX (Intel, Xeon E5
+#: v3 specification update)
 CORES, ONE_HZ, ALL_HZ = 32, 3.3e9, 1.9e9
 #: by paper: what we know about an error. Rates per device are the published ones
 WHY: tuple[tuple[str, str], ...] = (
-    ("Goyal", "138 images/s per P100 on 8 of them; TensorFlow of the same year reached 219 (tf_cnn_benchmarks_2017), which our curves follow"),
-    ("Akiba", "125 images/s per P100 over the whole job, evaluation and input included; no overlap assumed; network recalled"),
+    (
+        "Goyal",
+        (
+            "138 images/s per P100 on 8 of them; TensorFlow of the same year reached 219"
+            " (tf_cnn_benchmarks_2017), which our curves follow"
+        ),
+    ),
+    (
+        "Akiba",
+        (
+            "125 images/s per P100 over the whole job, evaluation and input included; no overlap assumed;"
+            " network recalled"
+        ),
+    ),
     ("Cho", "156 images/s per P100 over the whole job; batch and network recalled"),
-    ("You", "47 images/s per KNL; our CPU curves were never measured on one, and assume that matrix units are fed from MCDRAM"),
-    ("Jia", "AlexNet: 495 images/s per P40 of the 1,024, which reading and decoding images may bound; network recalled"),
-    ("Mikami", "237 images/s per V100 over the whole job, two thirds of the rate of one; the batch grew during training, one size is assumed"),
-    ("Iandola", "batch of the one-device baseline not stated; gradients went through host memory by MPI at an unknown rate, Gemini's is assumed"),
-    ("Lee", "batch of the 8,192-core runs not in our source, one sample per node assumed; one core taken as 1/18 of a node (AVX clocks)"),
+    (
+        "You",
+        (
+            "47 images/s per KNL; our CPU curves were never measured on one, and assume that matrix units are"
+            " fed from MCDRAM"
+        ),
+    ),
+    (
+        "Jia",
+        (
+            "AlexNet: 495 images/s per P40 of the 1,024, which reading and decoding images may bound; network"
+            " recalled"
+        ),
+    ),
+    (
+        "Mikami",
+        (
+            "237 images/s per V100 over the whole job, two thirds of the rate of one; the batch grew during"
+            " training, one size is assumed"
+        ),
+    ),
+    (
+        "Iandola",
+        (
+            "batch of the one-device baseline not stated; gradients went through host memory by MPI at an"
+            " unknown rate, Gemini's is assumed"
+        ),
+    ),
+    (
+        "Lee",
+        (
+            "batch of the 8,192-core runs not in our source, one sample per node assumed; one core taken as"
+            " 1/18 of a node (AVX clocks)"
+        ),
+    ),
     ("Horovod", "which Pascal GPU, and whether RoCE was used by GPUDirect, is not stated"),
     ("Keuper", "iteration times are rounded to one digit"),
-    ("Wen", "their performance model is not published in full: whether it overlaps, and how servers are placed, is assumed"),
-    ("fast.ai", "sizes and epochs of its three phases recalled; input, evaluation and the start of each phase are not in a step"),
+    (
+        "Wen",
+        (
+            "their performance model is not published in full: whether it overlaps, and how servers are"
+            " placed, is assumed"
+        ),
+    ),
+    (
+        "fast.ai",
+        (
+            "sizes and epochs of its three phases recalled; input, evaluation and the start of each phase are"
+            " not in a step"
+        ),
+    ),
 )
 #: results that are not in the file; figures from the papers' text, from memory
 TERNGRAD = "Wen et al., TernGrad, NIPS 2017, section 6"
 FAST_AI = "fast.ai, Training Imagenet in 18 minutes, 2018"
-#: a GTX 1080 is the chip of a P4 at a higher clock and with faster memory (NVIDIA, GeForce GTX 1080 white paper, 2016)
+#: a GTX 1080 is the chip of a P4 at a higher clock and with faster memory (NVIDIA, GeForce GTX 1080 white
+#: paper, 2016)
 GTX_1080 = """
 name = "gtx-1080"
 like = "p4"
@@ -75,13 +145,27 @@ tdp = "180 W"
 """
 #: image side and epochs of the phases of fast.ai's run
 PHASES = ((128, 14), (224, 18), (288, 3))
-COLUMNS = ("case_id", "paper", "model", "hardware", "n_processors", "network", "global_batch", "epochs", "total_time_min", "speedup",
-           "scaling_efficiency_pct", "speedup_baseline")
+COLUMNS = (
+    "case_id",
+    "paper",
+    "model",
+    "hardware",
+    "n_processors",
+    "network",
+    "global_batch",
+    "epochs",
+    "total_time_min",
+    "speedup",
+    "scaling_efficiency_pct",
+    "speedup_baseline",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a row runs: so many devices with so many samples each, beside a first point that efficiency and speedup refer to."""
+    """What a row runs: so many devices with so many samples each, beside a first point that efficiency and
+    speedup refer to.
+    """
 
     model: str
     precision: str
@@ -111,28 +195,48 @@ def recalled() -> Iterator[Case]:
     ethernet = clusters.get("2x4xp4@1Gb/s/node")
     infiniband = clusters.get("128x4xp100-sxm@100Gb/s/node")
 
-    def speedup(model: str, batch: int, where: Cluster, plain: str, ternary: str) -> Callable[[], Mapping[str, Answer]]:
+    def speedup(
+        model: str, batch: int, where: Cluster, plain: str, ternary: str
+    ) -> Callable[[], Mapping[str, Answer]]:
         def predict() -> Mapping[str, Answer]:
-            before, after = (api.predict(_workload(model, batch, "fp32"), plan, where) for plan in (plain, ternary))
+            before, after = (
+                api.predict(_workload(model, batch, "fp32"), plan, where) for plan in (plain, ternary)
+            )
             return {"speedup": _ratio(after, before, after.throughput / before.throughput)}
 
         return predict
 
-    yield Case(name=f"{TERNGRAD}: AlexNet, 2 x 4 GTX 1080, 1 Gb/s and PCIe", device="gtx-1080", measured={"speedup": 3.04},
-               predict=speedup("alexnet", 128, replace(ethernet, device=gtx), "ddp", "terngrad"))
-    yield Case(name=f"{TERNGRAD}: VggNet-A, 128 x 4 P100, 100 Gb/s and NVLink", device="p100-sxm", measured={"speedup": 2.0},
-               predict=speedup("vgg11", 32, infiniband, "ps-sync", "ps-sync terngrad"))
-    yield Case(name=f"{FAST_AI}: ResNet-50, 128 V100 of AWS", device="v100-sxm-16gb", measured={"minutes": 18.0}, predict=_phases)
+    yield Case(
+        name=f"{TERNGRAD}: AlexNet, 2 x 4 GTX 1080, 1 Gb/s and PCIe",
+        device="gtx-1080",
+        measured={"speedup": 3.04},
+        predict=speedup("alexnet", 128, replace(ethernet, device=gtx), "ddp", "terngrad"),
+    )
+    yield Case(
+        name=f"{TERNGRAD}: VggNet-A, 128 x 4 P100, 100 Gb/s and NVLink",
+        device="p100-sxm",
+        measured={"speedup": 2.0},
+        predict=speedup("vgg11", 32, infiniband, "ps-sync", "ps-sync terngrad"),
+    )
+    yield Case(
+        name=f"{FAST_AI}: ResNet-50, 128 V100 of AWS",
+        device="v100-sxm-16gb",
+        measured={"minutes": 18.0},
+        predict=_phases,
+    )
 
 
 def _phases() -> Mapping[str, Answer]:
     where = clusters.get("16x8xv100-sxm-16gb@25Gb/s/node")
     steps = [
-        (api.predict(_workload("resnet50", 64, "amp_fp16", side), "compress=fp16", where), epochs) for side, epochs in PHASES
+        (api.predict(_workload("resnet50", 64, "amp_fp16", side), "compress=fp16", where), epochs)
+        for side, epochs in PHASES
     ]
     value, low, high = (
-        sum(epochs * IMAGENET / step.throughput * getattr(step, name) / step.step_s for step, epochs in steps) / 60
-        for name in ("step_s", "step_s_low", "step_s_high"))
+        sum(epochs * IMAGENET / step.throughput * getattr(step, name) / step.step_s for step, epochs in steps)
+        / 60
+        for name in ("step_s", "step_s_low", "step_s_high")
+    )
     return {"minutes": Answer(value, low, high)}
 
 
@@ -142,7 +246,10 @@ def why(paper: str) -> str:
 
 
 def _case(row: Row) -> Case:
-    name = f"{row['case_id']}: {row['paper']}, {row['model']}, {row['n_processors']} {row.get('processor_unit') or ''}".strip()
+    name = (
+        f"{row['case_id']}: {row['paper']}, {row['model']}, {row['n_processors']}"
+        f" {row.get('processor_unit') or ''}".strip()
+    )
     found = setup(row)
     if isinstance(found, str):
         return Case(name=name, device=row["hardware"], skip=found)
@@ -168,7 +275,15 @@ def setup(row: Row) -> Setup | str:
         return "network not stated"
     per = re.match(r"(\d+) per GPU", row["global_batch"] or "")
     whole = int(row["global_batch"]) if (row["global_batch"] or "").isdigit() else 0
-    batch = int(per[1]) if per else whole // count if whole else 1 if "core" in (row.get("processor_unit") or "") else 32
+    batch = (
+        int(per[1])
+        if per
+        else whole // count
+        if whole
+        else 1
+        if "core" in (row.get("processor_unit") or "")
+        else 32
+    )
     if batch < 1:
         return "fewer samples than devices"
     base = int(found[0]) if (found := re.findall(r"^(\d+)", row["speedup_baseline"] or "")) else 1
@@ -176,9 +291,18 @@ def setup(row: Row) -> Setup | str:
     strong = bool(row["speedup"])
     plan, style = _way(paper, device[0])
     return Setup(
-        model=known, precision="amp_fp16" if device[0].startswith("v100") else "fp32", device=device[0], node_devices=min(device[1], count),
-        kind=link[0] if link else "pcie", node_Bps=link[1] if link else 0.0, count=count, batch=batch, plan=plan, style=style,
-        base_count=1 if "core" in (row["speedup_baseline"] or "") else base, base_batch=min(32, batch * count) if strong else batch,
+        model=known,
+        precision="amp_fp16" if device[0].startswith("v100") else "fp32",
+        device=device[0],
+        node_devices=min(device[1], count),
+        kind=link[0] if link else "pcie",
+        node_Bps=link[1] if link else 0.0,
+        count=count,
+        batch=batch,
+        plan=plan,
+        style=style,
+        base_count=1 if "core" in (row["speedup_baseline"] or "") else base,
+        base_batch=min(32, batch * count) if strong else batch,
         base_share=1 / (CORES * ALL_HZ / ONE_HZ) if "core" in (row["speedup_baseline"] or "") else 1.0,
     )
 
@@ -186,7 +310,10 @@ def setup(row: Row) -> Setup | str:
 def _link(network: str, device: str) -> tuple[str, float] | None:
     rate = re.search(r"(\d+)\s*gb", network)
     if rate:
-        return ("roce" if "roce" in network or "infiniband" in network else "ethernet", int(rate[1]) * 1e9 / 8)
+        return (
+            "roce" if "roce" in network or "infiniband" in network else "ethernet",
+            int(rate[1]) * 1e9 / 8,
+        )
     named = next(((kind, speed) for word, kind, speed in NETWORK if word in network), None)
     return named or (("infiniband", 12.5e9) if device.startswith("p100") else None)
 
@@ -252,9 +379,23 @@ def cluster(found: Setup, count: int) -> Cluster:
     device = devices.get(found.device)
     tiers = [clusters.link(device, each)] if each > 1 else []
     if count > each:
-        tiers.append(Tier(name="network", kind=found.kind, bandwidth_Bps=found.node_Bps, node_bandwidth_Bps=found.node_Bps))
+        tiers.append(
+            Tier(
+                name="network",
+                kind=found.kind,
+                bandwidth_Bps=found.node_Bps,
+                node_bandwidth_Bps=found.node_Bps,
+            )
+        )
     name = f"{count} x {found.device}"
-    return Cluster(name=name, title=device.title, device=device, node_devices=each, nodes=max(1, count // each), tiers=tuple(tiers))
+    return Cluster(
+        name=name,
+        title=device.title,
+        device=device,
+        node_devices=each,
+        nodes=max(1, count // each),
+        tiers=tuple(tiers),
+    )
 
 
 @lru_cache(maxsize=64)

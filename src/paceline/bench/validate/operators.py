@@ -19,7 +19,8 @@ from paceline.predict.interval import around
 from paceline.spec.device import Device
 from paceline.spec.workload import Op
 
-#: what CUDA events around one call add on the H200's host, and what autograd needs at least for a backward pass
+#: what CUDA events around one call add on the H200's host, and what autograd needs at least for a backward
+#: pass
 EVENT_S = 3.3e-6
 BACKWARD_FLOOR_S, CONV_BACKWARD_FLOOR_S = 4.6e-5, 7e-5
 #: the host between the two events of one framework call, by operator, on servers of 2017 to 2021 (kernels/)
@@ -60,7 +61,13 @@ def h200_ops(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     for number, row in enumerate(json_rows(path), 1):
         columns = kernels.h200_op(row)
         if not columns:
-            cases.append(Case(name=f"{number} {row['op']}", device="h200", skip=f"{row['op']}: not an operator of a training step"))
+            cases.append(
+                Case(
+                    name=f"{number} {row['op']}",
+                    device="h200",
+                    skip=f"{row['op']}: not an operator of a training step",
+                )
+            )
         for column, ops in columns.items():
             if not row.get(column):
                 continue
@@ -69,7 +76,16 @@ def h200_ops(folder: Path, leave_out: bool) -> Iterable[Case] | None:
             if column.startswith("bwd"):
                 value = max(value, CONV_BACKWARD_FLOOR_S if row["op"] == "conv2d" else BACKWARD_FLOOR_S)
             answer, metrics = Answer(value, *around(value, H200_SIGMA[metric])), (metric, "op_s")
-            cases.append(_known(f"{number} {row['op']} {column}", device, metrics, row[column], answer, _peak_seconds(ops, device)))
+            cases.append(
+                _known(
+                    f"{number} {row['op']} {column}",
+                    device,
+                    metrics,
+                    row[column],
+                    answer,
+                    _peak_seconds(ops, device),
+                )
+            )
     return cases
 
 
@@ -82,27 +98,42 @@ def fp32_kernels(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     for path in paths:
         by_device: dict[str, list[tuple[str, float, list[Op]]]] = {}
         for number, row in enumerate(csv_rows(path, ("Device", "OPName", "Latency")), 1):
-            by_device.setdefault(row["Device"], []).append((f"{path.name}:{number}", float(row["Latency"]) * 1e-3, kernels.fp32_kernel(row)))
+            by_device.setdefault(row["Device"], []).append(
+                (f"{path.name}:{number}", float(row["Latency"]) * 1e-3, kernels.fp32_kernel(row))
+            )
         for name, rows in by_device.items():
             device = devices.get(name)
             curves = curves_without(device) if leave_out else curves_for(device)
             operator = path.name.split(".")[0]
-            predicted = _seconds([op for _, _, ops in rows for op in ops], device, curves) + CALL_S.get(operator, POINTWISE_CALL_S)
+            predicted = _seconds([op for _, _, ops in rows for op in ops], device, curves) + CALL_S.get(
+                operator, POINTWISE_CALL_S
+            )
             kind = operator if operator in ("linear", "bmm", "conv") else "vector"
             for (label, measured, ops), value in zip(rows, predicted, strict=True):
-                cases.append(_kernel_case(label, device, kind, measured, float(value), ops, UNSEEN if leave_out else 1.0))
+                cases.append(
+                    _kernel_case(
+                        label, device, kind, measured, float(value), ops, UNSEEN if leave_out else 1.0
+                    )
+                )
     return cases
 
 
-def _kernel_case(label: str, device: Device, kind: str, measured: float, value: float, ops: list[Op], wider: float = 1.0) -> Case:
+def _kernel_case(
+    label: str, device: Device, kind: str, measured: float, value: float, ops: list[Op], wider: float = 1.0
+) -> Case:
     answer = Answer(value, *around(value, wider * KERNEL_SIGMA[kind]))
     return _known(label, device, ("latency_s", f"{kind}_s"), measured, answer, _peak_seconds(ops, device))
 
 
-def _known(name: str, device: Device, metrics: Sequence[str], measured: float, answer: Answer, naive: float) -> Case:
+def _known(
+    name: str, device: Device, metrics: Sequence[str], measured: float, answer: Answer, naive: float
+) -> Case:
     """A row whose prediction is there already; it counts under each of the metrics."""
     return Case(
-        name=name, device=device.name, measured=dict.fromkeys(metrics, measured), predict=lambda: dict.fromkeys(metrics, answer),
+        name=name,
+        device=device.name,
+        measured=dict.fromkeys(metrics, measured),
+        predict=lambda: dict.fromkeys(metrics, answer),
         naive=lambda: dict.fromkeys(metrics, naive),
     )
 
@@ -124,7 +155,10 @@ def fp16_kernels(folder: Path, leave_out: bool) -> Iterable[Case] | None:
         device = devices.get(name)
         rows = csv_rows(path, ())
         if "F_dur(us)" not in (rows[0] if rows else {}):
-            cases += [Case(name=f"{path.name}:{i}", device=name, skip=f"{operator}: {NOT_GIVEN}") for i in range(1, len(rows) + 1)]
+            cases += [
+                Case(name=f"{path.name}:{i}", device=name, skip=f"{operator}: {NOT_GIVEN}")
+                for i in range(1, len(rows) + 1)
+            ]
             continue
         pending: list[tuple[str, float, list[Op]]] = []
         for number, row in enumerate(rows, 1):
@@ -136,7 +170,13 @@ def fp16_kernels(folder: Path, leave_out: bool) -> Iterable[Case] | None:
             for column, ops in zip(("F_dur(us)", "B_dur(us)"), pair, strict=True):
                 measured = float(row[column]) * 1e-6
                 if measured < 0.9 * max(_peak_seconds(ops, device), 1e-9):
-                    cases.append(Case(name=label, device=name, skip=f"{operator} {column}: faster than the device's peak"))
+                    cases.append(
+                        Case(
+                            name=label,
+                            device=name,
+                            skip=f"{operator} {column}: faster than the device's peak",
+                        )
+                    )
                 else:
                     pending.append((f"{label} {column[0]}", measured, ops))
         cases += _fp16_cases(pending, device, curves_for(device))
@@ -150,4 +190,7 @@ def _fp16_cases(pending: list[tuple[str, float, list[Op]]], device: Device, curv
     seconds = _seconds(flat, device, curves)
     owner = np.repeat(np.arange(len(pending)), [len(ops) for _, _, ops in pending])
     totals = np.bincount(owner, weights=seconds + FP16_CALL_S, minlength=len(pending))
-    return [_kernel_case(label, device, "fp16", measured, float(t), ops) for (label, measured, ops), t in zip(pending, totals, strict=True)]
+    return [
+        _kernel_case(label, device, "fp16", measured, float(t), ops)
+        for (label, measured, ops), t in zip(pending, totals, strict=True)
+    ]

@@ -55,13 +55,22 @@ class _Result:
 
 
 def run(
-    names: Sequence[str] = (), data: Path | None = None, *, rows_file: Path | None = None, leave_out_device: bool = False,
+    names: Sequence[str] = (),
+    data: Path | None = None,
+    *,
+    rows_file: Path | None = None,
+    leave_out_device: bool = False,
 ) -> list[Score]:
-    """Scores of the named sets (all that are found, where none is named) in a data folder (by default what ships)."""
+    """Scores of the named sets (all that are found, where none is named) in a data folder (by default what
+    ships).
+    """
     chosen = [_named(name) for name in names] or list(SETS)
     folder = Path(str(files("paceline.bench") / "data")) if data is None else data
     if not folder.is_dir():
-        raise DataError(f"no folder {str(folder)!r}; --data (or PACELINE_DATA) takes one that holds h200/, kernels/, kernels_fp16/ or published/")
+        raise DataError(
+            f"no folder {str(folder)!r}; --data (or PACELINE_DATA) takes one that holds h200/, kernels/,"
+            " kernels_fp16/ or published/"
+        )
     scores: list[Score] = []
     everything: list[tuple[str, _Result]] = []
     for name in chosen:
@@ -102,8 +111,17 @@ def _predict(cases: Iterable[Case]) -> tuple[list[_Result], Counter[str]]:
             skipped[str(error).splitlines()[0][:120]] += 1
             continue
         results += [
-            _Result(case, metric, measured, answers[metric].value, answers[metric].low, answers[metric].high, naive.get(metric, float("nan")))
-            for metric, measured in case.measured.items() if metric in answers
+            _Result(
+                case,
+                metric,
+                measured,
+                answers[metric].value,
+                answers[metric].low,
+                answers[metric].high,
+                naive.get(metric, float("nan")),
+            )
+            for metric, measured in case.measured.items()
+            if metric in answers
         ]
     return results, skipped
 
@@ -118,14 +136,29 @@ def _summary(name: str, results: Sequence[_Result], skipped: Counter[str]) -> li
         low, high = (np.array([getattr(r, f) for r in rows]) for f in ("low", "high"))
         error = 100 * (predicted / measured - 1) if rows else np.array([np.nan])
         naive = _naive_error(measured, np.array([r.naive for r in rows]))
-        out.append(Score(
-            set=name, metric=metric or "none", rows=len(rows), skipped=dict(skipped), mean_abs_pct=float(np.abs(error).mean()),
-            median_abs_pct=float(np.median(np.abs(error))), p90_abs_pct=float(np.quantile(np.abs(error), 0.9)), bias_pct=float(np.median(error)),
-            coverage_pct=float(100 * ((low <= measured) & (measured <= high)).mean()) if rows else float("nan"),
-            naive_mean_abs_pct=float(np.abs(naive).mean()), naive_median_abs_pct=float(np.median(np.abs(naive))),
-            sweeps=summary((r.case.sweep, r.measured, r.predicted) for r in rows) if metric == "step_s" else None,
-            peers=PEERS.get(name, ()) if metric == "step_s" else (),
-        ))
+        out.append(
+            Score(
+                set=name,
+                metric=metric or "none",
+                rows=len(rows),
+                skipped=dict(skipped),
+                mean_abs_pct=float(np.abs(error).mean()),
+                median_abs_pct=float(np.median(np.abs(error))),
+                p90_abs_pct=float(np.quantile(np.abs(error), 0.9)),
+                bias_pct=float(np.median(error)),
+                coverage_pct=(
+                    float(100 * ((low <= measured) & (measured <= high)).mean()) if rows else float("nan")
+                ),
+                naive_mean_abs_pct=float(np.abs(naive).mean()),
+                naive_median_abs_pct=float(np.median(np.abs(naive))),
+                sweeps=(
+                    summary((r.case.sweep, r.measured, r.predicted) for r in rows)
+                    if metric == "step_s"
+                    else None
+                ),
+                peers=PEERS.get(name, ()) if metric == "step_s" else (),
+            )
+        )
     return out
 
 
@@ -146,10 +179,24 @@ def _write_rows(path: Path, everything: Sequence[tuple[str, _Result]]) -> None:
     try:
         with partial.open("w", newline="") as f:
             writer = csv.writer(f)
-            writer.writerow(("set", "row", "device", "metric", "measured", "predicted", "low", "high", "error_pct"))
+            writer.writerow(
+                ("set", "row", "device", "metric", "measured", "predicted", "low", "high", "error_pct")
+            )
             for name, r in everything:
                 error = 100 * (r.predicted / r.measured - 1)
-                writer.writerow((name, r.case.name, r.case.device, r.metric, r.measured, r.predicted, r.low, r.high, error))
+                writer.writerow(
+                    (
+                        name,
+                        r.case.name,
+                        r.case.device,
+                        r.metric,
+                        r.measured,
+                        r.predicted,
+                        r.low,
+                        r.high,
+                        error,
+                    )
+                )
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -158,19 +205,33 @@ def _write_rows(path: Path, everything: Sequence[tuple[str, _Result]]) -> None:
 
 def board(scores: Sequence[Score]) -> dict[str, Any]:
     """The scoreboard as plain data, for `--json`."""
+
     def finite(value: float) -> float | None:
         return value if np.isfinite(value) else None
 
     def sweeps(found: Sweeps | None) -> dict[str, Any] | None:
         return None if found is None else {key: finite(value) for key, value in asdict(found).items()}
 
-    return {"sets": [
-        {
-            "set": s.set, "metric": s.metric, "rows": s.rows, "skipped": sum(s.skipped.values()), "skipped_why": dict(s.skipped),
-            "mean_abs_pct": finite(s.mean_abs_pct), "median_abs_pct": finite(s.median_abs_pct), "p90_abs_pct": finite(s.p90_abs_pct),
-            "bias_pct": finite(s.bias_pct), "coverage_pct": finite(s.coverage_pct),
-            "naive": {"mean_abs_pct": finite(s.naive_mean_abs_pct), "median_abs_pct": finite(s.naive_median_abs_pct)},
-            "sweeps": sweeps(s.sweeps), "peers": [asdict(peer) for peer in s.peers],
-        }
-        for s in scores
-    ]}
+    return {
+        "sets": [
+            {
+                "set": s.set,
+                "metric": s.metric,
+                "rows": s.rows,
+                "skipped": sum(s.skipped.values()),
+                "skipped_why": dict(s.skipped),
+                "mean_abs_pct": finite(s.mean_abs_pct),
+                "median_abs_pct": finite(s.median_abs_pct),
+                "p90_abs_pct": finite(s.p90_abs_pct),
+                "bias_pct": finite(s.bias_pct),
+                "coverage_pct": finite(s.coverage_pct),
+                "naive": {
+                    "mean_abs_pct": finite(s.naive_mean_abs_pct),
+                    "median_abs_pct": finite(s.naive_median_abs_pct),
+                },
+                "sweeps": sweeps(s.sweeps),
+                "peers": [asdict(peer) for peer in s.peers],
+            }
+            for s in scores
+        ]
+    }

@@ -25,16 +25,23 @@ from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.workload import Workload
 
-#: of the time on several devices over that on one: hosts that feed more of them, and devices of unequal clocks, which no row tells of
+#: of the time on several devices over that on one: hosts that feed more of them, and devices of unequal
+#: clocks, which no row tells of
 SCALING_SIGMA = 0.07
 
 
 def _naive(workload: Workload, device: Device) -> dict[str, float]:
-    """FLOPs at the peak of the precision, and sixteen bytes per parameter: each is given its best constant."""
+    """FLOPs at the peak of the precision, and sixteen bytes per parameter: each is given its best
+    constant.
+    """
     target = chip(device)
     seconds = 0.0
     for index in workload.order:
-        seconds += sum(op.flops / target.peaks.get(op.dtype, target.peaks["fp32"]) for op in workload.segments[index].ops if op.flops)
+        seconds += sum(
+            op.flops / target.peaks.get(op.dtype, target.peaks["fp32"])
+            for op in workload.segments[index].ops
+            if op.flops
+        )
     return {"step_s": seconds, "kernel_s": seconds, "peak_bytes": 16.0 * workload.parameter_count}
 
 
@@ -47,8 +54,13 @@ def _answers(p: Prediction) -> dict[str, Answer]:
 
 
 def _case(
-    name: str, device: Device, measured: Mapping[str, float], make: Callable[[], Workload], framework: Framework | None = None,
-    accumulate: int = 1, curves: Curves | None = None,
+    name: str,
+    device: Device,
+    measured: Mapping[str, float],
+    make: Callable[[], Workload],
+    framework: Framework | None = None,
+    accumulate: int = 1,
+    curves: Curves | None = None,
 ) -> Case:
     """A step of `accumulate` micro-batches and one update, on one device."""
     built: list[Workload] = []
@@ -79,7 +91,7 @@ def _alone(device: Device) -> Cluster:
 
 
 def _accumulated(
-    workload: Workload, cluster: Cluster, accumulate: int, framework: Framework | None,
+    workload: Workload, cluster: Cluster, accumulate: int, framework: Framework | None
 ) -> DistributedPrediction:
     """A step of so many micro-batches on each device of a cluster."""
     plan = Plan(gbs=cluster.device_count * workload.batch * accumulate)
@@ -105,13 +117,27 @@ def h200_steps(folder: Path, leave_out: bool) -> Iterable[Case] | None:
 # -- neusight_fp32_training ------------------------------------------------------------------------
 
 _NEUSIGHT: dict[str, dict[str, Any]] = {
-    "bert_large": {"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "bert_large": {
+        "model_type": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
     "gpt2_large": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20},
     "gpt2_xl": {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25},
     "gpt3_xl": {"model_type": "gpt2", "n_embd": 3072, "n_layer": 24, "n_head": 24, "n_positions": 2048},
     "gpt3_27": {"model_type": "gpt2", "n_embd": 2560, "n_layer": 32, "n_head": 32, "n_positions": 2048},
-    "opt_13": {"model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192,
-               "word_embed_proj_dim": 2048, "vocab_size": 50272, "max_position_embeddings": 2048},
+    "opt_13": {
+        "model_type": "opt",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+        "word_embed_proj_dim": 2048,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
 }
 
 
@@ -121,13 +147,17 @@ def neusight(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     if path is None:
         return None
     out = []
-    for number, row in enumerate(csv_rows(path, ("device", "model", "mode", "seq", "batch", "variant", "e2e_ms")), 1):
+    for number, row in enumerate(
+        csv_rows(path, ("device", "model", "mode", "seq", "batch", "variant", "e2e_ms")), 1
+    ):
         name = f"{number} {row['device']} {row['model']} b{row['batch']}"
         if row["variant"]:
             out.append(Case(name=name, device=row["device"], skip=f"variant {row['variant']}: several GPUs"))
             continue
         if row["model"] not in _NEUSIGHT:
-            out.append(Case(name=name, device=row["device"], skip=f"model {row['model']}: routing depends on data"))
+            out.append(
+                Case(name=name, device=row["device"], skip=f"model {row['model']}: routing depends on data")
+            )
             continue
         try:
             device = devices.get(row["device"])
@@ -136,8 +166,16 @@ def neusight(folder: Path, leave_out: bool) -> Iterable[Case] | None:
             continue
         curves = curves_without(device) if leave_out else None
         measured = {"step_s": float(row["e2e_ms"]) * 1e-3}
-        out.append(_case(name, device, measured, partial(_neusight_workload, row["model"], int(row["batch"]), int(row["seq"])),
-                         frameworks.get("transformers-2023"), curves=curves))
+        out.append(
+            _case(
+                name,
+                device,
+                measured,
+                partial(_neusight_workload, row["model"], int(row["batch"]), int(row["seq"])),
+                frameworks.get("transformers-2023"),
+                curves=curves,
+            )
+        )
     return out
 
 
@@ -164,8 +202,13 @@ def timm(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     needed = ("case_id", "model", "train_img_size", "train_batch_size", "train_step_time_ms", "memory_format")
     rows = sorted(csv_rows(path, needed), key=lambda r: r["model"])
     return [
-        _case(f"{r['case_id']} {r['model']} {r['memory_format']}", device, {"step_s": float(r["train_step_time_ms"]) * 1e-3},
-              partial(models.timm_step, r), frameworks.get("torch-1"))
+        _case(
+            f"{r['case_id']} {r['model']} {r['memory_format']}",
+            device,
+            {"step_s": float(r["train_step_time_ms"]) * 1e-3},
+            partial(models.timm_step, r),
+            frameworks.get("torch-1"),
+        )
         for r in rows
     ]
 
@@ -187,12 +230,27 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload]) -> Iterabl
     path = find(folder / "published", file)
     if path is None:
         return None
-    rows = csv_rows(path, ("case_id", "model", "gpu", "n_gpus", "step_time_s", "precision", "micro_batch", "grad_accum", "framework"))
+    rows = csv_rows(
+        path,
+        (
+            "case_id",
+            "model",
+            "gpu",
+            "n_gpus",
+            "step_time_s",
+            "precision",
+            "micro_batch",
+            "grad_accum",
+            "framework",
+        ),
+    )
     alone = {_alike(row): row for row in rows if row["n_gpus"] == "1" and row["step_time_s"]}
     out = []
     for row in rows:
         several = f" x{row['n_gpus']}" if row["n_gpus"] != "1" else ""
-        name = f"{row['case_id']} {row['model']} {row['gpu']}{several} {row['precision']} b{row['micro_batch']}"
+        name = (
+            f"{row['case_id']} {row['model']} {row['gpu']}{several} {row['precision']} b{row['micro_batch']}"
+        )
         try:
             if not row["step_time_s"] or not re.fullmatch(r"\d+", row["micro_batch"]):
                 raise SpecError("no step time or batch given")
@@ -206,7 +264,9 @@ def _common(folder: Path, file: str, make: Callable[[Row], Workload]) -> Iterabl
             out.append(Case(name=name, device=row["gpu"], skip=str(error)))
             continue
         measured = {"step_s": float(row["step_time_s"])}
-        out.append(_case(name, device, measured, partial(make, row), of_module(row), models.accumulation(row)))
+        out.append(
+            _case(name, device, measured, partial(make, row), of_module(row), models.accumulation(row))
+        )
     return out
 
 
@@ -218,7 +278,9 @@ def _alike(row: Row) -> tuple[str, ...]:
 
 
 def _several(name: str, row: Row, make: Callable[[Row], Workload], alone: Row | None) -> Case:
-    """A step on several GPUs; where the same was measured on one, also by how much longer a micro-batch takes than there."""
+    """A step on several GPUs; where the same was measured on one, also by how much longer a micro-batch takes
+    than there.
+    """
     cluster, framework, accumulate = models.published_cluster(row), of_module(row), models.accumulation(row)
     measured = {"step_multi_s": float(row["step_time_s"])}
     single = models.accumulation(alone) if alone else 1
@@ -230,7 +292,10 @@ def _several(name: str, row: Row, make: Callable[[Row], Workload], alone: Row | 
         one = _accumulated(make(row), _alone(cluster.device), single, framework)
         ratio = p.step_s / accumulate / (one.step_s / single)
         sigma = SCALING_SIGMA + 0.3 * p.exposed_s / p.step_s
-        return {"step_multi_s": Answer(p.step_s, p.step_s_low, p.step_s_high), "scaling": Answer(ratio, *around(ratio, sigma))}
+        return {
+            "step_multi_s": Answer(p.step_s, p.step_s_low, p.step_s_high),
+            "scaling": Answer(ratio, *around(ratio, sigma)),
+        }
 
     def naive() -> dict[str, float]:
         return {"step_multi_s": accumulate * _naive(make(row), cluster.device)["step_s"], "scaling": 1.0}

@@ -19,8 +19,8 @@ LEAST = 3
 class Sweeps:
     """Order of plans by predicted against measured time, averaged over sweeps.
 
-    `regret_pct` is by how much the plan with the least predicted time was slower, when measured, than the fastest of
-    its sweep: what choosing by prediction would have cost.
+    `regret_pct` is by how much the plan with the least predicted time was slower, when measured, than the
+    fastest of its sweep: what choosing by prediction would have cost.
     """
 
     count: int
@@ -43,8 +43,11 @@ def summary(rows: Iterable[tuple[str, float, float]]) -> Sweeps | None:
     regrets = [100 * float(pair[pair[:, 1].argmin(), 0] / pair[:, 0].min() - 1) for pair in pairs]
     orders = [spearman(pair[:, 0], pair[:, 1]) for pair in pairs if len(pair) >= LEAST]
     return Sweeps(
-        count=len(pairs), rows=sum(map(len, pairs)), rank_correlation=float(np.mean(orders)) if orders else float("nan"),
-        regret_pct=float(np.mean(regrets)), worst_regret_pct=max(regrets),
+        count=len(pairs),
+        rows=sum(map(len, pairs)),
+        rank_correlation=float(np.mean(orders)) if orders else float("nan"),
+        regret_pct=float(np.mean(regrets)),
+        worst_regret_pct=max(regrets),
     )
 
 

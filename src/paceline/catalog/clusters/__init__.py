@@ -1,4 +1,6 @@
-"""Cluster facts: one TOML file per kind of node or pod, read on first use; `get` also reads what users write."""
+"""Cluster facts: one TOML file per kind of node or pod, read on first use; `get` also reads what users
+write.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,10 @@ def names() -> list[str]:
 def get(text: str) -> Cluster:
     """The cluster that `text` means:
 
-    `dgx-h100`, `32xdgx-h100`     one, or 32, of a kind of node (or pod) of the catalog, in that node's own network
-    `pod.toml`, `4xpod.toml`      of a file
-    `8xh100-sxm`                  one node of eight such devices
-    `4x8xh100-sxm@400Gb/s/gpu`    four hosts of eight such devices, each device with a network of 400 Gb/s of its own
-    `4x8xh100-sxm@400Gb/s/node`   the same, but the devices of a host share 400 Gb/s
+    `dgx-h100`, `32xdgx-h100`     one, or 32, of a kind of node (or pod) of the catalog, in that node's own
+    network `pod.toml`, `4xpod.toml`      of a file `8xh100-sxm`                  one node of eight such
+    devices `4x8xh100-sxm@400Gb/s/gpu`    four hosts of eight such devices, each device with a network of 400
+    Gb/s of its own `4x8xh100-sxm@400Gb/s/node`   the same, but the devices of a host share 400 Gb/s
     `4xp100-pcie@10Gb/s`          four hosts of one device
     """
     match = _WRITTEN.match(checks.name("cluster", text).strip())
@@ -62,10 +63,14 @@ def get(text: str) -> Cluster:
         device = devices.get(name)
     except UnknownName:
         known = [*names(), *_aliases(), *devices.names()]
-        raise UnknownName("cluster", name, known, "`paceline clusters` lists all; a .toml file describes your own") from None
+        raise UnknownName(
+            "cluster", name, known, "`paceline clusters` lists all; a .toml file describes your own"
+        ) from None
     if rate is None:
         if second is not None and count > 1:
-            raise SpecError(f"{text!r}: {count} hosts need a network; write its rate, as in '{text}@400Gb/s/gpu'")
+            raise SpecError(
+                f"{text!r}: {count} hosts need a network; write its rate, as in '{text}@400Gb/s/gpu'"
+            )
         return _hosts(text, device, 1, int(second) if second else count, None)
     return _hosts(text, device, count, int(second) if second else 1, rate)
 
@@ -78,23 +83,33 @@ def _known(name: str) -> Cluster | None:
 
 
 def _hosts(text: str, device: Device, nodes: int, each: int, rate: str | None) -> Cluster:
-    """Hosts of which only the device and the network's rate are known: links of the device inside, one network outside."""
+    """Hosts of which only the device and the network's rate are known: links of the device inside, one
+    network outside.
+    """
     if nodes < 1 or each < 1:
         raise SpecError(f"{text!r}: a cluster has at least one node and one device")
     tiers, facts = [], {"node.devices": Fact(value=each, kind="declared", source=text)}
     if each > 1:
         inside = link(device, each)
         path = "link.peer" if device.peer_bandwidth_Bps else "link.host"
-        assumed = Fact(value=inside.bandwidth_Bps, kind="guessed", source="no source gives this device's links")
+        assumed = Fact(
+            value=inside.bandwidth_Bps, kind="guessed", source="no source gives this device's links"
+        )
         facts[f"tier.{inside.name}.bandwidth"] = device.facts.get(path, assumed)
         tiers.append(inside)
     if rate is not None:
         outside = _network(text, rate, each)
-        key, value = ("node_bandwidth", outside.node_bandwidth_Bps) if outside.node_bandwidth_Bps else ("bandwidth", outside.bandwidth_Bps)
+        key, value = (
+            ("node_bandwidth", outside.node_bandwidth_Bps)
+            if outside.node_bandwidth_Bps
+            else ("bandwidth", outside.bandwidth_Bps)
+        )
         tiers.append(outside)
         facts[f"tier.network.{key}"] = Fact(value=value, kind="declared", source=text)
     title = f"{nodes} x {each} {device.title}"
-    return Cluster(name=text, title=title, device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts)
+    return Cluster(
+        name=text, title=title, device=device, node_devices=each, nodes=nodes, tiers=tuple(tiers), facts=facts
+    )
 
 
 #: a network of hosts that is this fast is taken to bypass the kernel
@@ -116,8 +131,9 @@ def _network(text: str, rate: str, each: int) -> Tier:
         raise SpecError(f"{text!r}: the network's rate must be above zero")
     if not whose and each > 1:
         raise SpecError(
-            f"{text!r}: of whom is the rate? write @{written}/gpu (each of the {each} devices of a host has a link of its own) or "
-            f"@{written}/node (they share it)")
+            f"{text!r}: of whom is the rate? write @{written}/gpu (each of the {each} devices of a host has a"
+            f" link of its own) or @{written}/node (they share it)"
+        )
     shared = _SHARED[whose or "node"]
     kind = "infiniband" if (value if shared else value * each) >= RDMA_Bps else "ethernet"
     return Tier(name="network", kind=kind, bandwidth_Bps=value, node_bandwidth_Bps=value if shared else None)
@@ -127,10 +143,19 @@ def link(device: Device, each: int) -> Tier:
     """What joins the devices of a node of which nothing else is known: their own links, else PCI Express."""
     if device.peer_bandwidth_Bps is None:
         if device.kind == "cpu":
-            return Tier(name="host", kind="loopback", domain=each, bandwidth_Bps=device.memory_bandwidth_Bps / 4)
+            return Tier(
+                name="host", kind="loopback", domain=each, bandwidth_Bps=device.memory_bandwidth_Bps / 4
+            )
         return Tier(name="pcie", kind="pcie", domain=each, bandwidth_Bps=device.host_bandwidth_Bps or 15.75e9)
-    kind, topology = {"amd": ("xgmi", "mesh"), "google": ("ici", "torus-3d")}.get(device.vendor, ("nvswitch", "switch"))
+    kind, topology = {"amd": ("xgmi", "mesh"), "google": ("ici", "torus-3d")}.get(
+        device.vendor, ("nvswitch", "switch")
+    )
     nvls = device.architecture in ("hopper", "blackwell") and kind == "nvswitch"
     return Tier(
-        name=kind, kind=kind, domain=each, bandwidth_Bps=device.peer_bandwidth_Bps, topology=topology, features=("nvls",) if nvls else (),
+        name=kind,
+        kind=kind,
+        domain=each,
+        bandwidth_Bps=device.peer_bandwidth_Bps,
+        topology=topology,
+        features=("nvls",) if nvls else (),
     )

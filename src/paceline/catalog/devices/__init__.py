@@ -47,5 +47,10 @@ def get(name: str) -> Device:
         return _load(name)
     found = _aliases().get(fold(name))
     if found is None:
-        raise UnknownName("device", name, [*names(), *_aliases()], "`paceline devices` lists all; a .toml file describes your own")
+        raise UnknownName(
+            "device",
+            name,
+            [*names(), *_aliases()],
+            "`paceline devices` lists all; a .toml file describes your own",
+        )
     return _load(found)

@@ -41,9 +41,13 @@ def get(name: str) -> Framework:
 
 
 def running(name: str, what: str) -> Framework:
-    """The framework called `name`, which has to run `what`: transformers by their sizes, or captured modules."""
+    """The framework called `name`, which has to run `what`: transformers by their sizes, or captured
+    modules.
+    """
     found = get(name)
     if found.runs not in (what, "both"):
         known = ", ".join(other for other in names() if _load(other).runs in (what, "both"))
-        raise PlanError(f"framework {name} is described for {found.runs} only, not for {what}; for these: {known}")
+        raise PlanError(
+            f"framework {name} is described for {found.runs} only, not for {what}; for these: {known}"
+        )
     return found

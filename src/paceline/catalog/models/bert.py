@@ -19,8 +19,15 @@ class Bert(nn.Module):
         self.embed, self.positions, self.segments = (nn.Embedding(n, width) for n in (vocab, context, 2))
         self.norm, self.drop = norm(), dropout(p)
         self.blocks = nn.ModuleList(
-            Block(Attention(width, heads, fused=False, p=p), FeedForward(width, 4 * width, nn.GELU()), norm,
-                  post=True, p=p) for _ in range(depth))
+            Block(
+                Attention(width, heads, fused=False, p=p),
+                FeedForward(width, 4 * width, nn.GELU()),
+                norm,
+                post=True,
+                p=p,
+            )
+            for _ in range(depth)
+        )
         self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), norm())
         self.head = tied_head(self.embed, bias=True)
 
@@ -33,8 +40,17 @@ class Bert(nn.Module):
         return logits
 
 
-def bert(*, batch: int, seq: int = 512, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 30_522,
-         context: int = 512, p: float = 0.1) -> Built:
+def bert(
+    *,
+    batch: int,
+    seq: int = 512,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 30_522,
+    context: int = 512,
+    p: float = 0.1,
+) -> Built:
     """BERT for masked language modelling; base unless told otherwise. The loss covers every position."""
     require(seq <= context, f"this BERT has {context} learned positions; got seq={seq}")
     ids = token_ids(batch, seq)

@@ -15,17 +15,71 @@ DENSE_FEATURES = 13
 
 TABLES: dict[str, tuple[int, ...]] = {
     # Criteo 1TB Click Logs, ids hashed modulo 40 million (MLPerf Training v0.7 to v2.1).
-    "criteo-1tb": (39_884_406, 39_043, 17_289, 7_420, 20_263, 3, 7_120, 1_543, 63, 38_532_951, 2_953_546, 403_346, 10,
-                   2_208, 11_938, 155, 4, 976, 14, 39_979_771, 25_641_295, 39_664_984, 585_935, 12_972, 108, 36),
+    "criteo-1tb": (
+        39_884_406,
+        39_043,
+        17_289,
+        7_420,
+        20_263,
+        3,
+        7_120,
+        1_543,
+        63,
+        38_532_951,
+        2_953_546,
+        403_346,
+        10,
+        2_208,
+        11_938,
+        155,
+        4,
+        976,
+        14,
+        39_979_771,
+        25_641_295,
+        39_664_984,
+        585_935,
+        12_972,
+        108,
+        36,
+    ),
     # Criteo Display Advertising Challenge (Kaggle), uncapped.
-    "criteo-kaggle": (1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194,
-                      27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+    "criteo-kaggle": (
+        1_460,
+        583,
+        10_131_227,
+        2_202_608,
+        305,
+        24,
+        12_517,
+        633,
+        3,
+        93_145,
+        5_683,
+        8_351_593,
+        3_194,
+        27,
+        14_992,
+        5_461_306,
+        10,
+        5_652,
+        2_173,
+        4,
+        7_046_547,
+        18,
+        15,
+        286_181,
+        105,
+        142_572,
+    ),
 }
 """Rows of the 26 embedding tables of each data set."""
 
 
 def _mlp(widths: Sequence[int], *, last_relu: bool) -> nn.Sequential:
-    layers = [layer for inputs, outputs in pairwise(widths) for layer in (nn.Linear(inputs, outputs), nn.ReLU())]
+    layers = [
+        layer for inputs, outputs in pairwise(widths) for layer in (nn.Linear(inputs, outputs), nn.ReLU())
+    ]
     return nn.Sequential(*(layers if last_relu else layers[:-1]))
 
 
@@ -44,14 +98,22 @@ class Dlrm(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         first = self.bottom(dense)
-        vectors = torch.stack([first, *(table(i) for table, i in zip(self.tables, ids.unbind(1), strict=True))], dim=1)
+        vectors = torch.stack(
+            [first, *(table(i) for table, i in zip(self.tables, ids.unbind(1), strict=True))], dim=1
+        )
         products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         logits: Tensor = self.top(torch.cat((first, products), dim=1))
         return logits.squeeze(1)
 
 
-def dlrm(*, batch: int, tables: str = "criteo-1tb", width: int = 128, bottom: Sequence[int] = (512, 256),
-         top: Sequence[int] = (1024, 1024, 512, 256)) -> Built:
+def dlrm(
+    *,
+    batch: int,
+    tables: str = "criteo-1tb",
+    width: int = 128,
+    bottom: Sequence[int] = (512, 256),
+    top: Sequence[int] = (1024, 1024, 512, 256),
+) -> Built:
     """DLRM with dot-product interaction and a click loss; MLPerf's model unless told otherwise."""
     rows = TABLES[tables]
     net = Dlrm(rows=rows, width=width, bottom=bottom, top=top)

@@ -22,8 +22,14 @@ class Gpt(nn.Module):
         self.embed, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
         self.drop = dropout(p)
         self.blocks = nn.ModuleList(
-            Block(Attention(width, heads, causal=True, p=p),
-                  FeedForward(width, 4 * width, nn.GELU(approximate="tanh")), norm, p=p) for _ in range(depth))
+            Block(
+                Attention(width, heads, causal=True, p=p),
+                FeedForward(width, 4 * width, nn.GELU(approximate="tanh")),
+                norm,
+                p=p,
+            )
+            for _ in range(depth)
+        )
         self.norm = norm()
         self.head = tied_head(self.embed)
 
@@ -36,8 +42,17 @@ class Gpt(nn.Module):
         return logits
 
 
-def gpt(*, batch: int, seq: int = 1024, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 50_257,
-        context: int = 1024, p: float = 0.0) -> Built:
+def gpt(
+    *,
+    batch: int,
+    seq: int = 1024,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 50_257,
+    context: int = 1024,
+    p: float = 0.0,
+) -> Built:
     """GPT with `context` learned positions, of which `seq` are used; GPT-2 124M unless told otherwise."""
     require(seq <= context, f"this GPT has {context} learned positions; got seq={seq}")
     ids = token_ids(batch, seq)

@@ -89,8 +89,17 @@ class Attention(nn.Module):
     keys and values come from it (cross-attention), which needs `fused=False`.
     """
 
-    def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, bias: bool = True,
-                 causal: bool = False, fused: bool = True, p: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        causal: bool = False,
+        fused: bool = True,
+        p: float = 0.0,
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_width = heads, kv_heads or heads, width // heads
         self.causal, self.p = causal, p
@@ -103,15 +112,26 @@ class Attention(nn.Module):
         self.fused = fused
         self.out = nn.Linear(inner, width, bias=bias)
 
-    def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None,
-                memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, memory: Tensor | None = None
+    ) -> Tensor:
         source = x if memory is None else memory
-        parts = self.qkv(x).split(self.split, dim=-1) if self.fused else (self.q(x), self.k(source), self.v(source))
+        parts = (
+            self.qkv(x).split(self.split, dim=-1)
+            if self.fused
+            else (self.q(x), self.k(source), self.v(source))
+        )
         q, k, v = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
         if cos is not None and sin is not None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0,
-                                               is_causal=self.causal, enable_gqa=self.kv_heads != self.heads)
+        mixed = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            dropout_p=self.p if self.training else 0.0,
+            is_causal=self.causal,
+            enable_gqa=self.kv_heads != self.heads,
+        )
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -120,7 +140,9 @@ class FeedForward(nn.Sequential):
     """Two linear layers with an activation between them."""
 
     def __init__(self, width: int, inner: int, activation: nn.Module) -> None:
-        super().__init__(OrderedDict(up=nn.Linear(width, inner), act=activation, down=nn.Linear(inner, width)))
+        super().__init__(
+            OrderedDict(up=nn.Linear(width, inner), act=activation, down=nn.Linear(inner, width))
+        )
 
 
 class SwiGLU(nn.Module):
@@ -143,8 +165,15 @@ class Block(nn.Module):
     Further arguments of `forward` go to the attention.
     """
 
-    def __init__(self, attention: nn.Module, feed: nn.Module, norm: Callable[[], nn.Module], *,
-                 post: bool = False, p: float = 0.0) -> None:
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed: nn.Module,
+        norm: Callable[[], nn.Module],
+        *,
+        post: bool = False,
+        p: float = 0.0,
+    ) -> None:
         super().__init__()
         self.attention, self.feed = attention, feed
         self.norm1, self.norm2 = norm(), norm()

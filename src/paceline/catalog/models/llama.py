@@ -1,4 +1,7 @@
-"""Llama 2 (Touvron et al. 2023), Llama 3, 3.1 and 3.2 (Llama team 2024): RMSNorm, rotary positions, SwiGLU, GQA."""
+"""Llama 2 (Touvron et al.
+
+2023), Llama 3, 3.1 and 3.2 (Llama team 2024): RMSNorm, rotary positions, SwiGLU, GQA.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,28 @@ class Llama(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, *, vocab: int, seq: int, width: int, depth: int, heads: int, kv_heads: int,
-                 feed: Callable[[], nn.Module], theta: float, tied: bool) -> None:
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        seq: int,
+        width: int,
+        depth: int,
+        heads: int,
+        kv_heads: int,
+        feed: Callable[[], nn.Module],
+        theta: float,
+        tied: bool,
+    ) -> None:
         super().__init__()
         norm = partial(nn.RMSNorm, width, eps=1e-5)
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(
-            Block(Attention(width, heads, kv_heads=kv_heads, bias=False, causal=True, fused=False), feed(), norm)
-            for _ in range(depth))
+            Block(
+                Attention(width, heads, kv_heads=kv_heads, bias=False, causal=True, fused=False), feed(), norm
+            )
+            for _ in range(depth)
+        )
         self.norm = norm()
         self.head = tied_head(self.embed) if tied else nn.Linear(width, vocab, bias=False)
         cos, sin = rotary_table(seq, width // heads, theta)
@@ -38,11 +55,30 @@ class Llama(nn.Module):
         return logits
 
 
-def llama(*, batch: int, seq: int = 4096, width: int = 4096, depth: int = 32, heads: int = 32,
-          kv_heads: int | None = None, inner: int = 11_008, vocab: int = 32_000, theta: float = 10_000.0,
-          tied: bool = False) -> Built:
+def llama(
+    *,
+    batch: int,
+    seq: int = 4096,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    inner: int = 11_008,
+    vocab: int = 32_000,
+    theta: float = 10_000.0,
+    tied: bool = False,
+) -> Built:
     """Llama at any sequence length; Llama 2 7B unless told otherwise."""
     ids = token_ids(batch, seq)
-    net = Llama(vocab=vocab, seq=seq, width=width, depth=depth, heads=heads, kv_heads=kv_heads or heads,
-                feed=partial(SwiGLU, width, inner), theta=theta, tied=tied)
+    net = Llama(
+        vocab=vocab,
+        seq=seq,
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        feed=partial(SwiGLU, width, inner),
+        theta=theta,
+        tied=tied,
+    )
     return net, (ids,), token_loss(ids)

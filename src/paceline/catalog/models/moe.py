@@ -38,11 +38,31 @@ class BalancedExperts(nn.Module):
         return torch.zeros_like(tokens, dtype=out.dtype).index_add(0, rows, out).view_as(x)
 
 
-def mixtral(*, batch: int, seq: int = 4096, width: int = 4096, depth: int = 32, heads: int = 32, kv_heads: int = 8,
-            inner: int = 14_336, experts: int = 8, chosen: int = 2, vocab: int = 32_000,
-            theta: float = 1e6) -> Built:
+def mixtral(
+    *,
+    batch: int,
+    seq: int = 4096,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    kv_heads: int = 8,
+    inner: int = 14_336,
+    experts: int = 8,
+    chosen: int = 2,
+    vocab: int = 32_000,
+    theta: float = 1e6,
+) -> Built:
     """Mixtral with balanced dispatch and no load-balancing loss; 8x7B unless told otherwise."""
     ids = token_ids(batch, seq)
-    net = Llama(vocab=vocab, seq=seq, width=width, depth=depth, heads=heads, kv_heads=kv_heads,
-                feed=partial(BalancedExperts, width, inner, experts, chosen), theta=theta, tied=False)
+    net = Llama(
+        vocab=vocab,
+        seq=seq,
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        feed=partial(BalancedExperts, width, inner, experts, chosen),
+        theta=theta,
+        tied=False,
+    )
     return net, (ids,), token_loss(ids)

@@ -23,8 +23,9 @@ class LstmLM(nn.Module):
         return logits
 
 
-def lstm_lm(*, batch: int, seq: int = 35, width: int = 1500, depth: int = 2, vocab: int = 10_000,
-            p: float = 0.65) -> Built:
+def lstm_lm(
+    *, batch: int, seq: int = 35, width: int = 1500, depth: int = 2, vocab: int = 10_000, p: float = 0.65
+) -> Built:
     """LSTM language model over `seq` unrolled steps, from a zero state."""
     ids = token_ids(batch, seq)
     return LstmLM(vocab=vocab, width=width, depth=depth, p=p), (ids,), token_loss(ids)

@@ -45,15 +45,24 @@ class Transformer(nn.Module):
 
     positions: Tensor
 
-    def __init__(self, *, vocab: int, seq: int, width: int, depth: int, heads: int, inner: int, p: float) -> None:
+    def __init__(
+        self, *, vocab: int, seq: int, width: int, depth: int, heads: int, inner: int, p: float
+    ) -> None:
         super().__init__()
         self.scale = math.sqrt(width)
         self.embed = nn.Embedding(vocab, width)
         self.register_buffer("positions", sinusoids(seq, width), persistent=False)
         self.drop = dropout(p)
         self.encoder = nn.ModuleList(
-            Block(Attention(width, heads, bias=False, fused=False, p=p), FeedForward(width, inner, nn.ReLU()),
-                  partial(nn.LayerNorm, width), post=True, p=p) for _ in range(depth))
+            Block(
+                Attention(width, heads, bias=False, fused=False, p=p),
+                FeedForward(width, inner, nn.ReLU()),
+                partial(nn.LayerNorm, width),
+                post=True,
+                p=p,
+            )
+            for _ in range(depth)
+        )
         self.decoder = nn.ModuleList(CrossBlock(width, heads, inner, p) for _ in range(depth))
         self.head = tied_head(self.embed)
 
@@ -72,9 +81,20 @@ class Transformer(nn.Module):
         return logits
 
 
-def transformer(*, batch: int, seq: int = 64, width: int = 512, depth: int = 6, heads: int = 8, inner: int = 2048,
-                vocab: int = 37_000, p: float = 0.1) -> Built:
-    """Encoder-decoder Transformer; source and target are both `seq` long. The base model unless told otherwise."""
+def transformer(
+    *,
+    batch: int,
+    seq: int = 64,
+    width: int = 512,
+    depth: int = 6,
+    heads: int = 8,
+    inner: int = 2048,
+    vocab: int = 37_000,
+    p: float = 0.1,
+) -> Built:
+    """Encoder-decoder Transformer; source and target are both `seq` long. The base model unless told
+    otherwise.
+    """
     source, target = token_ids(batch, seq), token_ids(batch, seq)
     net = Transformer(vocab=vocab, seq=seq, width=width, depth=depth, heads=heads, inner=inner, p=p)
     return net, (source, target), token_loss(target)

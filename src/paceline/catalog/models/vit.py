@@ -21,7 +21,9 @@ class VisionTransformer(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width))
         self.blocks = nn.ModuleList(
-            Block(Attention(width, heads), FeedForward(width, 4 * width, nn.GELU()), norm) for _ in range(depth))
+            Block(Attention(width, heads), FeedForward(width, 4 * width, nn.GELU()), norm)
+            for _ in range(depth)
+        )
         self.norm = norm()
         self.head = nn.Linear(width, classes)
 
@@ -34,10 +36,21 @@ class VisionTransformer(nn.Module):
         return scores
 
 
-def vit(*, batch: int, image: int = 224, patch: int = 16, width: int = 768, depth: int = 12, heads: int = 12,
-        classes: int = 1000) -> Built:
+def vit(
+    *,
+    batch: int,
+    image: int = 224,
+    patch: int = 16,
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    classes: int = 1000,
+) -> Built:
     """Vision Transformer; ViT-B/16 unless told otherwise."""
-    require(image % patch == 0, f"this ViT cuts images into {patch}x{patch} patches; "
-                                f"got image={image}, which is not a multiple of {patch}")
+    require(
+        image % patch == 0,
+        f"this ViT cuts images into {patch}x{patch} patches; "
+        f"got image={image}, which is not a multiple of {patch}",
+    )
     net = VisionTransformer(image=image, patch=patch, width=width, depth=depth, heads=heads, classes=classes)
     return net, images(batch, image), None

@@ -32,7 +32,9 @@ for _name, _title, _files in (
 
 
 def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Path]:
-    """Writes the files of some tools for the best plan, and `plan.json` with what was predicted; all of them or none."""
+    """Writes the files of some tools for the best plan, and `plan.json` with what was predicted; all of them
+    or none.
+    """
     folder = Path(folder)
     for name in names:
         if name not in EMITTERS:
@@ -48,7 +50,12 @@ def emit(planned: Planned, names: Sequence[str], folder: Path | str) -> list[Pat
 def predicted(planned: Planned) -> dict[str, object]:
     """What `paceline check` compares a run with: the plan and its prediction."""
     best = planned.best
-    return {"model": planned.model, "plan": str(best.plan), "cluster": best.cluster.name, "prediction": best.prediction.to_dict()}
+    return {
+        "model": planned.model,
+        "plan": str(best.plan),
+        "cluster": best.cluster.name,
+        "prediction": best.prediction.to_dict(),
+    }
 
 
 def _write(files: Mapping[str, str], folder: Path) -> list[Path]:
@@ -66,4 +73,3 @@ def _write(files: Mapping[str, str], folder: Path) -> list[Path]:
     except OSError as error:
         raise SpecError(f"cannot write to {str(folder)!r}: {error.strerror}") from None
     return [folder / name for name in files]
-

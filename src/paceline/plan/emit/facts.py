@@ -37,14 +37,23 @@ class Facts:
     def of(planned: Planned, beside: Sequence[str] = ()) -> Facts:
         best, sizes = planned.best, planned.sizes
         plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
-        plan = replace(plan, precision=plan.precision.removeprefix("amp_"))  # of a captured module: what autocast is told
+        # of a captured module: what autocast is told
+        plan = replace(plan, precision=plan.precision.removeprefix("amp_"))
         return Facts(
-            model=checks.name("model name", planned.model), plan=plan, cluster=best.cluster, prediction=best.prediction, sizes=sizes,
-            settings=planned.settings, beside=tuple(beside))
+            model=checks.name("model name", planned.model),
+            plan=plan,
+            cluster=best.cluster,
+            prediction=best.prediction,
+            sizes=sizes,
+            settings=planned.settings,
+            beside=tuple(beside),
+        )
 
     @property
     def framework(self) -> Framework | None:
-        """Whose kernels and overlap a transformer was predicted with; the search names it in every plan of one."""
+        """Whose kernels and overlap a transformer was predicted with; the search names it in every plan of
+        one.
+        """
         return frameworks.get(self.plan.framework) if self.sizes is not None and self.plan.framework else None
 
     @property
@@ -60,7 +69,10 @@ class Facts:
         """Lines for the head of every file."""
         p = self.prediction
         time = f"{p.step_s:.4g} s per step (90 %: {p.step_s_low:.4g} to {p.step_s_high:.4g})"
-        return [f"{self.model} on {self.cluster.name}: {self.plan}", f"predicted: {time}, {units.show(p.peak_bytes, 'bytes')} at the peak"]
+        return [
+            f"{self.model} on {self.cluster.name}: {self.plan}",
+            f"predicted: {time}, {units.show(p.peak_bytes, 'bytes')} at the peak",
+        ]
 
     def head(self, mark: str = "#") -> str:
         """The summary as comments."""
@@ -79,10 +91,14 @@ class Facts:
                 words = ", ".join(str(one) for one in allowed if one != "")
                 best = next(one for one in allowed if one != "")
                 raise PlanError(
-                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix {name}={best}, or leave {tool} out")
+                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix"
+                    f" {name}={best}, or leave {tool} out"
+                )
 
     @property
     def model_arguments(self) -> Transformer:
         if self.sizes is None:
-            raise PlanError(f"--emit: {self.model} is not known by its sizes; emit torchrun, accelerate or slurm for it")
+            raise PlanError(
+                f"--emit: {self.model} is not known by its sizes; emit torchrun, accelerate or slurm for it"
+            )
         return self.sizes

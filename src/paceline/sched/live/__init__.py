@@ -1,4 +1,6 @@
-"""The scheduler on real machines: drivers (this machine, Slurm, Ray), a daemon that survives being killed, and its client."""
+"""The scheduler on real machines: drivers (this machine, Slurm, Ray), a daemon that survives being killed,
+and its client.
+"""
 
 from paceline.sched.live.daemon import Daemon, Setup
 from paceline.sched.live.driver import Driver, Node, Seen

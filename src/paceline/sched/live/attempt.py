@@ -1,7 +1,9 @@
-"""Runs one rank of one attempt: `python -I attempt.py FOLDER RANK`. Stands alone, so that a node needs nothing but Python.
+"""Runs one rank of one attempt: `python -I attempt.py FOLDER RANK`. Stands alone, so that a node needs
+nothing but Python.
 
-It takes the rank by making its folder (whoever comes second leaves at once), runs the command, hands TERM and the files `stop` and `kill`
-on to it, and writes how it ended. Where the disk is full it waits until that can be written: an end is never lost.
+It takes the rank by making its folder (whoever comes second leaves at once), runs the command, hands TERM and
+the files `stop` and `kill` on to it, and writes how it ended. Where the disk is full it waits until that can
+be written: an end is never lost.
 """
 
 import contextlib
@@ -53,11 +55,20 @@ def _watch(folder: Path, rank: int, run: dict, told: list[int], waker: int) -> i
     """Starts the command, hands on what it is told, returns its exit code."""
     environment = {**os.environ, **run["common"], **run["ranks"][rank]}
     # programs beside this Python (paceline, torchrun) are found though nobody activated its environment
-    environment["PATH"] = os.pathsep.join(filter(None, (environment.get("PATH"), str(Path(sys.executable).parent))))
+    environment["PATH"] = os.pathsep.join(
+        filter(None, (environment.get("PATH"), str(Path(sys.executable).parent)))
+    )
     with (folder / f"{rank}.log").open("ab", buffering=0) as log:
         try:
-            child = subprocess.Popen(run["command"], cwd=run["folder"], env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                     stderr=subprocess.STDOUT, process_group=0)
+            child = subprocess.Popen(
+                run["command"],
+                cwd=run["folder"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
         except OSError as error:
             with contextlib.suppress(OSError):
                 log.write(f"cannot run {run['command'][0]}: {error.strerror}\n".encode())

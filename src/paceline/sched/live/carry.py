@@ -1,4 +1,6 @@
-"""Carries decisions out: runs that are wanted begin once their devices are free, runs that are to stop are asked, then forced."""
+"""Carries decisions out: runs that are wanted begin once their devices are free, runs that are to stop are
+asked, then forced.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class Ending:
 
 
 class Carrier:
-    """Between the ledger and an engine. What it is about to do is written before it does it, so that a second daemon can do it again."""
+    """Between the ledger and an engine.
+
+    What it is about to do is written before it does it, so that a second daemon can do it again.
+    """
 
     def __init__(self, ledger: Ledger, driver: Driver, grace_s: float, clocks: Clocks) -> None:
         self.ledger, self.driver, self.clocks = ledger, driver, clocks
@@ -66,15 +71,22 @@ class Carrier:
 
     def settled(self) -> bool:
         """Whether all that was decided has happened: nothing waits to begin or to end."""
-        return all(run.state == LIVE and self.seen.get(run.token, Seen(state=ABSENT)).state == "running" for run in self.ledger.runs.values())
+        return all(
+            run.state == LIVE and self.seen.get(run.token, Seen(state=ABSENT)).state == "running"
+            for run in self.ledger.runs.values()
+        )
 
     def _start(self, run: Run) -> None:
         names = [self.ledger.nodes[node].name for node, _ in run.allocation]
         order = self.ledger.orders[run.job]
-        self.driver.start(run, replace(order, environment={**order.environment, **self.ledger.told(run)}), names)
+        self.driver.start(
+            run, replace(order, environment={**order.environment, **self.ledger.told(run)}), names
+        )
 
     def _slots(self, run: Run) -> tuple[tuple[int, ...], ...] | None:
-        """Free device numbers on each node, None while others (or an earlier run of the same job) still hold them."""
+        """Free device numbers on each node, None while others (or an earlier run of the same job) still hold
+        them.
+        """
         taken: dict[int, set[int]] = {}
         for other in self.ledger.runs.values():
             if other.state != WANTED:
@@ -97,7 +109,11 @@ class Carrier:
             self._start(run)
         else:
             self.driver.stop(run)
-            yield Ending(run=run, outcome="preempted", text=f"the engine did not begin {run.token} in {_LAUNCHES} trials")
+            yield Ending(
+                run=run,
+                outcome="preempted",
+                text=f"the engine did not begin {run.token} in {_LAUNCHES} trials",
+            )
 
     def _stop(self, run: Run) -> None:
         """Asks, and after the grace period forces; repeated, as an earlier daemon may not have come to it.
@@ -125,7 +141,11 @@ class Carrier:
         """What the exits of its ranks say."""
         exits = [found for found in seen.exits if found is not None]
         real = [found for found in exits if found.code != VOID]
-        if len(exits) == len(real) == run.ranks and all(found.code == 0 for found in real) and self._all_done(run, real):
+        if (
+            len(exits) == len(real) == run.ranks
+            and all(found.code == 0 for found in real)
+            and self._all_done(run, real)
+        ):
             return Ending(run=run, outcome="completed", text=f"{run.job} completed")
         if run.state == STOPPING:
             return Ending(run=run, outcome=run.outcome, text=f"{run.job} stopped")
@@ -136,8 +156,14 @@ class Carrier:
         failed = next((found for found in real if found.code), None)
         if failed is not None and len(exits) == run.ranks:
             place = run.folder(self.driver.state)
-            return Ending(run=run, outcome="failed", text=f"{run.job} failed with exit code {failed.code}; see {place}/*.log")
-        return Ending(run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine")
+            return Ending(
+                run=run,
+                outcome="failed",
+                text=f"{run.job} failed with exit code {failed.code}; see {place}/*.log",
+            )
+        return Ending(
+            run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine"
+        )
 
     def _all_done(self, run: Run, exits: list[Exit]) -> bool:
         """Code 0 after TERM may mean that a checkpoint was written; then the progress tells."""

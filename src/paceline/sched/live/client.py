@@ -30,7 +30,9 @@ class Client:
             found = json.loads((state / ENDPOINT).read_text())
             self._port, self._token = int(found["port"]), str(found["token"])
         except FileNotFoundError:
-            raise RunError(f"no scheduler runs in {state}; start one with: paceline schedule --state {state}") from None
+            raise RunError(
+                f"no scheduler runs in {state}; start one with: paceline schedule --state {state}"
+            ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"cannot read {state / ENDPOINT}: {error}") from None
 
@@ -38,11 +40,15 @@ class Client:
         """The answer to one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=90)
         try:
-            connection.request("POST", "/", json.dumps({"do": do, **more}), {"Authorization": f"Bearer {self._token}"})
+            connection.request(
+                "POST", "/", json.dumps({"do": do, **more}), {"Authorization": f"Bearer {self._token}"}
+            )
             body = json.loads(connection.getresponse().read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise RunError(f"the scheduler of {self.state} does not answer ({error or type(error).__name__}); start it again with: "
-                           f"paceline schedule --state {self.state}") from None
+            raise RunError(
+                f"the scheduler of {self.state} does not answer ({error or type(error).__name__}); start it"
+                f" again with: paceline schedule --state {self.state}"
+            ) from None
         finally:
             connection.close()
         if "error" in body:
@@ -50,8 +56,15 @@ class Client:
         return body["ok"]
 
     def submit(self, orders: Sequence[Order]) -> list[str]:
-        """Hands in jobs, with the speeds that models and profiles say they have there; returns the names of those that were new."""
+        """Hands in jobs, with the speeds that models and profiles say they have there; returns the names of
+        those that were new.
+        """
         found = self.ask("cluster")
-        shape = Shape(devices=tuple(found["devices"]), kinds=tuple(found["kinds"]), racks=tuple(found["racks"]), name=found["name"])
+        shape = Shape(
+            devices=tuple(found["devices"]),
+            kinds=tuple(found["kinds"]),
+            racks=tuple(found["racks"]),
+            name=found["name"],
+        )
         orders = [order.resolved(shape) for order in orders]
         return [str(name) for name in self.ask("submit", orders=[dict(order.given) for order in orders])]

@@ -1,9 +1,11 @@
-"""The daemon: one loop round the state machine. It looks at the engine, tells the machine what happened, and carries out what it decides.
+"""The daemon: one loop round the state machine. It looks at the engine, tells the machine what happened, and
+carries out what it decides.
 
-Two clocks. On the wall's clock events have the times at which they were seen. On the model's clock time is what the throughput model says:
-an event is told only when the real jobs have come as far as the model expects by then, and a job's end when it has really ended; the file
-`limit` of a job says how far it may go until that event, for jobs that care to wait. So the same job list gives the same decisions in a
-simulation and on every engine, however fast or loaded the machines are.
+Two clocks. On the wall's clock events have the times at which they were seen. On the model's clock time is
+what the throughput model says: an event is told only when the real jobs have come as far as the model expects
+by then, and a job's end when it has really ended; the file `limit` of a job says how far it may go until that
+event, for jobs that care to wait. So the same job list gives the same decisions in a simulation and on every
+engine, however fast or loaded the machines are.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Daemon:
     """A scheduler on a live engine. `say` gets one line for each decision and each thing that went wrong."""
 
     def __init__(
-        self, setup: Setup, say: Callable[[str], None] = lambda text: None, clocks: Clocks | None = None,
+        self, setup: Setup, say: Callable[[str], None] = lambda text: None, clocks: Clocks | None = None
     ) -> None:
         self.setup, self.say = setup, say
         self.clocks = clocks or Clocks()
@@ -74,12 +76,20 @@ class Daemon:
         self._away = ""
         try:
             found = self.store.rows["meta"].get("era")
-            self.driver = drivers.make(setup.engine or (found or {}).get("engine", "local"), setup.state,
-                                       setup.nodes or self.store.rows["meta"].get("nodes", ""))
+            self.driver = drivers.make(
+                setup.engine or (found or {}).get("engine", "local"),
+                setup.state,
+                setup.nodes or self.store.rows["meta"].get("nodes", ""),
+            )
             self.driver.clocks = self.clocks
             self.ledger = Ledger(
-                self.store, engine=setup.engine, policy=setup.policy, clock=setup.clock,
-                nodes=self.driver.nodes(), interval_s=setup.interval_s, quotas=setup.quotas,
+                self.store,
+                engine=setup.engine,
+                policy=setup.policy,
+                clock=setup.clock,
+                nodes=self.driver.nodes(),
+                interval_s=setup.interval_s,
+                quotas=setup.quotas,
                 clocks=self.clocks,
             )
             if setup.nodes:
@@ -132,7 +142,9 @@ class Daemon:
     @property
     def idle(self) -> bool:
         """Whether every job is over and gone from the engine."""
-        return not self.ledger.runs and all(record["state"] == "over" for record in self.ledger.records.values())
+        return not self.ledger.runs and all(
+            record["state"] == "over" for record in self.ledger.records.values()
+        )
 
     def turn(self) -> None:
         """Looks once at everything, and does what follows."""
@@ -176,7 +188,9 @@ class Daemon:
     def _tick(self) -> None:
         """On the wall's clock: submissions that are due, progress, rounds of the policy."""
         now = self.now_s()
-        due = [ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now]
+        due = [
+            ev.Submit(time_s=now, job=self._job(name, at)) for at, name in self.ledger.planned() if at <= now
+        ]
         at_s = self.clocks.monotonic_s()
         # what runs is known as it is when others come
         if due or at_s > self._reports_s + self.setup.report_s:
@@ -189,9 +203,13 @@ class Daemon:
             self._tell(ev.Tick(time_s=now))
 
     def _advance(self) -> None:
-        """On the model's clock: the next event, once the real jobs are as far as the model says they are by then."""
+        """On the model's clock: the next event, once the real jobs are as far as the model says they are by
+        then.
+        """
         while self.carrier.settled():
-            event = forecast.upcoming(self.machine, [(at, self._job(name, at)) for at, name in self.ledger.planned()[:1]])
+            event = forecast.upcoming(
+                self.machine, [(at, self._job(name, at)) for at, name in self.ledger.planned()[:1]]
+            )
             if event is None:
                 return
             self._limit(event)
@@ -225,7 +243,9 @@ class Daemon:
             if self._finished(job.name):
                 continue
             done = progress(self.driver.state, self.ledger.place(job.name))
-            if (isinstance(event, ev.Ended) and event.name == job.name) or (done[0] if done else 0.0) < self._expected(job, event.time_s):
+            if (isinstance(event, ev.Ended) and event.name == job.name) or (
+                done[0] if done else 0.0
+            ) < self._expected(job, event.time_s):
                 return False
         return True
 
@@ -240,7 +260,10 @@ class Daemon:
     # -- what the engine shows -------------------------------------------------------------------------
 
     def _look_at_nodes(self, at_once: bool = False) -> None:
-        """Nodes that went away or came back. Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told."""
+        """Nodes that went away or came back.
+
+        Jobs on lost ones fall back to their checkpoints; the policy is asked when all is told.
+        """
         if not at_once and self.clocks.monotonic_s() < self._nodes_s + 5 * self.driver.poll_s:
             return
         self._nodes_s = self.clocks.monotonic_s()
@@ -252,9 +275,17 @@ class Daemon:
                 self._tell(ev.NodeUp(time_s=self.now_s(), node=index))
             elif node.name not in up and state.nodes.up[index]:
                 now = self.now_s()
-                hit = [job.name for job in state.running.values() if any(n == index for n, _ in job.allocation)]
-                self.say(f"node {node.name} is gone" + (f", and with it {', '.join(hit)}, to be started again elsewhere" if hit else ""))
-                self._tell(*(ev.Preempted(time_s=now, name=name, done=self._kept(name)) for name in hit), ev.NodeDown(time_s=now, node=index))
+                hit = [
+                    job.name for job in state.running.values() if any(n == index for n, _ in job.allocation)
+                ]
+                self.say(
+                    f"node {node.name} is gone"
+                    + (f", and with it {', '.join(hit)}, to be started again elsewhere" if hit else "")
+                )
+                self._tell(
+                    *(ev.Preempted(time_s=now, name=name, done=self._kept(name)) for name in hit),
+                    ev.NodeDown(time_s=now, node=index),
+                )
 
     def _kept(self, name: str) -> float:
         """Work that the last checkpoint of a job holds."""
@@ -263,7 +294,11 @@ class Daemon:
 
     def _report(self, name: str, now: float) -> None:
         done, record = self._look(name, now), self.machine.state.jobs.get(name)
-        if done is not None and record is not None and abs(done - record.done_at(now)) > 1e-6 * record.job.work:
+        if (
+            done is not None
+            and record is not None
+            and abs(done - record.done_at(now)) > 1e-6 * record.job.work
+        ):
             self._tell(ev.Report(time_s=now, name=name, done=done, phase=record.phase))
 
     def _ended(self, ending: Ending) -> None:
@@ -272,7 +307,8 @@ class Daemon:
         run, name = replace(known, state=RUN_OVER, outcome=ending.outcome), known.job
         record = self.machine.state.jobs.get(name)
         now = self.now_s()
-        if record is None or (ending.outcome == "completed" and self.model):  # cancelled or over; or over before the model's time for it
+        # cancelled or over; or over before the model's time for it
+        if record is None or (ending.outcome == "completed" and self.model):
             self.ledger.put(run)
         elif ending.outcome in ("completed", "failed"):
             self.say(f"{now:10.1f} s  {ending.text}")
@@ -285,7 +321,9 @@ class Daemon:
             self._preempted(run, ending.text, now)
 
     def _preempted(self, run: Run, text: str, now: float) -> None:
-        """A run was killed or lost: its job waits again, unless that happened too often without its coming any further."""
+        """A run was killed or lost: its job waits again, unless that happened too often without its coming
+        any further.
+        """
         kept, record = self._kept(run.job), self.ledger.records[run.job]
         misses = 1 if kept > record.get("kept", -1.0) else record.get("misses", 0) + 1
         retries = self.ledger.orders[run.job].retries
@@ -302,7 +340,10 @@ class Daemon:
     def submit(self, orders: Iterable[Order]) -> list[str]:
         """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
         known = self.ledger.orders
-        new = [order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order)) for order in orders]
+        new = [
+            order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order))
+            for order in orders
+        ]
         names = self.ledger.plan(new, self.now_s())
         for name in names:
             if (place := self.ledger.place(name)) != name:
@@ -314,9 +355,17 @@ class Daemon:
 
     def _past(self, order: Order) -> list[float]:
         """Shares of their work that past jobs of the same tenant did; 1 is success."""
-        rows = [self._row(name) for name, record in self.ledger.records.items()
-                if record["state"] == "over" and self.ledger.orders[name].given.get("tenant") == order.given.get("tenant")]
-        return [1.0 if row["state"] == "completed" else min(row["done"] / row["work"], 1 - 1e-9) for row in rows if row["attempts"]]
+        rows = [
+            self._row(name)
+            for name, record in self.ledger.records.items()
+            if record["state"] == "over"
+            and self.ledger.orders[name].given.get("tenant") == order.given.get("tenant")
+        ]
+        return [
+            1.0 if row["state"] == "completed" else min(row["done"] / row["work"], 1 - 1e-9)
+            for row in rows
+            if row["attempts"]
+        ]
 
     def cancel(self, name: str) -> str:
         """Ends a job: TERM, then force; returns how it counts."""
@@ -343,7 +392,11 @@ class Daemon:
             raise SpecError(f"job {name!r} is over already ({record['outcome']})")
         planned = [(at, self._job(other, at)) for at, other in self.ledger.planned()]
         now = self.now_s()
-        done = {other: found for other in self.machine.state.running if (found := self._look(other, now)) is not None and not self.model}
+        done = {
+            other: found
+            for other in self.machine.state.running
+            if (found := self._look(other, now)) is not None and not self.model
+        }
         machine, seen = copy.deepcopy((self.machine, self._seen))
         return forecast.Question(machine=machine, planned=planned, name=name, now_s=now, seen=seen, done=done)
 
@@ -355,7 +408,9 @@ class Daemon:
             return None
         done = min(found[0], record.job.work)
         if not self.model and name in self.machine.state.running and name in self.ledger.last:
-            self._seen.setdefault(name, forecast.Observed()).look(record, self.ledger.last[name].attempt, done, now)
+            self._seen.setdefault(name, forecast.Observed()).look(
+                record, self.ledger.last[name].attempt, done, now
+            )
         return done
 
     def _known(self, name: str) -> dict[str, Any]:
@@ -370,19 +425,47 @@ class Daemon:
     def _row(self, name: str) -> dict[str, Any]:
         record, active = self.ledger.records[name], self.machine.state.jobs.get(name)
         found, last = progress(self.driver.state, self.ledger.place(name)), self.ledger.last.get(name)
-        state = record["outcome"] if record["state"] == "over" else active.status if active is not None else "planned"
+        state = (
+            record["outcome"]
+            if record["state"] == "over"
+            else active.status
+            if active is not None
+            else "planned"
+        )
         nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
         work = self.ledger.job(name).work
-        done = work if state == "completed" else min(found[0], work) if found else active.done_at(self.now_s()) if active is not None else 0.0
+        done = (
+            work
+            if state == "completed"
+            else min(found[0], work)
+            if found
+            else active.done_at(self.now_s())
+            if active is not None
+            else 0.0
+        )
         return {
-            "job": name, "state": state, "unit": self.ledger.orders[name].unit, "reported": found is not None or active is None,
-            "devices": active.devices if active is not None else 0, "nodes": nodes, "work": work, "done": done,
-            "submit_s": record["submit_s"], "end_s": record.get("end_s"), "attempts": last.attempt if last else 0,
+            "job": name,
+            "state": state,
+            "unit": self.ledger.orders[name].unit,
+            "reported": found is not None or active is None,
+            "devices": active.devices if active is not None else 0,
+            "nodes": nodes,
+            "work": work,
+            "done": done,
+            "submit_s": record["submit_s"],
+            "end_s": record.get("end_s"),
+            "attempts": last.attempt if last else 0,
         }
 
     def summary(self) -> dict[str, Any]:
         """What ran and what was decided, for --json."""
         start = self.ledger.era["log_from"]
         log = [entry for key, entry in self.store.rows["log"].items() if int(key) >= start]
-        return {"engine": self.ledger.era["engine"], "policy": self.ledger.era["policy"], "jobs": self.queue(),
-                "decisions": [{"time_s": entry["time_s"], **decision} for entry in log for decision in entry["decisions"]]}
+        return {
+            "engine": self.ledger.era["engine"],
+            "policy": self.ledger.era["policy"],
+            "jobs": self.queue(),
+            "decisions": [
+                {"time_s": entry["time_s"], **decision} for entry in log for decision in entry["decisions"]
+            ],
+        }

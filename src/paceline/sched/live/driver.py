@@ -1,8 +1,9 @@
 """What the daemon asks of an engine: {nodes, start, stop with checkpoint, resize, observe}.
 
-No engine here can change the nodes of a running gang (Slurm can only shrink it, Ray's placement groups are fixed), so a resize is a stop with
-checkpoint, and a start elsewhere once that has ended. Runs and the daemon meet in files (see `run`): the state folder must be one that all
-nodes see. An engine adds two things: it begins processes on nodes, and it knows which it still has.
+No engine here can change the nodes of a running gang (Slurm can only shrink it, Ray's placement groups are
+fixed), so a resize is a stop with checkpoint, and a start elsewhere once that has ended. Runs and the daemon
+meet in files (see `run`): the state folder must be one that all nodes see. An engine adds two things: it
+begins processes on nodes, and it knows which it still has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.order import Order
 from paceline.sched.live.run import Exit, Folder, Run
 
-#: how a run looks from outside: the engine does not have it and nobody began it; it waits in the engine; it runs; it is over
+#: how a run looks from outside: the engine does not have it and nobody began it; it waits in the engine; it
+#: runs; it is over
 ABSENT, PENDING, RUNNING, OVER = "absent", "pending", "running", "over"
 
 
@@ -93,14 +95,16 @@ class Driver(ABC):
             self.destroy(run, folder)
 
     def resize(self, old: Run, new: Run) -> None:
-        """Makes way for a job to go on as `new` in place of `old`. By default `old` is asked to checkpoint and end; the daemon starts `new` when
-        nothing of it runs any more and the devices are free. An engine that can do better in between may."""
+        """Makes way for a job to go on as `new` in place of `old`. By default `old` is asked to checkpoint
+        and end; the daemon starts `new` when nothing of it runs any more and the devices are free. An engine
+        that can do better in between may."""
         self.stop(old)
 
     def observe(self, runs: Iterable[Run]) -> dict[str, Seen]:
         """How each run is, by token."""
         pairs = [(run, Folder(self.state, run)) for run in runs]
-        # asked before the files are read: what ends in between is then seen as running once more, never as lost
+        # asked before the files are read: what ends in between is then seen as running once more, never as
+        # lost
         known = self.has(pairs) if pairs else {}
         return {run.token: self._seen(run, folder, known.get(run.token)) for run, folder in pairs}
 
@@ -114,7 +118,8 @@ class Driver(ABC):
             return Seen(state=state, exits=exits)
         if not any(folder.claimed(rank) for rank in range(run.ranks)):
             return Seen(state=ABSENT, exits=exits)
-        # the engine lost it: ranks that may still run see `kill` and say so; those that never began never will
+        # the engine lost it: ranks that may still run see `kill` and say so; those that never began never
+        # will
         folder.ask("kill")
         for rank in range(run.ranks):
             folder.void(rank)

@@ -31,7 +31,9 @@ ENGINES: dict[str, Callable[[Path, str], Driver]] = {"local": _local, "slurm": _
 
 
 def make(name: str, state: Path, nodes: str) -> Driver:
-    """The engine of that name; `nodes`: local 4x2 (nodes x devices), slurm PARTITION, ray ADDRESS (by default the one that runs here)."""
+    """The engine of that name; `nodes`: local 4x2 (nodes x devices), slurm PARTITION, ray ADDRESS (by default
+    the one that runs here).
+    """
     if name not in ENGINES:
         raise UnknownName("engine", name, ENGINES, f"allowed: {', '.join(ENGINES)}")
     return ENGINES[name](state, nodes)

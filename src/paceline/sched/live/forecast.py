@@ -1,4 +1,6 @@
-"""What will happen next if every job advances as the throughput model says: the model's clock, and ETAs with intervals from it."""
+"""What will happen next if every job advances as the throughput model says: the model's clock, and ETAs with
+intervals from it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from paceline.sched.job import Active, Job
 from paceline.sched.machine import Machine
 from paceline.sched.speed import Speed
 
-#: relative error of the throughput model (one standard deviation): of a job that was never seen running; of one that was, at another size;
-#: of one that is. And of the time that a restart takes. `rehearse` counts how often ETAs made with these hold
+#: relative error of the throughput model (one standard deviation): of a job that was never seen running; of
+#: one that was, at another size; of one that is. And of the time that a restart takes. `rehearse` counts how
+#: often ETAs made with these hold
 UNSEEN, ELSEWHERE, SEEN, RESTART = 0.15, 0.10, 0.04, 0.3
 #: seconds for which a job must be seen advancing before its speed counts
 _LOOK_S = 2.0
@@ -56,10 +59,13 @@ class Observed:
 
 
 def upcoming(
-    machine: Machine, planned: Sequence[tuple[float, Job]], stops: Mapping[str, float] = MappingProxyType({}),
+    machine: Machine,
+    planned: Sequence[tuple[float, Job]],
+    stops: Mapping[str, float] = MappingProxyType({}),
     patience_s: float = 0.0,
 ) -> ev.Event | None:
-    """The next event by the model: the end of a running job (or of a phase), a submission or a tick, in that order at one time.
+    """The next event by the model: the end of a running job (or of a phase), a submission or a tick, in that
+    order at one time.
 
     `stops`: the work at which jobs end early. `patience_s`: ticks that are due sooner are put off so long.
     """
@@ -69,13 +75,22 @@ def upcoming(
         if job.rate > 0:
             stop = stops.get(job.name, job.job.work)
             target = min(_target(job), stop)
-            at = max(max(job.since_s, job.ready_s) + max(0.0, target - job.done) / job.rate, machine.state.now_s)
+            at = max(
+                max(job.since_s, job.ready_s) + max(0.0, target - job.done) / job.rate, machine.state.now_s
+            )
             if (key := (at, 0, job.started_s, job.index)) < best:
                 best = key
                 ends = target >= stop * (1 - 1e-12)
-                event = ev.Ended(time_s=at, name=job.name) if ends else ev.Report(time_s=at, name=job.name, done=target, phase=job.phase + 1)
+                event = (
+                    ev.Ended(time_s=at, name=job.name)
+                    if ends
+                    else ev.Report(time_s=at, name=job.name, done=target, phase=job.phase + 1)
+                )
     if planned and (planned[0][0], 1) < best[:2]:
-        best, event = (planned[0][0], 1, 0.0, 0), ev.Submit(time_s=max(planned[0][0], machine.state.now_s), job=planned[0][1])
+        best, event = (
+            (planned[0][0], 1, 0.0, 0),
+            ev.Submit(time_s=max(planned[0][0], machine.state.now_s), job=planned[0][1]),
+        )
     wake_s = max(machine.wake_s, machine.state.now_s + patience_s)
     if machine.wake_s < math.inf and wake_s < best[0]:
         event = ev.Tick(time_s=wake_s)
@@ -141,11 +156,16 @@ class Question:
 
 
 def eta(
-    machine: Machine, planned: Sequence[tuple[float, Job]], name: str, now_s: float, seen: Mapping[str, Observed],
+    machine: Machine,
+    planned: Sequence[tuple[float, Job]],
+    name: str,
+    now_s: float,
+    seen: Mapping[str, Observed],
     done: Mapping[str, float] = MappingProxyType({}),
 ) -> Eta:
-    """Plays the queue forward under the same policy, with speeds that are off as the model usually is, and early ends of other jobs as these
-    say they may have; `seen` holds what was observed of the speed of jobs, `done` the work that they say they did."""
+    """Plays the queue forward under the same policy, with speeds that are off as the model usually is, and
+    early ends of other jobs as these say they may have; `seen` holds what was observed of the speed of jobs,
+    `done` the work that they say they did."""
     now = copy.deepcopy(machine)
     for active in now.state.running.values():
         _as_it_is(active, now_s, seen.get(active.name), done.get(active.name))
@@ -160,7 +180,15 @@ def eta(
     starts.sort()
     ends.sort()
     at = [ends[round(share * (_SAMPLES - 1))] for share in (0.1, 0.5, 0.9)]
-    return Eta(name=name, state=state, start_s=starts[_SAMPLES // 2], low_s=at[0], end_s=at[1], high_s=at[2], samples=_SAMPLES)
+    return Eta(
+        name=name,
+        state=state,
+        start_s=starts[_SAMPLES // 2],
+        low_s=at[0],
+        end_s=at[1],
+        high_s=at[2],
+        samples=_SAMPLES,
+    )
 
 
 def _as_it_is(job: Active, now_s: float, seen: Observed | None, done: float | None) -> None:
@@ -168,7 +196,8 @@ def _as_it_is(job: Active, now_s: float, seen: Observed | None, done: float | No
     job.settle(now_s)
     if done is not None:
         job.done = done
-    if seen is not None and math.isnan(seen.since_s):  # still restarting: for a while yet, the longer it took so far
+    # still restarting: for a while yet, the longer it took so far
+    if seen is not None and math.isnan(seen.since_s):
         job.ready_s = max(job.ready_s, now_s + _LONGER * (now_s - job.started_s))
     if job.done >= job.job.work:  # it should be over, and is not
         job.done = (1 - _LONGER) * job.job.work
@@ -192,7 +221,12 @@ class _Off:
 
 
 def _play(
-    machine: Machine, planned: Sequence[tuple[float, Job]], name: str, now_s: float, seen: Mapping[str, Observed], draw: random.Random,
+    machine: Machine,
+    planned: Sequence[tuple[float, Job]],
+    name: str,
+    now_s: float,
+    seen: Mapping[str, Observed],
+    draw: random.Random,
 ) -> tuple[float, float]:
     """(start, end) of a job in one future."""
     ahead = copy.deepcopy(machine)
@@ -203,8 +237,11 @@ def _play(
         known = seen.get(job.name) or Observed()
         if job.ends is not None and job.name != name:
             stops[job.name] = job.work * _share(job.ends, done / job.work, draw.random())
-        return replace(job, speed=_Off(job.speed, known.factor * math.exp(draw.gauss(0.0, known.deviation))),
-                       restart_s=job.restart_s * math.exp(draw.gauss(0.0, RESTART)))
+        return replace(
+            job,
+            speed=_Off(job.speed, known.factor * math.exp(draw.gauss(0.0, known.deviation))),
+            restart_s=job.restart_s * math.exp(draw.gauss(0.0, RESTART)),
+        )
 
     for active in state.jobs.values():
         active.settle(now_s)
@@ -235,7 +272,9 @@ def _play(
 
 def _share(ends: Ends, done: float, uniform: float) -> float:
     """The share of its work at which a job that did `done` of it ends; 1 is success."""
-    left = [(share, chance) for share, chance in zip(ends.shares, ends.probabilities, strict=True) if share > done]
+    left = [
+        (share, chance) for share, chance in zip(ends.shares, ends.probabilities, strict=True) if share > done
+    ]
     alive = ends.success + sum(chance for _, chance in left)
     for share, chance in left:
         uniform -= chance / alive

@@ -1,4 +1,6 @@
-"""What a job file says, value by value: checked, with one line on what is wrong, and turned into work, speed and early ends."""
+"""What a job file says, value by value: checked, with one line on what is wrong, and turned into work, speed
+and early ends.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,23 @@ WORKED_OUT = ("speeds", "learnt")
 HISTORY = "history"
 #: where the speed comes from: one of these
 SOURCES = ("rates", "seconds", "model", "profile")
-KEYS = {"name", "command", "folder", "environment", "work", "overhead", "powers_of_two", "tenant", "ends", *WORKED_OUT,
-        *TIMES, *WHOLE, *COUNTS, *MODEL, *SOURCES}
+KEYS = {
+    "name",
+    "command",
+    "folder",
+    "environment",
+    "work",
+    "overhead",
+    "powers_of_two",
+    "tenant",
+    "ends",
+    *WORKED_OUT,
+    *TIMES,
+    *WHOLE,
+    *COUNTS,
+    *MODEL,
+    *SOURCES,
+}
 UNITS = ("samples", "steps", "epochs", "tokens")
 _AMOUNT = re.compile(r"^\s*(\S+)\s+([A-Za-z]+)(/s)?\s*$")
 #: points of a distribution that stands for published shares
@@ -49,7 +66,10 @@ def unknown(given: Mapping[str, Any], at: str) -> None:
     for key in given:
         if key not in KEYS:
             near = nearest(key, KEYS)
-            raise SpecError(f"{at}: unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(KEYS))}"))
+            raise SpecError(
+                f"{at}: unknown key {key!r}; "
+                + (f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(KEYS))}")
+            )
 
 
 def seconds(value: Any, key: str, at: str) -> float:
@@ -59,7 +79,9 @@ def seconds(value: Any, key: str, at: str) -> float:
     except UnitError as error:
         raise SpecError(f"{at}: {key}: {error}") from None
     if found < 0 or (key == "seconds" and found == 0):
-        raise SpecError(f"{at}: {key} must be {'above zero' if key == 'seconds' else 'zero or more'}, got {value!r}")
+        raise SpecError(
+            f"{at}: {key} must be {'above zero' if key == 'seconds' else 'zero or more'}, got {value!r}"
+        )
     if found > LONGEST_S:
         raise SpecError(f"{at}: {key} must be at most {LONGEST_S:g} s, got {value!r}")
     return found
@@ -136,18 +158,29 @@ def count(value: Any, key: str, at: str) -> float:
     except UnitError as error:
         raise SpecError(f"{at}: {key}: {error}") from None
     if not found > 0 or (key == "batch" and found != int(found)):
-        raise SpecError(f"{at}: {key} must be a {'whole ' if key == 'batch' else ''}number of samples above zero, got {value!r}")
+        raise SpecError(
+            f"{at}: {key} must be a {'whole ' if key == 'batch' else ''}number of samples above zero, got"
+            f" {value!r}"
+        )
     return found
 
 
 def amount(value: Any, at: str, what: str = "work", per: str = "") -> tuple[float, str]:
-    """(how much, of what): 400 or "400 steps", "3 epochs", "1.2M samples"; with `per` "/s", a rate. No unit: ""."""
-    form = f"a number above zero, or one with its unit such as \"3 epochs{per}\" (samples, steps, epochs or tokens)"
+    """(how much, of what): 400 or "400 steps", "3 epochs", "1.2M samples"; with `per` "/s", a rate. No unit:
+    "".
+    """
+    form = (
+        f'a number above zero, or one with its unit such as "3 epochs{per}" (samples, steps, epochs or'
+        " tokens)"
+    )
     if isinstance(value, str) and (match := _AMOUNT.match(value)):
         unit = match[2] if match[2].endswith("s") else f"{match[2]}s"
         if unit not in UNITS or (match[3] or "") != per:
             near = nearest(unit, UNITS)
-            raise SpecError(f"{at}: {what} {value!r}: " + (f"did you mean \"{match[1]} {near[0]}{per}\"?" if near else f"write {form}"))
+            raise SpecError(
+                f"{at}: {what} {value!r}: "
+                + (f'did you mean "{match[1]} {near[0]}{per}"?' if near else f"write {form}")
+            )
         value = match[1]
     else:
         unit = ""
@@ -175,7 +208,9 @@ def rates(value: Any, at: str) -> dict[str, Any]:
             )
         found[str(devices)] = (*amount(rate, at, f"rates: {devices} =", "/s"), rate)
     if len({unit for _, unit, _ in found.values()}) > 1:
-        raise SpecError(f"{at}: rates must all be in one unit, got {', '.join(str(rate) for *_, rate in found.values())}")
+        raise SpecError(
+            f"{at}: rates must all be in one unit, got {', '.join(str(rate) for *_, rate in found.values())}"
+        )
     kept = {devices: rate for devices, (_, _, rate) in found.items()}
     return {devices: rate if isinstance(rate, str) else float(rate) for devices, rate in kept.items()}
 
@@ -188,14 +223,16 @@ def command(value: Any, at: str) -> tuple[str, ...]:
         except ValueError as error:
             raise SpecError(f"{at}: command {value!r}: {error}") from None
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(word, str) for word in value):
-        raise SpecError(f"{at}: command must be a list of words or one line (no shell reads it), got {value!r}")
+        raise SpecError(
+            f"{at}: command must be a list of words or one line (no shell reads it), got {value!r}"
+        )
     return tuple(words(word, "command", at) for word in value)
 
 
 def environment(value: Any, at: str) -> dict[str, str]:
     """Names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(v, (str, int, float)) for v in value.values()):
-        raise SpecError(f"{at}: environment is written {{ NAME = \"value\", ... }}, got {value!r}")
+        raise SpecError(f'{at}: environment is written {{ NAME = "value", ... }}, got {value!r}')
     found = {
         words(key, "environment", at): words(str(item), f"environment: {key}", at)
         for key, item in value.items()
@@ -207,13 +244,16 @@ def environment(value: Any, at: str) -> dict[str, str]:
 
 
 def ends(value: Any, at: str) -> dict[str, list[float]] | str:
-    """Early ends, as shares of the work at which jobs like this one end, and the chance of each; the rest succeeds.
+    """Early ends, as shares of the work at which jobs like this one end, and the chance of each; the rest
+    succeeds.
 
-    `"history"` (left as it is), `"philly"` (a cluster with published shares), `{ early = 0.4 }`, `{ seen = [1, 0.2, 1] }` (what past ones did
-    of their work), or `{ at = [0.1, 0.5], chance = [0.2, 0.1] }`.
+    `"history"` (left as it is), `"philly"` (a cluster with published shares), `{ early = 0.4 }`, `{ seen =
+    [1, 0.2, 1] }` (what past ones did of their work), or `{ at = [0.1, 0.5], chance = [0.2, 0.1] }`.
     """
-    form = ('ends is "history", a cluster with published shares such as "philly", { early = 0.4 }, { seen = [1, 0.2] } or '
-            "{ at = [0.1, 0.5], chance = [0.2, 0.1] }")
+    form = (
+        'ends is "history", a cluster with published shares such as "philly", { early = 0.4 }, { seen = [1,'
+        " 0.2] } or { at = [0.1, 0.5], chance = [0.2, 0.1] }"
+    )
     if value == HISTORY:
         return HISTORY
     try:
@@ -235,7 +275,9 @@ def ends(value: Any, at: str) -> dict[str, list[float]] | str:
 
 
 def published(name: str) -> ends_.Ends:
-    """Early ends by the published shares of a cluster: killed jobs end evenly over their work, failed ones evenly in its logarithm."""
+    """Early ends by the published shares of a cluster: killed jobs end evenly over their work, failed ones
+    evenly in its logarithm.
+    """
     shares = termination.get(name)
     early: list[float] = []
     for chance, first in ((shares.killed, 0.0), (shares.failed, termination.FIRST)):
@@ -264,7 +306,9 @@ def speeds(value: Any, at: str) -> dict[str, dict[str, list[float]]]:
 
 
 def goodput(given: Mapping[str, Any]) -> Goodput | None:
-    """The speed of a job in samples, from a model, a profile or rates that have a unit; None where work and speed share one unit already."""
+    """The speed of a job in samples, from a model, a profile or rates that have a unit; None where work and
+    speed share one unit already.
+    """
     unit = amount(next(iter(given["rates"].values())), "rates", per="/s")[1] if "rates" in given else ""
     if "model" not in given and "profile" not in given:
         for key in ("noise_scale", "most_batch"):
@@ -273,17 +317,24 @@ def goodput(given: Mapping[str, Any]) -> Goodput | None:
         if not unit:
             return None
     if "work" not in given:
-        raise SpecError('work is missing: how much there is to do, such as "3 epochs", "10000 steps" or "1.2M samples"')
+        raise SpecError(
+            'work is missing: how much there is to do, such as "3 epochs", "10000 steps" or "1.2M samples"'
+        )
     of, batch, per = amount(given["work"], "work")[1], given.get("batch", 0.0), 1.0
     if not of:
-        raise SpecError(f"work needs its unit here, such as work = \"{given['work']} steps\" (samples, steps, epochs or tokens)")
+        raise SpecError(
+            f'work needs its unit here, such as work = "{given["work"]} steps" (samples, steps, epochs or'
+            " tokens)"
+        )
     if "model" in given:
         source, batch = _predicted(given)
     elif "profile" in given:
         source, batch = _profiled(given)
     else:
         each = 1.0 if unit == of else _samples(unit, batch, given, "rates")
-        source = Given({int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in given["rates"].items()})
+        source = Given(
+            {int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in given["rates"].items()}
+        )
     if unit != of:
         per = _samples(of, batch, given, "work")
     most, noise = given.get("most_batch", 0.0), given.get("noise_scale", 0.0)
@@ -299,11 +350,17 @@ def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> fl
 
     if unit == "tokens":
         if not (seq := Plan.parse(given.get("plan", "")).seq):
-            raise SpecError(f"{what} in tokens needs a model whose plan says how many a sample has, such as plan = \"seq=2048\"")
+            raise SpecError(
+                f"{what} in tokens needs a model whose plan says how many a sample has, such as plan ="
+                ' "seq=2048"'
+            )
         return 1 / seq
     found: float = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
     if not found:
-        raise SpecError(f"{what} in {unit} needs {'batch, the samples of a step' if unit == 'steps' else 'dataset, the samples of an epoch'}")
+        raise SpecError(
+            f"{what} in {unit} needs"
+            f" {'batch, the samples of a step' if unit == 'steps' else 'dataset, the samples of an epoch'}"
+        )
     return found
 
 
@@ -327,19 +384,28 @@ def _profiled(given: Mapping[str, Any]) -> tuple[Source, float]:
     source = _load(path, path.stat().st_mtime_ns if path.is_file() else 0)
     if not isinstance(source, Servers):
         if "batch" not in given:
-            raise SpecError("a profile of measured steps needs batch, the samples of a step on all devices together")
+            raise SpecError(
+                "a profile of measured steps needs batch, the samples of a step on all devices together"
+            )
         return source, given["batch"]
     job = source.profile
     if given.get("batch", job.batch) != job.batch:
-        raise SpecError(f"batch is {given['batch']:g}, but {path.name} was taken with {job.batch} samples on each worker")
+        raise SpecError(
+            f"batch is {given['batch']:g}, but {path.name} was taken with {job.batch} samples on each worker"
+        )
     if job.mode not in TOGETHER and "noise_scale" in given:
-        raise SpecError(f"noise_scale says nothing of a job whose workers do not wait for each other ({path.name} is {job.mode})")
+        raise SpecError(
+            f"noise_scale says nothing of a job whose workers do not wait for each other ({path.name} is"
+            f" {job.mode})"
+        )
     return source, float(job.batch)
 
 
 @lru_cache(maxsize=64)
 def _load(path: Path, changed: int) -> Source:
-    """A profile: measured steps (.csv) or what `paceline profile` wrote. Fitting takes a second: once, while the file stays as it is."""
+    """A profile: measured steps (.csv) or what `paceline profile` wrote. Fitting takes a second: once, while
+    the file stays as it is.
+    """
     if path.suffix == ".csv":
         return AllReduce.read(path)
     from paceline.queueing.profile import JobProfile

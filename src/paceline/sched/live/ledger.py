@@ -1,5 +1,6 @@
-"""What the daemon knows, and the order in which it comes to know it: an event and the decisions that follow are written before anything is
-carried out. A daemon that was killed reads the log, asks the same policy the same questions, and finds the runs that it wanted."""
+"""What the daemon knows, and the order in which it comes to know it: an event and the decisions that follow
+are written before anything is carried out. A daemon that was killed reads the log, asks the same policy the
+same questions, and finds the runs that it wanted."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from paceline.spec.names import file_name
 
 #: clocks: seconds of the wall, or those of the throughput model (see `daemon`)
 WALL, MODEL = "wall", "model"
-#: most seconds between rounds of a policy on the wall's clock, unless the user says otherwise: rounds cost nothing here
+#: most seconds between rounds of a policy on the wall's clock, unless the user says otherwise: rounds cost
+#: nothing here
 _PATIENCE_S = 2.0
 
 
@@ -37,7 +39,10 @@ def _policy(era: Mapping[str, Any]) -> Policy:
         return policies.get(era["policy"], **({"quotas": quotas} if quotas else {}))
     except SpecError as error:
         if quotas and "quotas" in str(error):
-            raise SpecError(f"policy {era['policy']!r} does not keep quotas; choose another, such as marginal, srtf or fifo") from None
+            raise SpecError(
+                f"policy {era['policy']!r} does not keep quotas; choose another, such as marginal, srtf or"
+                " fifo"
+            ) from None
         raise
 
 
@@ -45,15 +50,23 @@ class Ledger:
     """The state machine, the orders and the runs, kept in a store."""
 
     def __init__(
-        self, store: Store, *, engine: str, policy: str, clock: str, nodes: Sequence[Node],
-        interval_s: float | None = None, quotas: Mapping[str, int] | None = None,
+        self,
+        store: Store,
+        *,
+        engine: str,
+        policy: str,
+        clock: str,
+        nodes: Sequence[Node],
+        interval_s: float | None = None,
+        quotas: Mapping[str, int] | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         self.store = store
         self._clocks = clocks or Clocks()
         rows = store.rows
         self.orders: dict[str, Order] = {}
-        #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a row
+        #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a
+        #: row
         self.records: dict[str, dict[str, Any]] = {}
         for name, row in rows["orders"].items():
             self.orders[name] = Order.of(row["given"], Path(row["given"]["folder"]))
@@ -68,26 +81,46 @@ class Ledger:
         known = [Node(**node) for node in self.era["nodes"]]
         self.nodes = known
         self.shape = Shape(
-            devices=tuple(n.devices for n in known), kinds=tuple(n.kind for n in known), racks=(0,) * len(known), name=self.era["engine"],
+            devices=tuple(n.devices for n in known),
+            kinds=tuple(n.kind for n in known),
+            racks=(0,) * len(known),
+            name=self.era["engine"],
         )
         self.count = len(rows["log"])
         self.machine = self._replayed()
         self._origin = Origin(self._clocks, self.era, least_s=self.machine.state.now_s)
 
     def _era(
-        self, found: dict[str, Any] | None, busy: bool, engine: str, policy: str, clock: str, nodes: Sequence[Node], interval_s: float | None,
+        self,
+        found: dict[str, Any] | None,
+        busy: bool,
+        engine: str,
+        policy: str,
+        clock: str,
+        nodes: Sequence[Node],
+        interval_s: float | None,
         quotas: Mapping[str, int] | None,
     ) -> dict[str, Any]:
         """The settings under which the log is read; new ones only while no job is left."""
         if found is not None and busy:
-            for what, given in (("engine", engine), ("policy", policy), ("clock", clock), ("quota", dict(quotas or {}))):
+            for what, given in (
+                ("engine", engine),
+                ("policy", policy),
+                ("clock", clock),
+                ("quota", dict(quotas or {})),
+            ):
                 if given and given != (known := found.get("quotas", {}) if what == "quota" else found[what]):
-                    raise SpecError(f"jobs in {self.store.folder} are under {what} {known!r}, got {given!r}; leave --{what} out, "
-                                    "wait until they are over, or use another folder with --state")
+                    raise SpecError(
+                        f"jobs in {self.store.folder} are under {what} {known!r}, got {given!r}; leave"
+                        f" --{what} out, wait until they are over, or use another folder with --state"
+                    )
             return found
         era: dict[str, Any] = {
-            "engine": engine or "local", "policy": policy or "marginal", "clock": clock or WALL,
-            **Origin.now(self._clocks), "log_from": len(self.store.rows["log"]),
+            "engine": engine or "local",
+            "policy": policy or "marginal",
+            "clock": clock or WALL,
+            **Origin.now(self._clocks),
+            "log_from": len(self.store.rows["log"]),
             "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
         }
         if not nodes:
@@ -95,7 +128,13 @@ class Ledger:
         if quotas:
             era["quotas"] = dict(quotas)
         usual = _policy(era).interval_s
-        era["interval_s"] = interval_s if interval_s is not None else usual if era["clock"] == MODEL else min(usual, _PATIENCE_S)
+        era["interval_s"] = (
+            interval_s
+            if interval_s is not None
+            else usual
+            if era["clock"] == MODEL
+            else min(usual, _PATIENCE_S)
+        )
         self.store.commit([("meta", "era", era)])
         return era
 
@@ -122,7 +161,9 @@ class Ledger:
         return machine
 
     def job(self, name: str) -> Job:
-        """The job of an order, as submitted; one that asks for more devices than there are asks for all of them."""
+        """The job of an order, as submitted; one that asks for more devices than there are asks for all of
+        them.
+        """
         return self._held(self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"]))
 
     def _held(self, job: Job) -> Job:
@@ -137,7 +178,10 @@ class Ledger:
     @property
     def most(self) -> int:
         """Devices of the kind that has most."""
-        return max(sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind) for kind in self.shape.kinds)
+        return max(
+            sum(d for d, k in zip(self.shape.devices, self.shape.kinds, strict=True) if k == kind)
+            for kind in self.shape.kinds
+        )
 
     def now_s(self) -> float:
         """Seconds on the scheduler's clock; it never goes back."""
@@ -147,7 +191,9 @@ class Ledger:
     # -- what happens ----------------------------------------------------------------------------------
 
     def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
-        """Takes in orders, to be submitted at their times; those that are there already, the same, are left. Returns the names of new ones."""
+        """Takes in orders, to be submitted at their times; those that are there already, the same, are left.
+        Returns the names of new ones.
+        """
         rows: list[Row] = []
         new: dict[str, Order] = {}
         taken = self.store.places()
@@ -164,7 +210,9 @@ class Ledger:
             self._check(order)
             new[order.name] = order
             row = {
-                "given": dict(order.given), "state": "planned", "submit_s": now_s + order.submit_s,
+                "given": dict(order.given),
+                "state": "planned",
+                "submit_s": now_s + order.submit_s,
                 "place": free_place(file_name(order.name), taken),
             }
             rows.append(("orders", order.name, row))
@@ -198,11 +246,17 @@ class Ledger:
     def planned(self) -> list[tuple[float, str]]:
         """(seconds, name) of orders that are not submitted yet, in that order."""
         index = {name: i for i, name in enumerate(self.orders)}
-        found = [(record["submit_s"], index[name], name) for name, record in self.records.items() if record["state"] == "planned"]
+        found = [
+            (record["submit_s"], index[name], name)
+            for name, record in self.records.items()
+            if record["state"] == "planned"
+        ]
         return [(at, name) for at, _, name in sorted(found)]
 
     def tell(self, *events: ev.Event, over: Run | None = None) -> list[Decision]:
-        """Tells the machine events of one time, writes them with what was decided, and notes the runs that follow; `over` ended with them."""
+        """Tells the machine events of one time, writes them with what was decided, and notes the runs that
+        follow; `over` ended with them.
+        """
         decisions = self._decide(events)
         rows: list[Row] = []
         if over is not None:
@@ -210,7 +264,8 @@ class Ledger:
         for event in events:
             last = event is events[-1]
             entry = {
-                **event.to_dict(), **({} if last else {"quiet": True}),
+                **event.to_dict(),
+                **({} if last else {"quiet": True}),
                 "decisions": [d.to_dict() for d in decisions] if last else [],
             }
             rows += [("log", str(self.count), entry), *self._follow(event)]
@@ -248,7 +303,9 @@ class Ledger:
 
     def current(self, name: str) -> Run | None:
         """The run of a job that is not over and not being stopped."""
-        return next((run for run in self.runs.values() if run.job == name and run.state in (WANTED, LIVE)), None)
+        return next(
+            (run for run in self.runs.values() if run.job == name and run.state in (WANTED, LIVE)), None
+        )
 
     def _record(self, name: str, **what: Any) -> Row:
         self.records[name] |= what
@@ -268,7 +325,10 @@ class Ledger:
         if isinstance(event, ev.Submit):
             return [self._record(event.job.name, state="submitted", submit_s=event.job.submit_s)]
         if isinstance(event, ev.Ended):
-            return [self._record(event.name, state="over", outcome=event.outcome, end_s=event.time_s), *self._stop(event.name, "cancelled")]
+            return [
+                self._record(event.name, state="over", outcome=event.outcome, end_s=event.time_s),
+                *self._stop(event.name, "cancelled"),
+            ]
         if isinstance(event, ev.Preempted):
             return self._stop(event.name, "preempted")
         return []
@@ -280,8 +340,11 @@ class Ledger:
         if isinstance(decision, (Start, Resize)):
             attempt = self.last[decision.name].attempt + 1 if decision.name in self.last else 1
             run = Run(
-                job=decision.name, attempt=attempt, allocation=decision.allocation,
-                nonce=secrets.token_hex(4), place=self.place(decision.name),
+                job=decision.name,
+                attempt=attempt,
+                allocation=decision.allocation,
+                nonce=secrets.token_hex(4),
+                place=self.place(decision.name),
             )
             rows.append(self._keep(run))
         return rows
@@ -294,4 +357,3 @@ class Ledger:
         if run.state == WANTED:
             return [self._keep(replace(run, state=OVER, outcome="void"))]
         return [self._keep(replace(run, state=STOPPING, outcome=outcome))]
-

@@ -18,7 +18,9 @@ _WRITTEN = re.compile(r"^\s*(\d+)\s*x\s*(\d+)(?:\s*x\s*([A-Za-z][\w.-]*))?\s*$",
 
 
 class Local(Driver):
-    """Nodes are parts of this machine: `4x2` is four of two devices each. Names listed in the file `down` of the state folder are out of use."""
+    """Nodes are parts of this machine: `4x2` is four of two devices each. Names listed in the file `down` of
+    the state folder are out of use.
+    """
 
     name = "local"
     poll_s = 0.1
@@ -27,10 +29,14 @@ class Local(Driver):
         super().__init__(state)
         parts = [_WRITTEN.match(part) for part in (nodes or f"1x{os.cpu_count() or 1}").split("+")]
         if not all(parts) or any(int(m[1]) < 1 or int(m[2]) < 1 for m in parts if m):
-            raise SpecError(f"nodes of this machine are written NODESxDEVICES, such as 4x2 (or 4x2xa100), got {nodes!r}")
+            raise SpecError(
+                f"nodes of this machine are written NODESxDEVICES, such as 4x2 (or 4x2xa100), got {nodes!r}"
+            )
         groups = [(int(m[1]), int(m[2]), m[3] or "cpu") for m in parts if m]
         flat = [(devices, kind) for count, devices, kind in groups for _ in range(count)]
-        self._nodes = [Node(name=f"local{i}", devices=devices, kind=kind) for i, (devices, kind) in enumerate(flat)]
+        self._nodes = [
+            Node(name=f"local{i}", devices=devices, kind=kind) for i, (devices, kind) in enumerate(flat)
+        ]
         self._begun: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def nodes(self) -> list[Node]:
@@ -46,24 +52,39 @@ class Local(Driver):
         with (folder.path / "attempt.log").open("ab") as log:
             for rank in range(run.ranks):
                 if not folder.claimed(rank):
-                    begun.append(subprocess.Popen(command(folder, rank), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                  cwd="/", start_new_session=True))
+                    begun.append(
+                        subprocess.Popen(
+                            command(folder, rank),
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            cwd="/",
+                            start_new_session=True,
+                        )
+                    )
 
     def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
         for processes in self._begun.values():
-            processes[:] = [process for process in processes if process.poll() is None]  # nobody else reaps them
+            # nobody else reaps them
+            processes[:] = [process for process in processes if process.poll() is None]
         self._begun = {token: processes for token, processes in self._begun.items() if processes}
         out = {}
         for run, folder in runs:
             begun = self._begun.get(run.token)
             claimed = [folder.claimed(rank) for rank in range(run.ranks)]
-            if all(self._runs(folder, rank, bool(begun)) for rank in range(run.ranks) if claimed[rank] and not folder.exit(rank)):
+            if all(
+                self._runs(folder, rank, bool(begun))
+                for rank in range(run.ranks)
+                if claimed[rank] and not folder.exit(rank)
+            ):
                 if all(claimed):
                     out[run.token] = RUNNING
                 elif begun:
                     out[run.token] = PENDING
                 else:
-                    out[run.token] = ABSENT  # a daemon was killed between two ranks: the rest is begun when it is started again
+                    # a daemon was killed between two ranks: the rest is begun when it is started again
+                    out[run.token] = ABSENT
         return out
 
     def _runs(self, folder: Folder, rank: int, begun: bool) -> bool:
@@ -73,7 +94,8 @@ class Local(Driver):
     def destroy(self, run: Run, folder: Folder) -> None:
         """What still carries its mark goes, whoever its parent is now."""
         for pid in _marked(folder):
-            if not any(pid == folder.pid(rank) for rank in range(run.ranks)):  # the watchers stay, to say how it ended
+            # the watchers stay, to say how it ended
+            if not any(pid == folder.pid(rank) for rank in range(run.ranks)):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -1,5 +1,6 @@
-"""Jobs on a Ray cluster. Each rank is a detached actor pinned to its node, which runs a watcher; actors outlive the daemon, and are found
-by name when it comes back. The state folder must be on a file system that the nodes share."""
+"""Jobs on a Ray cluster. Each rank is a detached actor pinned to its node, which runs a watcher; actors
+outlive the daemon, and are found by name when it comes back. The state folder must be on a file system that
+the nodes share."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ class _Rank:
 
         self._ray = import_module("ray")
         self._me = self._ray.get_runtime_context().current_actor
-        self._process = subprocess.Popen(words, env={**os.environ, "PACELINE_RUN": run}, stdin=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        self._process = subprocess.Popen(
+            words,
+            env={**os.environ, "PACELINE_RUN": run},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
@@ -53,8 +60,10 @@ class OnRay(Driver):
             if not self._ray.is_initialized():
                 on_ray.connect(self._ray, address=address or "auto", namespace=_SPACE)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RunError(f"no Ray cluster answers at {address or 'this machine'} ({' '.join(str(error).split())[:200]}); "
-                           "start one with: ray start --head") from None
+            raise RunError(
+                f"no Ray cluster answers at {address or 'this machine'}"
+                f" ({' '.join(str(error).split())[:200]}); start one with: ray start --head"
+            ) from None
         self._ids: dict[str, str] = {}
         self._gpus = False
 
@@ -68,14 +77,30 @@ class OnRay(Driver):
             name = self._name(row)
             self._ids[name] = row["NodeID"]
             if devices or name in found:
-                kind = next((key.partition(":")[2].lower() for key in row["Resources"] if key.startswith("accelerator_type:")), "gpu")
-                found[name] = Node(name=name, devices=devices or found[name].devices, kind=kind if self._gpus else "cpu", up=bool(row["Alive"]))
+                kind = next(
+                    (
+                        key.partition(":")[2].lower()
+                        for key in row["Resources"]
+                        if key.startswith("accelerator_type:")
+                    ),
+                    "gpu",
+                )
+                found[name] = Node(
+                    name=name,
+                    devices=devices or found[name].devices,
+                    kind=kind if self._gpus else "cpu",
+                    up=bool(row["Alive"]),
+                )
         return sorted(found.values(), key=lambda node: node.name)
 
     def _name(self, row: dict[str, Any]) -> str:
         """Several nodes of one machine share its name; their own then tells them apart."""
         given = row.get("NodeName") or ""
-        return given if given and given != row["NodeManagerAddress"] else f"{row['NodeManagerAddress']}-{row['NodeID'][:8]}"
+        return (
+            given
+            if given and given != row["NodeManagerAddress"]
+            else f"{row['NodeManagerAddress']}-{row['NodeID'][:8]}"
+        )
 
     def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
         pinned = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -84,18 +109,33 @@ class OnRay(Driver):
                 continue
             size = {"num_gpus": count, "num_cpus": 0} if self._gpus else {"num_cpus": count}
             actor = self._ray.remote(_Rank).options(
-                name=f"{folder.name}-{rank}", namespace=_SPACE, lifetime="detached", max_restarts=0, get_if_exists=True,
-                scheduling_strategy=pinned(node_id=self._ids[name], soft=False), **size,
+                name=f"{folder.name}-{rank}",
+                namespace=_SPACE,
+                lifetime="detached",
+                max_restarts=0,
+                get_if_exists=True,
+                scheduling_strategy=pinned(node_id=self._ids[name], soft=False),
+                **size,
             )
             self._ask(lambda actor=actor, rank=rank: actor.remote(command(folder, rank), str(folder.path)))
 
     def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
-        alive = {row["name"] for row in self._ask(lambda: self._ray.util.list_named_actors(all_namespaces=True)) if row["namespace"] == _SPACE}
+        alive = {
+            row["name"]
+            for row in self._ask(lambda: self._ray.util.list_named_actors(all_namespaces=True))
+            if row["namespace"] == _SPACE
+        }
         out = {}
         for run, folder in runs:
-            missing = [rank for rank in range(run.ranks) if not folder.exit(rank) and f"{folder.name}-{rank}" not in alive]
+            missing = [
+                rank
+                for rank in range(run.ranks)
+                if not folder.exit(rank) and f"{folder.name}-{rank}" not in alive
+            ]
             if not missing:
-                out[run.token] = RUNNING if all(folder.claimed(rank) for rank in range(run.ranks)) else PENDING
+                out[run.token] = (
+                    RUNNING if all(folder.claimed(rank) for rank in range(run.ranks)) else PENDING
+                )
         return out
 
     def destroy(self, run: Run, folder: Folder) -> None:
@@ -122,4 +162,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), 5.0).close()
     except OSError as error:
-        raise RunError(f"no Ray cluster answers at {address} ({error.strerror or error}); start one with: ray start --head") from None
+        raise RunError(
+            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with: ray start"
+            " --head"
+        ) from None

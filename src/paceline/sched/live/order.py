@@ -1,4 +1,5 @@
-"""What a user submits: a command, and what the scheduler may know of it. In TOML, one job or a list of `[[job]]`:
+"""What a user submits: a command, and what the scheduler may know of it. In TOML, one job or a list of
+`[[job]]`:
 
     [[job]]
     name = "digits"
@@ -57,8 +58,8 @@ _READERS: dict[str, Callable[[Any, str, str], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A job as it was handed in. `given` holds what was written, checked, with times in seconds and paths absolute; `speeds` among it is what
-    a model or a profile says of the cluster at hand (`resolved`)."""
+    """A job as it was handed in. `given` holds what was written, checked, with times in seconds and paths
+    absolute; `speeds` among it is what a model or a profile says of the cluster at hand (`resolved`)."""
 
     name: str
     command: tuple[str, ...]
@@ -67,7 +68,8 @@ class Order:
     environment: Mapping[str, str]
     #: seconds after the scheduler's start at which it counts as submitted; 0: at once
     submit_s: float
-    #: times in a row that it is started again without having come further, after a signal killed it or its node was lost
+    #: times in a row that it is started again without having come further, after a signal killed it or its
+    #: node was lost
     retries: int
     given: Mapping[str, Any]
 
@@ -80,7 +82,12 @@ class Order:
         plain = dict(given)
         for key in given.keys() & _READERS.keys():
             plain[key] = _READERS[key](given[key], key, at)
-        for key, read_ in (("rates", say.rates), ("ends", say.ends), ("learnt", say.ends), ("speeds", say.speeds)):
+        for key, read_ in (
+            ("rates", say.rates),
+            ("ends", say.ends),
+            ("learnt", say.ends),
+            ("speeds", say.speeds),
+        ):
             if key in given:
                 plain[key] = read_(given[key], at)
         plain["folder"] = str((folder / given.get("folder", ".")).absolute())
@@ -90,8 +97,13 @@ class Order:
             if key in given:
                 plain[key] = _placed(given[key], folder, key == "profile")
         order = Order(
-            name=name, command=tuple(plain["command"]), folder=plain["folder"], environment=plain["environment"],
-            submit_s=plain.get("submit", 0.0), retries=plain.get("retries", 3), given=plain,
+            name=name,
+            command=tuple(plain["command"]),
+            folder=plain["folder"],
+            environment=plain["environment"],
+            submit_s=plain.get("submit", 0.0),
+            retries=plain.get("retries", 3),
+            given=plain,
         )
         order._check(at)
         return order
@@ -100,8 +112,10 @@ class Order:
         """What can be known to be wrong before there is a cluster."""
         found = [key for key in say.SOURCES if key in self.given]
         if len(found) != 1:
-            raise SpecError(f"{at}: give one of rates (work per second by devices), seconds (run time on its devices), model (predicted) or "
-                            f"profile (measured), got {' and '.join(found) or 'none'}")
+            raise SpecError(
+                f"{at}: give one of rates (work per second by devices), seconds (run time on its devices),"
+                f" model (predicted) or profile (measured), got {' and '.join(found) or 'none'}"
+            )
         if stray := next((key for key in say.MODEL if key in self.given and "model" not in self.given), None):
             raise SpecError(f"{at}: {stray} goes with a model")
         try:
@@ -113,17 +127,31 @@ class Order:
             raise SpecError(f"{at}: {str(error).removeprefix(f'job {self.name!r}: ')}") from None
 
     def resolved(self, shape: Shape) -> Order:
-        """The same, with the speeds that its model or profile says it has on a cluster; others are returned as they are."""
+        """The same, with the speeds that its model or profile says it has on a cluster; others are returned
+        as they are.
+        """
         if "speeds" in self.given or not any(key in self.given for key in ("rates", "model", "profile")):
             return self
         try:
             job = self._job(1.0, Scaling(), 0.0)
-            rows = _tabulated(json.dumps({key: value for key, value in self.given.items() if key in _DECIDES}, sort_keys=True), job, shape)
+            rows = _tabulated(
+                json.dumps(
+                    {key: value for key, value in self.given.items() if key in _DECIDES}, sort_keys=True
+                ),
+                job,
+                shape,
+            )
         except PacelineError as error:
             raise SpecError(f"job {self.name!r}: {error}") from None
         if rows is None:
             return self
-        return replace(self, given={**self.given, "speeds": {kind: {n: list(row) for n, row in found.items()} for kind, found in rows.items()}})
+        return replace(
+            self,
+            given={
+                **self.given,
+                "speeds": {kind: {n: list(row) for n, row in found.items()} for kind, found in rows.items()},
+            },
+        )
 
     @property
     def written(self) -> dict[str, Any]:
@@ -131,11 +159,16 @@ class Order:
         return {key: value for key, value in self.given.items() if key not in say.WORKED_OUT}
 
     def learning(self, past: Sequence[float]) -> Order:
-        """The same; where it leaves its early ends to history, with those of past jobs, given as the shares of their work that they did."""
+        """The same; where it leaves its early ends to history, with those of past jobs, given as the shares
+        of their work that they did.
+        """
         if self.given.get("ends") != say.HISTORY or len(past) < _ENOUGH:
             return self
         found = empirical(past)
-        return replace(self, given={**self.given, "learnt": {"at": list(found.shares), "chance": list(found.probabilities)}})
+        return replace(
+            self,
+            given={**self.given, "learnt": {"at": list(found.shares), "chance": list(found.probabilities)}},
+        )
 
     @property
     def unit(self) -> str:
@@ -151,7 +184,12 @@ class Order:
         job = self._job(work, speed, submit_s)
         if isinstance(speed, Tabulated):  # only sizes at which it can run
             sizes = speed.sizes()
-            return replace(job, least=sizes[0], most=sizes[-1], devices=max((n for n in sizes if n <= job.devices), default=sizes[0]))
+            return replace(
+                job,
+                least=sizes[0],
+                most=sizes[-1],
+                devices=max((n for n in sizes if n <= job.devices), default=sizes[0]),
+            )
         for kind in kinds:
             if not speed.rate((job.least,), kind, 0, False) > 0:
                 raise SpecError(
@@ -182,11 +220,22 @@ class Order:
     def _job(self, work: float, speed: Speed, submit_s: float) -> Job:
         given = self.given
         ends = given.get("learnt", given.get("ends"))
-        more = {key: given[key] for key in ("least", "most", "priority", "powers_of_two", "tenant") if key in given}
+        more = {
+            key: given[key]
+            for key in ("least", "most", "priority", "powers_of_two", "tenant")
+            if key in given
+        }
         return Job(
-            name=self.name, submit_s=submit_s, work=work, speed=speed, devices=given.get("devices", 1), restart_s=given.get("restart", _RESTART_S),
-            checkpoint_s=given.get("checkpoint", 0.0), checkpoint_every_s=given.get("checkpoint_every", 0.0),
-            ends=Ends(tuple(ends["at"]), tuple(ends["chance"])) if isinstance(ends, Mapping) else None, **more,
+            name=self.name,
+            submit_s=submit_s,
+            work=work,
+            speed=speed,
+            devices=given.get("devices", 1),
+            restart_s=given.get("restart", _RESTART_S),
+            checkpoint_s=given.get("checkpoint", 0.0),
+            checkpoint_every_s=given.get("checkpoint_every", 0.0),
+            ends=Ends(tuple(ends["at"]), tuple(ends["chance"])) if isinstance(ends, Mapping) else None,
+            **more,
         )
 
     def _speed(self, kinds: Iterable[str]) -> tuple[float, Speed]:
@@ -208,12 +257,21 @@ class Order:
         return work, Scaling(devices, given.get("overhead", 0.02), per_s=work / given["seconds"])
 
     def told(self, devices: int, kind: str, adaptive: bool) -> dict[str, str]:
-        """What a run of that size is told of its batch, where the batch is known: samples of a step in all, and what each counts."""
+        """What a run of that size is told of its batch, where the batch is known: samples of a step in all,
+        and what each counts.
+        """
         if "speeds" not in self.given:
             return {}
         table, noise = Tabulated(self.given["speeds"]), self.given.get("noise_scale", 0.0)
-        planned, batch = table.row(self.given.get("devices", 1), kind)[1], table.row(devices, kind)[3 if adaptive else 1]
-        return {"PACELINE_BATCH": f"{batch:.10g}", "PACELINE_WORTH": f"{worth(batch, planned, noise):.10g}"} if batch > 1 else {}
+        planned, batch = (
+            table.row(self.given.get("devices", 1), kind)[1],
+            table.row(devices, kind)[3 if adaptive else 1],
+        )
+        return (
+            {"PACELINE_BATCH": f"{batch:.10g}", "PACELINE_WORTH": f"{worth(batch, planned, noise):.10g}"}
+            if batch > 1
+            else {}
+        )
 
 
 #: what the speeds of a job depend on, but for the cluster
@@ -222,11 +280,15 @@ _DECIDES = {"work", "devices", *say.SOURCES, *say.MODEL, *say.COUNTS}
 
 @lru_cache(maxsize=256)
 def _tabulated(given: str, job: Job, shape: Shape) -> Rows | None:
-    """Speeds on a cluster; None where they are written in the unit of work already. Predicting takes seconds: once for each job."""
+    """Speeds on a cluster; None where they are written in the unit of work already. Predicting takes seconds:
+    once for each job.
+    """
     speed = say.goodput(json.loads(given))
     if speed is None:
         return None
-    limit = max(sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind) for kind in shape.kinds)
+    limit = max(
+        sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind) for kind in shape.kinds
+    )
     if job.least > limit:
         raise SpecError(f"it needs {job.least} devices of one kind, but the cluster has {limit}")
     return speed.tabulated(job.sizes(limit), min(job.devices, limit), shape)
@@ -259,7 +321,11 @@ def read(path: Path) -> list[Order]:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     entries = data.get("job", [data])
-    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries) or ("job" in data and len(data) > 1):
+    if (
+        not isinstance(entries, list)
+        or not all(isinstance(entry, Mapping) for entry in entries)
+        or ("job" in data and len(data) > 1)
+    ):
         raise SpecError(f"{path}: write one job at the top level, or each as [[job]] and nothing beside them")
     orders = [Order.of(entry, path.parent, str(path)) for entry in entries]
     names = [order.name for order in orders]

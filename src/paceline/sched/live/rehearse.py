@@ -1,10 +1,13 @@
-"""How often a job really ends inside the interval of its ETA: the daemon's loop on the wall's clock, against a truth that the model does not know.
+"""How often a job really ends inside the interval of its ETA: the daemon's loop on the wall's clock, against
+a truth that the model does not know.
 
-Jobs run at speeds of their own, take times of their own to restart, and report their progress as live ones do; now and then somebody asks
-for the ETA of a job, and when all is over the answers are counted.
+Jobs run at speeds of their own, take times of their own to restart, and report their progress as live ones
+do; now and then somebody asks for the ETA of a job, and when all is over the answers are counted.
 
-    python -m paceline.sched.live.rehearse                        # speeds drawn off the model
-    python -m paceline.sched.live.rehearse DATA/traces/pollux     # believed: fitted to one and two nodes; true: as measured by the Pollux study
+    # speeds drawn off the model
+    python -m paceline.sched.live.rehearse
+    # believed: fitted to one and two nodes; true: as measured by the Pollux study
+    python -m paceline.sched.live.rehearse DATA/traces/pollux
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ Truth = Callable[[str, tuple[int, ...]], float]
 _REPORT_S = 10.0
 #: applications of the Pollux study whose jobs take minutes to hours on one device
 MEASURED = ("cifar10", "deepspeech2", "bert", "yolov3", "imagenet")
-#: relative deviations of what is drawn: speed of a job over the model's, at one size over that, time to restart over the given one
+#: relative deviations of what is drawn: speed of a job over the model's, at one size over that, time to
+#: restart over the given one
 SPEED, SIZE, RESTART = 0.15, 0.05, 0.3
 
 
@@ -50,7 +54,10 @@ class _Real:
 
 @dataclass(slots=True)
 class Rehearsal:
-    """One job list on one cluster. `known`: whether those who ask know of jobs that are yet to be submitted."""
+    """One job list on one cluster.
+
+    `known`: whether those who ask know of jobs that are yet to be submitted.
+    """
 
     jobs: Sequence[Job]
     truth: Truth
@@ -69,14 +76,29 @@ class Rehearsal:
         planned = sorted(((job.submit_s, job) for job in self.jobs), key=lambda pair: pair[0])
         real = {job.name: _Real() for job in self.jobs}
         seen: dict[str, Observed] = {}
-        work = sum(job.devices * job.speed.seconds(job.work, 0, job.devices, max(self.shape.devices), False) for job in self.jobs)
+        work = sum(
+            job.devices * job.speed.seconds(job.work, 0, job.devices, max(self.shape.devices), False)
+            for job in self.jobs
+        )
         length = planned[-1][0] + 0.7 * work / self.shape.total
         asks = sorted(draw.uniform(0, length) for _ in range(self.asks))
         report, now = _REPORT_S, 0.0
         while planned or machine.state.jobs:
-            ends = {name: self._end(real[name], machine.state.jobs[name].job.work) for name in machine.state.running}
+            ends = {
+                name: self._end(real[name], machine.state.jobs[name].job.work)
+                for name in machine.state.running
+            }
             first = min(ends, key=lambda name: (ends[name], name), default="")
-            now = max(now, min(planned[0][0] if planned else math.inf, machine.wake_s, ends.get(first, math.inf), report, *asks[:1]))
+            now = max(
+                now,
+                min(
+                    planned[0][0] if planned else math.inf,
+                    machine.wake_s,
+                    ends.get(first, math.inf),
+                    report,
+                    *asks[:1],
+                ),
+            )
             self._advance(machine, real, now)
             if asks and asks[0] <= now:
                 asks.pop(0)
@@ -120,7 +142,14 @@ class Rehearsal:
                 job.ready_s = now + active.job.restart_s * math.exp(draw.gauss(0, RESTART))
                 job.rate = self.truth(name, active.counts)
 
-    def _report(self, machine: Machine, real: dict[str, _Real], now: float, seen: dict[str, Observed], look: bool = False) -> None:
+    def _report(
+        self,
+        machine: Machine,
+        real: dict[str, _Real],
+        now: float,
+        seen: dict[str, Observed],
+        look: bool = False,
+    ) -> None:
         """What running jobs say of themselves, to who asks (`look`) and to the machine."""
         for name, active in list(machine.state.running.items()):
             done = min(real[name].done, active.job.work)
@@ -129,7 +158,12 @@ class Rehearsal:
                 machine.handle(ev.Report(time_s=now, name=name, done=done, phase=active.phase))
 
     def _ask(
-        self, machine: Machine, planned: Sequence[tuple[float, Job]], now: float, seen: dict[str, Observed], real: dict[str, _Real],
+        self,
+        machine: Machine,
+        planned: Sequence[tuple[float, Job]],
+        now: float,
+        seen: dict[str, Observed],
+        real: dict[str, _Real],
         draw: random.Random,
     ) -> None:
         names = [*machine.state.jobs, *(job.name for _, job in planned)]
@@ -139,13 +173,26 @@ class Rehearsal:
 
 
 def drawn(seed: int, count: int = 12) -> Rehearsal:
-    """Elastic jobs of ten minutes or so on sixteen devices, whose speed is off by a factor of their own, and by another at each size."""
+    """Elastic jobs of ten minutes or so on sixteen devices, whose speed is off by a factor of their own, and
+    by another at each size.
+    """
     draw = random.Random(f"jobs {seed}")
     jobs, factors, at = [], {}, 0.0
     for i in range(count):
         devices = draw.choice((1, 2, 4))
         scaling, seconds = Scaling(devices, draw.uniform(0.01, 0.06)), 600 * math.exp(draw.gauss(0, 0.8))
-        jobs.append(Job(name=f"job{i}", submit_s=at, work=seconds, speed=scaling, devices=devices, least=1, most=4 * devices, restart_s=10.0))
+        jobs.append(
+            Job(
+                name=f"job{i}",
+                submit_s=at,
+                work=seconds,
+                speed=scaling,
+                devices=devices,
+                least=1,
+                most=4 * devices,
+                restart_s=10.0,
+            )
+        )
         factors[f"job{i}"] = math.exp(draw.gauss(0, SPEED))
         at += draw.expovariate(1 / 60)
     speeds = {job.name: job.speed for job in jobs}
@@ -158,7 +205,9 @@ def drawn(seed: int, count: int = 12) -> Rehearsal:
 
 
 def measured(folder: Path, seed: int, count: int = 8) -> Rehearsal:
-    """Jobs of the Pollux study on three nodes and more: believed is what was fitted to one and two nodes, true what was measured."""
+    """Jobs of the Pollux study on three nodes and more: believed is what was fitted to one and two nodes,
+    true what was measured.
+    """
     from paceline.sched import pollux
 
     draw = random.Random(f"jobs {seed}")
@@ -173,11 +222,25 @@ def measured(folder: Path, seed: int, count: int = 8) -> Rehearsal:
             if batch / n >= application.least_local and seconds > 0:
                 true[n], table[n] = batch / seconds, believed.rate((4,) * (n // 4), "", 0, False)
         work = table[12] * 900 * math.exp(draw.gauss(0, 0.6))
-        job = Job(name=f"{name}-{i}", submit_s=at, work=work, speed=Table({"t4": table}), devices=12, least=12, most=max(table), restart_s=30.0)
+        job = Job(
+            name=f"{name}-{i}",
+            submit_s=at,
+            work=work,
+            speed=Table({"t4": table}),
+            devices=12,
+            least=12,
+            most=max(table),
+            restart_s=30.0,
+        )
         jobs.append(job)
         real[job.name] = Table({"t4": true})
         at += draw.expovariate(1 / 120)
-    return Rehearsal(jobs, lambda name, counts: real[name].rate(counts, "t4", 0, False), Shape.of([(16, 4, "t4")]), seed=seed)
+    return Rehearsal(
+        jobs,
+        lambda name, counts: real[name].rate(counts, "t4", 0, False),
+        Shape.of([(16, 4, "t4")]),
+        seed=seed,
+    )
 
 
 @cache
@@ -196,7 +259,10 @@ def main(folder: Path | None) -> None:
     make: Callable[[int], Rehearsal] = drawn if folder is None else lambda seed: measured(folder, seed)
     for known in (True, False):
         share, count = covered(make, 20, known)
-        print(f"{'all jobs known' if known else 'later jobs not known'}: {100 * share:.0f} % of {count} ends inside the interval of four in five")
+        print(
+            f"{'all jobs known' if known else 'later jobs not known'}: {100 * share:.0f} % of {count} ends"
+            " inside the interval of four in five"
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     jobs/NAME/checkpoint/       the job's own
     jobs/NAME/ATTEMPT/run.json  what to run
     jobs/NAME/ATTEMPT/stop      asks it to checkpoint and end; `kill` to end at once
-    jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then exit.json
+    jobs/NAME/ATTEMPT/RANK/     made by whoever runs that rank first: nobody else will; holds pid, then
+                                exit.json
     jobs/NAME/ATTEMPT/RANK.log  what it printed
 
 ATTEMPT is a number and a random nonce, such as 1-9f3a2b1c: what is left of an attempt that the scheduler has
@@ -36,7 +37,9 @@ VOID = -1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Attempt number `attempt` (from 1) at a job; together they are its token: an engine begins it once, however often it is told."""
+    """Attempt number `attempt` (from 1) at a job; together they are its token: an engine begins it once,
+    however often it is told.
+    """
 
     job: str
     attempt: int
@@ -64,9 +67,14 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "job": self.job, "attempt": self.attempt, "allocation": [list(pair) for pair in self.allocation],
-            "state": self.state, "slots": [list(ids) for ids in self.slots], "outcome": self.outcome,
-            "nonce": self.nonce, "place": self.place,
+            "job": self.job,
+            "attempt": self.attempt,
+            "allocation": [list(pair) for pair in self.allocation],
+            "state": self.state,
+            "slots": [list(ids) for ids in self.slots],
+            "outcome": self.outcome,
+            "nonce": self.nonce,
+            "place": self.place,
         }
 
     @staticmethod
@@ -117,15 +125,34 @@ class Folder:
         self.path.mkdir(exist_ok=True)
         port = 20000 + zlib.crc32(str(self.path).encode()) % 10000
         common = {
-            **order.environment, "PACELINE_JOB": run.job, "PACELINE_RUN": str(self.path), "PACELINE_DEVICES": str(devices(run.allocation)),
-            "PACELINE_NODES": str(run.ranks), "PACELINE_PROGRESS": str(job / "progress"), "PACELINE_CHECKPOINT": str(job / "checkpoint"),
+            **order.environment,
+            "PACELINE_JOB": run.job,
+            "PACELINE_RUN": str(self.path),
+            "PACELINE_DEVICES": str(devices(run.allocation)),
+            "PACELINE_NODES": str(run.ranks),
+            "PACELINE_PROGRESS": str(job / "progress"),
+            "PACELINE_CHECKPOINT": str(job / "checkpoint"),
             "PACELINE_LIMIT": str(job / "limit"),
-            "PACELINE_RENDEZVOUS": f"file://{self.path}/rendezvous", "MASTER_ADDR": node_names[0], "MASTER_PORT": str(port),
+            "PACELINE_RENDEZVOUS": f"file://{self.path}/rendezvous",
+            "MASTER_ADDR": node_names[0],
+            "MASTER_PORT": str(port),
         }
-        each = [{"PACELINE_NODE_RANK": str(rank), "PACELINE_NODE": name, "PACELINE_NODE_DEVICES": str(count),
-                 "PACELINE_FIRST_DEVICE": str(sum(before for _, before in run.allocation[:rank])), "PACELINE_DEVICE_IDS": ",".join(map(str, ids))}
-                for rank, ((_, count), ids, name) in enumerate(zip(run.allocation, run.slots, node_names, strict=True))]
-        replace_text(self.path / "run.json", json.dumps({"command": order.command, "folder": order.folder, "common": common, "ranks": each}))
+        each = [
+            {
+                "PACELINE_NODE_RANK": str(rank),
+                "PACELINE_NODE": name,
+                "PACELINE_NODE_DEVICES": str(count),
+                "PACELINE_FIRST_DEVICE": str(sum(before for _, before in run.allocation[:rank])),
+                "PACELINE_DEVICE_IDS": ",".join(map(str, ids)),
+            }
+            for rank, ((_, count), ids, name) in enumerate(
+                zip(run.allocation, run.slots, node_names, strict=True)
+            )
+        ]
+        replace_text(
+            self.path / "run.json",
+            json.dumps({"command": order.command, "folder": order.folder, "common": common, "ranks": each}),
+        )
 
     def ask(self, what: str) -> None:
         """Leaves a `stop` or a `kill` for the processes."""

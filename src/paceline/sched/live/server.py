@@ -230,7 +230,7 @@ def _chosen(request: Mapping[str, Any], allowed: Mapping[str, Any]) -> str:
 def _order(given: Any) -> Order:
     """A job of a request: paths are absolute, for the daemon runs elsewhere."""
     if not isinstance(given, Mapping):
-        raise SpecError(f"a job is written {{\"name\": ..., \"command\": ..., ...}}, got {given!r}")
+        raise SpecError(f'a job is written {{"name": ..., "command": ..., ...}}, got {given!r}')
     folder = given.get("folder")
     if not isinstance(folder, str) or not folder.startswith("/"):
         raise SpecError(f"job {given.get('name')!r}: folder must be an absolute path, got {folder!r}")

@@ -1,7 +1,8 @@
 """Jobs on a Slurm cluster, by its commands: sbatch, squeue, scancel, sinfo.
 
-Each run is one batch job on named nodes that starts one watcher on each of them (`srun`). A resize is TERM, the end of that job, a new
-sbatch: Slurm's own requeue holds a job back for two minutes. The state folder must be on a file system that the nodes share.
+Each run is one batch job on named nodes that starts one watcher on each of them (`srun`). A resize is TERM,
+the end of that job, a new sbatch: Slurm's own requeue holds a job back for two minutes. The state folder must
+be on a file system that the nodes share.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _GPUS = re.compile(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
 
 class Slurm(Driver):
-    """A Slurm cluster, or one partition of it. Devices of a node are its GPUs, or its processors where no node has GPUs."""
+    """A Slurm cluster, or one partition of it.
+
+    Devices of a node are its GPUs, or its processors where no node has GPUs.
+    """
 
     name = "slurm"
     poll_s = 0.5
@@ -35,12 +39,20 @@ class Slurm(Driver):
     def __init__(self, state: Path, partition: str = "") -> None:
         super().__init__(state)
         if missing := [name for name in _COMMANDS if shutil.which(name) is None]:
-            raise RunError(f"engine slurm needs Slurm's command {missing[0]}, which is not on the PATH; run this where sbatch works")
+            raise RunError(
+                f"engine slurm needs Slurm's command {missing[0]}, which is not on the PATH; run this where"
+                " sbatch works"
+            )
         self._partition = ["--partition", partition] if partition else []
         self._gpus = False
 
     def nodes(self) -> list[Node]:
-        rows = sorted({tuple(line.split("|")) for line in self._ask("sinfo", "-h", "-N", *self._partition, "-o", "%N|%c|%G|%T").splitlines()})
+        rows = sorted(
+            {
+                tuple(line.split("|"))
+                for line in self._ask("sinfo", "-h", "-N", *self._partition, "-o", "%N|%c|%G|%T").splitlines()
+            }
+        )
         found: dict[str, Node] = {}
         counts = {row[0]: sum(int(m[2]) for m in _GPUS.finditer(row[2])) for row in rows}
         self._gpus = any(counts.values())
@@ -48,7 +60,9 @@ class Slurm(Driver):
             kind = next((m[1] for m in _GPUS.finditer(gres) if m[1]), "gpu") if self._gpus else "cpu"
             devices = counts[name] if self._gpus else int(processors)
             if devices:
-                found[name] = Node(name=name, devices=devices, kind=kind, up=status.lower().startswith(_USABLE))
+                found[name] = Node(
+                    name=name, devices=devices, kind=kind, up=status.lower().startswith(_USABLE)
+                )
         return sorted(found.values(), key=lambda node: _natural(node.name))
 
     def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
@@ -65,9 +79,20 @@ class Slurm(Driver):
         # Slurm puts numbers in the place of %j and others
         output = f"{folder.path}/slurm.out".replace("%", "%%")
         self._ask(
-            "sbatch", "--parsable", *self._partition, f"--job-name={folder.name}", f"--nodes={run.ranks}",
-            f"--nodelist={','.join(node_names)}", "--ntasks-per-node=1", *size, "--no-requeue", "--no-kill",
-            f"--output={output}", "--open-mode=append", "--chdir=/", given=script,
+            "sbatch",
+            "--parsable",
+            *self._partition,
+            f"--job-name={folder.name}",
+            f"--nodes={run.ranks}",
+            f"--nodelist={','.join(node_names)}",
+            "--ntasks-per-node=1",
+            *size,
+            "--no-requeue",
+            "--no-kill",
+            f"--output={output}",
+            "--open-mode=append",
+            "--chdir=/",
+            given=script,
         )
 
     def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
@@ -79,7 +104,9 @@ class Slurm(Driver):
         for run, folder in runs:
             word = status.get(folder.name, "")
             if word in _RUNS or word in _WAITS:
-                out[run.token] = RUNNING if all(folder.claimed(rank) for rank in range(run.ranks)) else PENDING
+                out[run.token] = (
+                    RUNNING if all(folder.claimed(rank) for rank in range(run.ranks)) else PENDING
+                )
         return out
 
     def destroy(self, run: Run, folder: Folder) -> None:

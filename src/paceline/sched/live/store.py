@@ -111,10 +111,14 @@ class Store:
         aside = self._aside(path)
         self._connect(path)
         self.count = journal.count - 1
-        self._write([
-            (table, key, value) for table, found in journal.rows.items()
-            for key, value in found.items() if (table, key) != ("meta", "count")
-        ])
+        self._write(
+            [
+                (table, key, value)
+                for table, found in journal.rows.items()
+                for key, value in found.items()
+                if (table, key) != ("meta", "count")
+            ]
+        )
         rows = self._read()
         note = f"{path} was {problem}; it was built anew from {_JOURNAL} ({len(rows['orders'])} jobs)"
         if not self._strangers(rows):
@@ -158,7 +162,10 @@ class Store:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         for table in TABLES:
-            self._db.execute(f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL)")
+            self._db.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER"
+                " NOT NULL)"
+            )
 
     def _read(self) -> Rows:
         if (found := self._db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
@@ -210,8 +217,15 @@ class Store:
         return moved
 
     def _rewrite(self) -> None:
-        """The journal starts as one line that says what the database holds: it does not grow for ever, and a torn end is gone."""
-        rows = [[table, key, value] for table in TABLES for key, value in self.rows[table].items() if (table, key) != ("meta", "count")]
+        """The journal starts as one line that says what the database holds: it does not grow for ever, and a
+        torn end is gone.
+        """
+        rows = [
+            [table, key, value]
+            for table in TABLES
+            for key, value in self.rows[table].items()
+            if (table, key) != ("meta", "count")
+        ]
         beside = self.folder / f"{_JOURNAL}.tmp"
         with open(beside, "wb", opener=opener) as file:
             file.write(_line({"count": self.count, "rows": rows}))
@@ -240,8 +254,11 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         for table, key, value in (*rows, ("meta", "count", self.count + 1)):
             text = json.dumps(value)
-            self._db.execute(f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value, crc = excluded.crc",
-                             (key, text, _crc(key, text)))
+            self._db.execute(
+                f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value ="
+                " excluded.value, crc = excluded.crc",
+                (key, text, _crc(key, text)),
+            )
         self._db.execute("COMMIT")
         self.count += 1
 
@@ -252,7 +269,11 @@ class Store:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error) or "disk I/O" in str(error):
+            if (
+                getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+                or "full" in str(error)
+                or "disk I/O" in str(error)
+            ):
                 raise StoreError(
                     f"the disk that holds {self.folder} is full; {after}: "
                     "free some space and start the scheduler again"

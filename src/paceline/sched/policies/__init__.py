@@ -47,25 +47,35 @@ register(Las, title="least attained service in two levels (Tiresias), rounds of 
 register(Las, name="tiresias", title="the same as las")
 register(Gittins, title="Gittins index over levels of attained service, learnt from jobs that are over")
 register(
-    partial(Gittins, successes=True), name="gittins-ends",
-    title="the same, knowing which ends are successes (Yao et al., lengths unknown)")
+    partial(Gittins, successes=True),
+    name="gittins-ends",
+    title="the same, knowing which ends are successes (Yao et al., lengths unknown)",
+)
 register(Optimus, title="one device each, then by gain in remaining time (Optimus), rounds of 60 s")
 register(partial(Elastic, haste=0.0, adaptive=True), name="pollux", title="largest sum of goodput speedups")
 register(
-    partial(Elastic, haste=0.5, adaptive=True), name="goodput",
-    title="goodput per device, weighted towards short jobs; batches adapt")
+    partial(Elastic, haste=0.5, adaptive=True),
+    name="goodput",
+    title="goodput per device, weighted towards short jobs; batches adapt",
+)
 register(partial(Elastic, haste=1.0), name="marginal", title="speedup per added device over remaining time")
 register(
-    partial(Elastic, haste=1.0, knows_ends=True), name="marginal-ends",
-    title="the same, knowing the distribution of early ends")
+    partial(Elastic, haste=1.0, knows_ends=True),
+    name="marginal-ends",
+    title="the same, knowing the distribution of early ends",
+)
 register(
-    partial(Elastic, haste=0.0, floor=0.5), name="efficiency",
-    title="speedup per added device alone, none below one half")
+    partial(Elastic, haste=0.0, floor=0.5),
+    name="efficiency",
+    title="speedup per added device alone, none below one half",
+)
 register(MaxMin, title="equal shares over time, kinds of devices not told apart")
 register(Gavel, title="equal shares over time, each job on the kind it gains most from")
 register(
-    partial(Success, service=False), name="srtf-ends",
-    title="srtf that knows early ends: expected time over the chance of success")
+    partial(Success, service=False),
+    name="srtf-ends",
+    title="srtf that knows early ends: expected time over the chance of success",
+)
 register(Success, title="chance of success per expected device-second, knowing early ends (Yao et al.)")
 
 
@@ -139,7 +149,11 @@ def _from_file(text: str, options: dict[str, Any]) -> Policy:
     module = extend.run(path, f"_policy_{path.stem}", f"policy {text!r}")
     found = getattr(module, name, None)
     if found is None:
-        known = [n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, Policy) and v is not Policy]
+        known = [
+            n
+            for n, v in vars(module).items()
+            if inspect.isclass(v) and issubclass(v, Policy) and v is not Policy
+        ]
         raise UnknownName(f"policy in {file}", name, known)
     made = found(**options) if callable(found) else found
     if not isinstance(made, Policy):

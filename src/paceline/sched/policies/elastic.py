@@ -4,10 +4,11 @@ All of them hand out devices greedily. Going from n to m devices is worth, per d
 
     w (s(m) - s(n)) / (m - n),    s(n) = T(1) / T(n),  T(n) = time to success on n devices
 
-the speedup per added device, times a weight of the job. The weight decides the trade between a short wait for short jobs and efficient
-use of devices: w = T(1) ** -haste. With haste 0 the sum of speedups is maximal (efficiency alone; what goodput schedulers maximise); with
-haste 1 the rate at which jobs get done (shortest remaining time first, with diminishing returns); larger values lean further to short jobs.
-Sizes between which speedup is not concave are jumped over.
+the speedup per added device, times a weight of the job. The weight decides the trade between a short wait for
+short jobs and efficient use of devices: w = T(1) ** -haste. With haste 0 the sum of speedups is maximal
+(efficiency alone; what goodput schedulers maximise); with haste 1 the rate at which jobs get done (shortest
+remaining time first, with diminishing returns); larger values lean further to short jobs. Sizes between which
+speedup is not concave are jumped over.
 """
 
 from __future__ import annotations
@@ -30,8 +31,17 @@ class Elastic(Policy):
     """Greedy marginal allocation with restarts weighed against what they bring."""
 
     def __init__(
-        self, *, haste: float = 1.0, adaptive: bool = False, floor: float = 0.0, knows_ends: bool = False, interval_s: float = 60.0,
-        review_s: float = 600.0, worth: float = 4.0, placement: str = "consolidate", quotas: Mapping[str, int] | None = None,
+        self,
+        *,
+        haste: float = 1.0,
+        adaptive: bool = False,
+        floor: float = 0.0,
+        knows_ends: bool = False,
+        interval_s: float = 60.0,
+        review_s: float = 600.0,
+        worth: float = 4.0,
+        placement: str = "consolidate",
+        quotas: Mapping[str, int] | None = None,
     ) -> None:
         self.haste = haste
         self.adaptive = adaptive
@@ -82,32 +92,42 @@ class Elastic(Policy):
         changed = [job for job in state.running.values() if sizes[job.name] != job.devices]
         for job in [job for job in changed if not sizes[job.name]]:
             state.stop(job, "its devices are worth more to other jobs")
-        moves = [job for job in changed if sizes[job.name]] + [state.jobs[name] for name, size in sizes.items() if size and name in state.waiting]
+        moves = [job for job in changed if sizes[job.name]] + [
+            state.jobs[name] for name, size in sizes.items() if size and name in state.waiting
+        ]
         moves.sort(key=lambda job: (-sizes[job.name], job.index))
         state.reshape([(job, sizes[job.name], self._why(job, sizes[job.name])) for job in moves])
 
     def _why(self, job: Active, size: int) -> str:
         if job.status != RUNNING:
             return f"{size} device{'s are' if size > 1 else ' is'} worth most to it"
-        return f"{'more' if size > job.devices else 'fewer'} devices: {job.devices} to {size} by marginal speedup"
+        return (
+            f"{'more' if size > job.devices else 'fewer'} devices: {job.devices} to {size} by marginal"
+            " speedup"
+        )
 
     def _settled(self, state: State) -> dict[str, int]:
         """Sizes, after changes that are not worth a restart were taken back."""
         fixed: dict[str, int] = {}
         ladders = [(job, self._ladder(state, job)) for job in state.running.values()]
-        ladders += [(job, ladder) for _, job, ladder in self._queue[:state.devices]]
+        ladders += [(job, ladder) for _, job, ladder in self._queue[: state.devices]]
         while True:
             sizes = self._sizes(state, ladders, fixed)
             kept = {
-                job.name: job.devices for job in state.running.values()
-                if job.name not in fixed and sizes[job.name] != job.devices and not self._pays(state, job, sizes[job.name])
+                job.name: job.devices
+                for job in state.running.values()
+                if job.name not in fixed
+                and sizes[job.name] != job.devices
+                and not self._pays(state, job, sizes[job.name])
             }
             if not kept:
                 return sizes
             fixed |= kept
 
     def _pays(self, state: State, job: Active, size: int) -> bool:
-        """Whether a running job should change: growth must save more than it costs; shrinking frees devices for others, unless it is nearly done."""
+        """Whether a running job should change: growth must save more than it costs; shrinking frees devices
+        for others, unless it is nearly done.
+        """
         each, now = state.nodes.node_devices, state.now_s
         here = job.seconds_left(now, job.devices, each, self.adaptive)
         cost = self.worth * (job.job.restart_s + job.job.checkpoint_s)
@@ -115,7 +135,9 @@ class Elastic(Policy):
             return here - job.seconds_left(now, size, each, self.adaptive) > cost
         return here > cost
 
-    def _sizes(self, state: State, ladders: list[tuple[Active, Ladder]], fixed: Mapping[str, int]) -> dict[str, int]:
+    def _sizes(
+        self, state: State, ladders: list[tuple[Active, Ladder]], fixed: Mapping[str, int]
+    ) -> dict[str, int]:
         free = state.devices - sum(fixed.values())
         sizes = {job.name: fixed.get(job.name, 0) for job, _ in ladders}
         used: dict[str, int] = {}
@@ -124,7 +146,8 @@ class Elastic(Policy):
             used[tenant] = used.get(tenant, 0) + size
         heap = [
             (-job.job.priority, -ladder[1][1], job.index, job, ladder, 1)
-            for job, ladder in ladders if len(ladder) > 1 and job.name not in fixed
+            for job, ladder in ladders
+            if len(ladder) > 1 and job.name not in fixed
         ]
         heapify(heap)
         while heap and free > 0:
@@ -165,7 +188,7 @@ class Elastic(Policy):
         at = 0
         while at + 1 < len(points):
             n0, r0 = points[at]
-            slope, at = max(((r - r0) / (n - n0), -i) for i, (n, r) in enumerate(points[at + 1:], at + 1))
+            slope, at = max(((r - r0) / (n - n0), -i) for i, (n, r) in enumerate(points[at + 1 :], at + 1))
             at = -at
             if slope <= 0 or (len(ladder) > 1 and slope / base < self.floor):
                 break
@@ -173,7 +196,9 @@ class Elastic(Policy):
         return ladder
 
     def _value(self, job: Active, left: float) -> float:
-        """What its end is worth, against the work that it will really take: 1 without knowledge of early ends."""
+        """What its end is worth, against the work that it will really take: 1 without knowledge of early
+        ends.
+        """
         ends = job.job.ends
         if not self.knows_ends or ends is None:
             return 1.0

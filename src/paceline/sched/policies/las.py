@@ -1,8 +1,8 @@
 """Least attained service in a few levels, as Tiresias (NSDI 2019) discretises it.
 
-A job enters the first level; once its device-seconds pass a threshold it falls to the next, behind those already there. Higher levels
-run first, inside a level first come, first served. Rounds of a minute and one threshold at 16 device-hours are what the simulator of the
-Pollux artifact uses.
+A job enters the first level; once its device-seconds pass a threshold it falls to the next, behind those
+already there. Higher levels run first, inside a level first come, first served. Rounds of a minute and one
+threshold at 16 device-hours are what the simulator of the Pollux artifact uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ class Las(Ordered):
     placement = "widest"
 
     def __init__(
-        self, *, thresholds: Sequence[float] = (16 * 3600.0,), interval_s: float = 60.0, quotas: Mapping[str, int] | None = None,
+        self,
+        *,
+        thresholds: Sequence[float] = (16 * 3600.0,),
+        interval_s: float = 60.0,
+        quotas: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(quotas=quotas)
         #: device-seconds
@@ -85,4 +89,3 @@ class Las(Ordered):
 
     def wake_s(self, state: State) -> float:
         return self._crossings[0][0] if self._crossings else math.inf
-

@@ -1,4 +1,6 @@
-"""Optimus (EuroSys 2018): one device for each job, then each further one to the job whose remaining time it shortens most."""
+"""Optimus (EuroSys 2018): one device for each job, then each further one to the job whose remaining time it
+shortens most.
+"""
 
 from __future__ import annotations
 

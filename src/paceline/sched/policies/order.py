@@ -1,4 +1,6 @@
-"""Policies that rank jobs and run those of the best rank at the size they ask for: FIFO, shortest job, shortest remaining time or service."""
+"""Policies that rank jobs and run those of the best rank at the size they ask for: FIFO, shortest job,
+shortest remaining time or service.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ STILL, SHIFTS, DRIFTS = "still", "shifts", "drifts"
 
 
 class Ordered(Policy):
-    """Runs jobs in order of rank as far as devices go. A waiting job's rank does not change, so that queues stay sorted.
+    """Runs jobs in order of rank as far as devices go. A waiting job's rank does not change, so that queues
+    stay sorted.
 
-    Waiting jobs stand in one sorted queue for each size: a size that no longer fits is skipped whole (`backfills`) or ends the search.
+    Waiting jobs stand in one sorted queue for each size: a size that no longer fits is skipped whole
+    (`backfills`) or ends the search.
     """
 
     #: whether waiting jobs of a better rank stop running ones
@@ -80,7 +84,11 @@ class Ordered(Policy):
 
     def _hold(self, job: Active, now_s: float) -> None:
         priority, rank, index = self.key(job, now_s)
-        key = self._held_keys[job.name] = (priority, rank + now_s if self.held_ranks == SHIFTS else rank, index)
+        key = self._held_keys[job.name] = (
+            priority,
+            rank + now_s if self.held_ranks == SHIFTS else rank,
+            index,
+        )
         insort(self._held, (key, job))
 
     def _drop(self, job: Active) -> None:
@@ -101,7 +109,9 @@ class Ordered(Policy):
             state.start(job, job.job.devices, self.why(job), kind)
 
     def _choose(self, state: State) -> tuple[list[tuple[Active, str]], list[Active]]:
-        """Walks running and waiting jobs in order of rank and gives out devices; what was running and got none is to be stopped."""
+        """Walks running and waiting jobs in order of rank and gives out devices; what was running and got
+        none is to be stopped.
+        """
         free = state.nodes.free_total
         held = self._held
         fits = max(free.values()) >= min(size for size, _ in self._queues)
@@ -110,7 +120,12 @@ class Ordered(Policy):
         if self.held_ranks == DRIFTS:
             self._held = held = sorted((self.key(job, state.now_s), job) for job in state.running.values())
             self._held_keys = {job.name: key for key, job in held}
-        if not fits and held and min(queue[0][0] for queue in self._queues.values()) > self._as_waiting(held[-1][0], state.now_s):
+        if (
+            not fits
+            and held
+            and min(queue[0][0] for queue in self._queues.values())
+            > self._as_waiting(held[-1][0], state.now_s)
+        ):
             return [], []  # all that wait rank behind all that run
         return self._walk(state, dict(state.nodes.total), held)
 
@@ -121,9 +136,16 @@ class Ordered(Policy):
         return (key[0], key[1] + now_s, key[2]) if self.held_ranks == SHIFTS else key
 
     def _skip(
-        self, state: State, budget: dict[str, int], held: list[Item], heads: list[tuple[Key, int, tuple[int, str]]], starts: list[tuple[Active, str]],
+        self,
+        state: State,
+        budget: dict[str, int],
+        held: list[Item],
+        heads: list[tuple[Key, int, tuple[int, str]]],
+        starts: list[tuple[Active, str]],
     ) -> int:
-        """The first part of a walk without its steps: up to the running job that no longer fits, room is a difference of sums."""
+        """The first part of a walk without its steps: up to the running job that no longer fits, room is a
+        difference of sums.
+        """
         kind = state.kinds[0]
         sums = list(accumulate([job.devices for _, job in held], initial=0))
         whole, started = budget[kind], 0
@@ -141,13 +163,17 @@ class Ordered(Policy):
             starts.append((self._queues[name][place][1], kind))
             started += name[0]
             if place + 1 < len(self._queues[name]):
-                heapreplace(heads, (self._as_held(self._queues[name][place + 1][0], state.now_s), place + 1, name))
+                heapreplace(
+                    heads, (self._as_held(self._queues[name][place + 1][0], state.now_s), place + 1, name)
+                )
             else:
                 heappop(heads)
         budget[kind] = whole - sums[fails] - started
         return fails
 
-    def _walk(self, state: State, budget: dict[str, int], held: list[Item]) -> tuple[list[tuple[Active, str]], list[Active]]:
+    def _walk(
+        self, state: State, budget: dict[str, int], held: list[Item]
+    ) -> tuple[list[tuple[Active, str]], list[Active]]:
         now, queues, quotas = state.now_s, self._queues, self.quotas
         used = _used(state) if quotas and not held else {}
         starts: list[tuple[Active, str]] = []
@@ -249,7 +275,13 @@ class Srsf(Srtf):
 
 
 def asked_s(job: Active, now_s: float) -> float:
-    """Seconds to success at the size that a job has, or asks for; what is left of its restart, or the one it needs, among them."""
+    """Seconds to success at the size that a job has, or asks for; what is left of its restart, or the one it
+    needs, among them.
+    """
     if job.status == RUNNING:
         return job.left_at(now_s) / job.rate + max(0.0, job.ready_s - now_s) if job.rate else math.inf
-    return job.job.restart_s + job.owes_s + job.job.speed.seconds(job.left_at(now_s), job.phase, job.job.devices, job.job.devices, False)
+    return (
+        job.job.restart_s
+        + job.owes_s
+        + job.job.speed.seconds(job.left_at(now_s), job.phase, job.job.devices, job.job.devices, False)
+    )

@@ -29,7 +29,8 @@ class Float32(Scheme):
 
     def decode_work(self, shape: Shape, world: int) -> Work:
         n = numel(shape)
-        return Work(flops=n, read_bytes=4 * n, written_bytes=4 * n, passes=1)  # the division by the number of ranks
+        # the division by the number of ranks
+        return Work(flops=n, read_bytes=4 * n, written_bytes=4 * n, passes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,9 @@ class Float16(_Half):
 
     name: ClassVar[str] = "fp16"
     title: ClassVar[str] = "float16 all-reduce"
-    accuracy: ClassVar[str] = "none seen with loss scaling; without it small gradients vanish and large sums overflow"
+    accuracy: ClassVar[str] = (
+        "none seen with loss scaling; without it small gradients vanish and large sums overflow"
+    )
     evidence: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, ICLR 2018"
 
 

@@ -45,7 +45,8 @@ class QSGD(Scheme):
         return full * (4 + self.bucket * self.bits // 8) + (4 + bytes_of(rest * self.bits) if rest else 0)
 
     def encode_work(self, shape: Shape) -> Work:
-        return self.per_element(shape, 25, 8, 0, 2)  # the second reading of a bucket comes from a cache on CPUs
+        # the second reading of a bucket comes from a cache on CPUs
+        return self.per_element(shape, 25, 8, 0, 2)
 
     def decode_work(self, shape: Shape, world: int) -> Work:
         return self.added_up(shape, world, 6)

@@ -1,7 +1,9 @@
-"""What a compression scheme is: its settings, its bytes on the wire, the work of its encoder, and who trains with it.
+"""What a compression scheme is: its settings, its bytes on the wire, the work of its encoder, and who trains
+with it.
 
-A scheme is one file: a frozen dataclass with these methods, and `register`. Nothing here imports torch; `encoder`
-names the class that does the work (`paceline.train.compress`), and is imported when something is trained.
+A scheme is one file: a frozen dataclass with these methods, and `register`. Nothing here imports torch;
+`encoder` names the class that does the work (`paceline.train.compress`), and is imported when something is
+trained.
 """
 
 from __future__ import annotations
@@ -36,13 +38,17 @@ class Exchange:
         return "all_gather" if self.op == "gather" else "all_reduce"
 
     def sent_bytes(self, world: int) -> float:
-        """What one of `world` ranks sends in a ring: all of the others' for a gather, 2 (n-1)/n for a reduction."""
+        """What one of `world` ranks sends in a ring: all of the others' for a gather, 2 (n-1)/n for a
+        reduction.
+        """
         return self.bytes * (world - 1) * (1.0 if self.op == "gather" else 2.0 / world)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What encoding or decoding one gradient takes of a device: arithmetic, and memory traffic of fused kernels."""
+    """What encoding or decoding one gradient takes of a device: arithmetic, and memory traffic of fused
+    kernels.
+    """
 
     flops: float
     read_bytes: float
@@ -94,7 +100,9 @@ class Scheme(ABC):
     # -- bytes -------------------------------------------------------------------------------------
 
     def payload_bytes(self, shape: Shape, step: int) -> int:
-        """Bytes one rank contributes for a float32 gradient in a step, what is agreed on first not counted."""
+        """Bytes one rank contributes for a float32 gradient in a step, what is agreed on first not
+        counted.
+        """
         raise TypeError(f"compression {self.name!r} does not say its payload_bytes")
 
     def shared_bytes(self, shape: Shape) -> int:
@@ -122,7 +130,12 @@ class Scheme(ABC):
     def per_element(self, shape: Shape, flops: float, read: float, written: float, passes: int) -> Work:
         """Work of an encoder by element: arithmetic, and bytes read and written besides the payload."""
         n, payload = numel(shape), self.payload_bytes(shape, LATE)
-        return Work(flops=flops * n, read_bytes=read * n, written_bytes=written * n + (payload if passes else 0), passes=passes)
+        return Work(
+            flops=flops * n,
+            read_bytes=read * n,
+            written_bytes=written * n + (payload if passes else 0),
+            passes=passes,
+        )
 
     def added_up(self, shape: Shape, world: int, flops: float) -> Work:
         """Work of a decoder that adds up, in one pass, `flops` an element for each payload that arrives."""
@@ -138,7 +151,11 @@ class Scheme(ABC):
 
     def __str__(self) -> str:
         """As `parse` reads it: settings that are not the defaults."""
-        changed = [f"{f.name}={_text(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default]
+        changed = [
+            f"{f.name}={_text(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
@@ -175,7 +192,9 @@ def parse(text: str) -> Scheme:
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, sep, value = part.partition("=")
         if not sep:
-            raise SpecError(f"compression {text!r}: {part!r} is not setting=value; write for example dgc:ratio=0.01")
+            raise SpecError(
+                f"compression {text!r}: {part!r} is not setting=value; write for example dgc:ratio=0.01"
+            )
         given[key.strip()] = value.strip()
     return from_dict({"name": name.strip(), **given})
 

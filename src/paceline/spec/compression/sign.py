@@ -17,7 +17,9 @@ class SignSGD(Scheme):
     title: ClassVar[str] = "signSGD, majority vote"
     accuracy: ClassVar[str] = "biased: it may not converge to the optimum; onebit, with error feedback, does"
     evidence: ClassVar[str] = (
-        "Bernstein et al., signSGD with Majority Vote, ICLR 2019 (ResNet-50); Karimireddy et al., ICML 2019 (counter-examples)")
+        "Bernstein et al., signSGD with Majority Vote, ICLR 2019 (ResNet-50); Karimireddy et al., ICML 2019"
+        " (counter-examples)"
+    )
     encoder: ClassVar[str] = "paceline.train.compress.sign:SignSGD"
     #: multiply the vote by the mean over ranks of the mean magnitude, so that the learning rate of SGD serves
     #: (Karimireddy et al.); otherwise each element is -1, 0 or 1 (Bernstein et al.), for a much lower rate
@@ -36,13 +38,19 @@ class SignSGD(Scheme):
 @register
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneBit(Scheme):
-    """The sign of each element, decoded as the mean of its side; the error is kept and added to the next gradient."""
+    """The sign of each element, decoded as the mean of its side; the error is kept and added to the next
+    gradient.
+    """
 
     name: ClassVar[str] = "onebit"
     title: ClassVar[str] = "1-bit SGD, error feedback"
-    accuracy: ClassVar[str] = "small: what is lost in a step is sent later; the first steps are best taken in full"
+    accuracy: ClassVar[str] = (
+        "small: what is lost in a step is sent later; the first steps are best taken in full"
+    )
     evidence: ClassVar[str] = (
-        "Seide et al., 1-Bit SGD, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019")
+        "Seide et al., 1-Bit SGD, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML"
+        " 2019"
+    )
     encoder: ClassVar[str] = "paceline.train.compress.sign:OneBit"
 
     @property

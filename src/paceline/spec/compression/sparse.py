@@ -1,7 +1,9 @@
-"""A fixed share of the elements of each tensor: the largest, random ones, or the largest of accumulated momentum.
+"""A fixed share of the elements of each tensor: the largest, random ones, or the largest of accumulated
+momentum.
 
-Sorted indices travel in Elias-Fano code: the low l = floor(log2(n / k)) bits of each as they are, the rest in unary as
-one bit per index and one per possible value: about 2 + log2(n / k) bits per index, and a size that depends on n and k alone.
+Sorted indices travel in Elias-Fano code: the low l = floor(log2(n / k)) bits of each as they are, the rest in
+unary as one bit per index and one per possible value: about 2 + log2(n / k) bits per index, and a size that
+depends on n and k alone.
 """
 
 from __future__ import annotations
@@ -76,8 +78,12 @@ class TopK(_Indexed):
     name: ClassVar[str] = "topk"
     title: ClassVar[str] = "top-k"
     accuracy: ClassVar[str] = (
-        "small at 1 % with error feedback, no loss of BLEU seen; momentum comes late, which costs where it is large")
-    evidence: ClassVar[str] = "Aji and Heafield, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
+        "small at 1 % with error feedback, no loss of BLEU seen; momentum comes late, which costs where it is"
+        " large"
+    )
+    evidence: ClassVar[str] = (
+        "Aji and Heafield, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
+    )
     encoder: ClassVar[str] = "paceline.train.compress.sparse:TopK"
     feedback: bool = True
 
@@ -123,9 +129,13 @@ class DGC(_Indexed):
     name: ClassVar[str] = "dgc"
     title: ClassVar[str] = "Deep Gradient Compression"
     accuracy: ClassVar[str] = (
-        "none on ResNet-50 up to 32 workers at 0.1 %, given momentum correction and warm-up; VGG-16 loses 1.7 points on 256")
+        "none on ResNet-50 up to 32 workers at 0.1 %, given momentum correction and warm-up; VGG-16 loses 1.7"
+        " points on 256"
+    )
     evidence: ClassVar[str] = (
-        "Lin et al., Deep Gradient Compression, ICLR 2018; the authors' repository synxlin/deep-gradient-compression")
+        "Lin et al., Deep Gradient Compression, ICLR 2018; the authors' repository"
+        " synxlin/deep-gradient-compression"
+    )
     encoder: ClassVar[str] = "paceline.train.compress.sparse:DGC"
     ratio: float = 0.001
     #: momentum correction: the optimizer's momentum, applied before selection (the optimizer then uses none)
@@ -135,7 +145,8 @@ class DGC(_Indexed):
     masking: bool = True
     #: each rank clips a tensor's gradient to this norm over the square root of the number of ranks; 0: not
     clip_norm: float = 0.0
-    #: steps over which the share falls from `warmup_ratio` to `ratio`, in `warmup_stages` geometric stages; 0: none
+    #: steps over which the share falls from `warmup_ratio` to `ratio`, in `warmup_stages` geometric stages;
+    #: 0: none
     warmup_steps: int = 0
     warmup_ratio: float = 0.25
     warmup_stages: int = 4

@@ -20,7 +20,8 @@ class TernGrad(Scheme):
     name: ClassVar[str] = "terngrad"
     title: ClassVar[str] = "TernGrad, 1.6 bit"
     accuracy: ClassVar[str] = (
-        "none on AlexNet, below 2 points on average on GoogLeNet; without clipping AlexNet loses 2.7 points")
+        "none on AlexNet, below 2 points on average on GoogLeNet; without clipping AlexNet loses 2.7 points"
+    )
     evidence: ClassVar[str] = "Wen et al., TernGrad, NIPS 2017 (ImageNet and CIFAR-10, 2 to 16 workers)"
     encoder: ClassVar[str] = "paceline.train.compress.terngrad:TernGrad"
     #: gradients are clipped at so many standard deviations of their tensor; 0: not

@@ -1,7 +1,7 @@
 """Pipeline schedules, one file for each family: what each rank of a pipeline runs, in order.
 
-The same lists that the classes of `torch.distributed.pipelining` hold (a test compares them), written out here so that
-a prediction needs no torch. `register` adds one of your own.
+The same lists that the classes of `torch.distributed.pipelining` hold (a test compares them), written out
+here so that a prediction needs no torch. `register` adds one of your own.
 """
 
 from __future__ import annotations

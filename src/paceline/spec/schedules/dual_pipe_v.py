@@ -1,4 +1,6 @@
-"""DualPipeV: two chunks on each rank; in the middle each forward pass is paired with the backward pass of another micro-batch."""
+"""DualPipeV: two chunks on each rank; in the middle each forward pass is paired with the backward pass of
+another micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class DualPipeV(Schedule):
     def actions(self, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> Iterable[Action]:
         least = self.least_micro_batches(pp, vpp, in_torch=False)
         if micro_batches < least:
-            raise PlanError(f"dualpipev needs at least 2 x pp {pp} = {least} micro-batches, but there are {micro_batches}")
+            raise PlanError(
+                f"dualpipev needs at least 2 x pp {pp} = {least} micro-batches, but there are {micro_batches}"
+            )
         return _Dual(rank, pp, micro_batches).actions()
 
     def least_micro_batches(self, pp: int, vpp: int, in_torch: bool) -> int:

@@ -30,7 +30,9 @@ class LoopedBFS(Schedule):
     def actions(self, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> Iterator[Action]:
         chunks = self.chunks_of(rank, pp, vpp)
         yield from (Action(chunk, "F", i) for chunk in chunks for i in range(micro_batches))
-        yield from (Action(chunk, "B", i) for chunk in reversed(chunks) for i in reversed(range(micro_batches)))
+        yield from (
+            Action(chunk, "B", i) for chunk in reversed(chunks) for i in reversed(range(micro_batches))
+        )
 
     def after_first_gradient(self, pp: int, micro_batches: int, vpp: int) -> int:
         return 1 + (vpp - 1) * micro_batches

@@ -22,7 +22,12 @@ class OneForwardOneBackward(Schedule):
         each, chunks = round_of(micro_batches, pp), self.chunks_of(rank, pp, vpp)
         rounds = [range(start, min(start + each, micro_batches)) for start in range(0, micro_batches, each)]
         ahead = [Action(chunk, "F", i) for batch in rounds for chunk in chunks for i in batch]
-        undo = [Action(chunk, "I" if self.splits else "B", i) for batch in rounds for chunk in reversed(chunks) for i in batch]
+        undo = [
+            Action(chunk, "I" if self.splits else "B", i)
+            for batch in rounds
+            for chunk in reversed(chunks)
+            for i in batch
+        ]
         warm = min(self._warm(pp - 1 - rank, each, vpp), len(ahead))
         yield from ahead[:warm]
         for i, action in enumerate(undo):
@@ -81,7 +86,8 @@ class ZeroBubbleH1(OneForwardOneBackward):
         return 1
 
     def in_flight(self, rank: int, pp: int, micro_batches: int, vpp: int) -> float:
-        return float(min(micro_batches, pp))  # as many weight gradients are put off as there are ranks before this one
+        # as many weight gradients are put off as there are ranks before this one
+        return float(min(micro_batches, pp))
 
     def put_off(self, micro_batches: int, ahead: int) -> int:
         return min(micro_batches, ahead + 1)

@@ -1,4 +1,6 @@
-"""What a pipeline schedule is: what each rank runs, in order, and the few facts about it that plans and search need."""
+"""What a pipeline schedule is: what each rank runs, in order, and the few facts about it that plans and
+search need.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ SCHEDULES: dict[str, Schedule] = {}
 class Action(NamedTuple):
     """One pass of one micro-batch through one chunk.
 
-    Kinds are those of torch: F forward, B backward, and, where a schedule puts weight gradients off, I for the
-    gradients of inputs and W for those of weights.
+    Kinds are those of torch: F forward, B backward, and, where a schedule puts weight gradients off, I for
+    the gradients of inputs and W for those of weights.
     """
 
     chunk: int
@@ -33,10 +35,11 @@ class Action(NamedTuple):
 
 
 class Schedule(ABC):
-    """The order in which the ranks of a pipeline run passes. A schedule is one file: this class, and `register`.
+    """The order in which the ranks of a pipeline run passes. A schedule is one file: this class, and
+    `register`.
 
-    Chunks are numbered along the model. Rank r holds r, r + pp, r + 2 pp, ...; in schedules shaped like a V, r and
-    2 pp - 1 - r, so that the first rank has both ends of the model.
+    Chunks are numbered along the model. Rank r holds r, r + pp, r + 2 pp, ...; in schedules shaped like a V,
+    r and 2 pp - 1 - r, so that the first rank has both ends of the model.
     """
 
     #: the word of a plan
@@ -63,11 +66,14 @@ class Schedule(ABC):
         return 1
 
     def in_flight(self, rank: int, pp: int, micro_batches: int, vpp: int) -> float | None:
-        """Micro-batches whose activations a rank holds at once, where there is a formula; None: count along `actions`."""
+        """Micro-batches whose activations a rank holds at once, where there is a formula; None: count along
+        `actions`.
+        """
         return None
 
     def put_off(self, micro_batches: int, ahead: int) -> int | None:
-        """Micro-batches whose weight gradients a rank with so many ranks ahead of it puts off; None: not known.
+        """Micro-batches whose weight gradients a rank with so many ranks ahead of it puts off; None: not
+        known.
 
         Only lower bounds of the search ask, which hold without an answer.
         """

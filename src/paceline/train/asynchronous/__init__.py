@@ -1,4 +1,5 @@
-"""Training in which workers do not wait for each other, or not for all: parameter servers, elastic averaging, Hogwild, gossip.
+"""Training in which workers do not wait for each other, or not for all: parameter servers, elastic averaging,
+Hogwild, gossip.
 
     model, optimizer = strategies()["ps-async"](model, optimizer, servers=2)
     for x, y in loader:
@@ -24,7 +25,9 @@ NAMES = ("ps-async", "ps-sync", "ps-bounded", "ps-backup", "easgd", "easgd-sync"
 
 
 def strategies() -> dict[str, Factory]:
-    """Every strategy by name; each takes the model, the optimizer and keyword options, and returns both ready for the loop."""
+    """Every strategy by name; each takes the model, the optimizer and keyword options, and returns both ready
+    for the loop.
+    """
     from paceline.train.asynchronous import wrap
 
     return wrap.FACTORIES

@@ -35,7 +35,8 @@ class Exchange:
     up_bytes: int
     down_bytes: int
     round_s: float
-    #: of the slowest server: receiving the update, applying it, sending parameters, waiting for turns and others
+    #: of the slowest server: receiving the update, applying it, sending parameters, waiting for turns and
+    #: others
     up_s: float
     update_s: float
     down_s: float
@@ -59,11 +60,21 @@ class Joined(Protocol):
 class Client:
     """Connections of one worker to the servers that share the model; `sizes` are the elements on each."""
 
-    def __init__(self, rendezvous: Rendezvous, sizes: Sequence[int], *, up: str = "none", down: str = "none", retry_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        sizes: Sequence[int],
+        *,
+        up: str = "none",
+        down: str = "none",
+        retry_s: float = 60.0,
+    ) -> None:
         self.rendezvous, self.sizes, self.retry_s = rendezvous, list(sizes), retry_s
         self._store = rendezvous.store()
         self.worker = self._store.add("workers", 1) - 1
-        self._links = [_Link(rendezvous, server, self.worker, up, down, retry_s) for server in range(len(self.sizes))]
+        self._links = [
+            _Link(rendezvous, server, self.worker, up, down, retry_s) for server in range(len(self.sizes))
+        ]
         self._pool = ThreadPoolExecutor(max_workers=len(self.sizes), thread_name_prefix="server")
         self._sequence = 0
         self._begun: dict[int, tuple[float, Future[tuple[Tensor, Answer, float]]]] = {}
@@ -77,7 +88,9 @@ class Client:
         """What each server's optimizer keeps of each of its parts."""
         self._between_steps()
         nothing = torch.empty(0, dtype=torch.uint8)
-        return [unpacked(raw) for raw in self._pool.map(lambda link: link.ask(wire.STATE, nothing), self._links)]
+        return [
+            unpacked(raw) for raw in self._pool.map(lambda link: link.ask(wire.STATE, nothing), self._links)
+        ]
 
     def load(self, kept: Kept) -> None:
         """Has each server's optimizer go on from this."""
@@ -86,10 +99,13 @@ class Client:
 
     def _between_steps(self) -> None:
         if self._begun:
-            raise RunError("the optimizer's state is asked for between backward() and step(), which overlap has begun already; ask after step()")
+            raise RunError(
+                "the optimizer's state is asked for between backward() and step(), which overlap has begun"
+                " already; ask after step()"
+            )
 
     def exchange(
-        self, update: Tensor, *, fetch: bool = True, options: Options | None = None,
+        self, update: Tensor, *, fetch: bool = True, options: Options | None = None
     ) -> tuple[Tensor | None, Exchange]:
         """Pushes an update that was computed under these options; new parameters (or moves) where wanted."""
         for server, piece in enumerate(update.split(self.sizes)):
@@ -98,7 +114,7 @@ class Client:
         return values, replace(exchange, leads=(), lead_s=0.0)
 
     def begin(
-        self, server: int, piece: Tensor, *, fetch: bool = True, options: Options | None = None,
+        self, server: int, piece: Tensor, *, fetch: bool = True, options: Options | None = None
     ) -> None:
         """Pushes the part of one server, and returns at once; all parts of an update have the same number."""
         if not self._begun:
@@ -113,13 +129,24 @@ class Client:
         answers = [future.result() for _, future in begun]
         round_s = time.perf_counter() - start
         leads = tuple(max(0.0, start - at) for at, _ in begun)
-        slowest = max(range(len(answers)), key=lambda i: answers[i][1].receive_s + answers[i][1].update_s + answers[i][2] - leads[i])
+        slowest = max(
+            range(len(answers)),
+            key=lambda i: answers[i][1].receive_s + answers[i][1].update_s + answers[i][2] - leads[i],
+        )
         heads = [answer[1] for answer in answers]
         return torch.cat([answer[0] for answer in answers]) if answers[0][0].numel() else None, Exchange(
-            staleness=max(head.staleness for head in heads), version=min(head.version for head in heads), outcome=max(head.outcome for head in heads),
-            up_bytes=sum(link.sent for link in self._links), down_bytes=sum(head.payload_bytes for head in heads), round_s=round_s,
-            up_s=heads[slowest].receive_s, update_s=heads[slowest].update_s, down_s=answers[slowest][2], waited_s=heads[slowest].waited_s,
-            leads=leads, lead_s=leads[slowest],
+            staleness=max(head.staleness for head in heads),
+            version=min(head.version for head in heads),
+            outcome=max(head.outcome for head in heads),
+            up_bytes=sum(link.sent for link in self._links),
+            down_bytes=sum(head.payload_bytes for head in heads),
+            round_s=round_s,
+            up_s=heads[slowest].receive_s,
+            update_s=heads[slowest].update_s,
+            down_s=answers[slowest][2],
+            waited_s=heads[slowest].waited_s,
+            leads=leads,
+            lead_s=leads[slowest],
         )
 
     def leave(self) -> None:
@@ -135,11 +162,15 @@ class Client:
 class _Link:
     """One worker to one server."""
 
-    def __init__(self, rendezvous: Rendezvous, server: int, worker: int, up: str, down: str, retry_s: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, server: int, worker: int, up: str, down: str, retry_s: float
+    ) -> None:
         self._where, self._server, self._worker, self._retry_s = rendezvous, server, worker, retry_s
         self._up, self._down = codec(up), codec(down)
         if not self._down.down:
-            raise RunError(f"codec {down!r} leaves elements out; parameters can be sent with none, fp16, bf16 or int8")
+            raise RunError(
+                f"codec {down!r} leaves elements out; parameters can be sent with none, fp16, bf16 or int8"
+            )
         self._store: RunStore | None = None
         self._pair: Pair | None = None
         #: options that the server has been told on this connection, as JSON
@@ -156,21 +187,33 @@ class _Link:
         """The bytes that the server answers to a question that is no update."""
 
         def exchange(pair: Pair) -> Tensor:
-            pair.send(Ask(kind=kind, worker=self._worker, sequence=0, base=0, payload_bytes=payload.numel()).pack())
+            pair.send(
+                Ask(kind=kind, worker=self._worker, sequence=0, base=0, payload_bytes=payload.numel()).pack()
+            )
             if payload.numel():
                 pair.send(payload)
             answer = Answer.unpack(pair.receive_header())
-            return pair.receive_bytes(answer.payload_bytes) if answer.payload_bytes else torch.empty(0, dtype=torch.uint8)
+            return (
+                pair.receive_bytes(answer.payload_bytes)
+                if answer.payload_bytes
+                else torch.empty(0, dtype=torch.uint8)
+            )
 
         return self._until_done(exchange)
 
     def push(
-        self, update: Tensor, sequence: int, fetch: bool, options: Options | None,
+        self, update: Tensor, sequence: int, fetch: bool, options: Options | None
     ) -> tuple[Tensor, Answer, float]:
         payload = self._up.encode(update)
         self.sent = payload.numel()
-        ask = Ask(kind=wire.PUSH, worker=self._worker, sequence=sequence, base=self._version,
-                  payload_bytes=payload.numel(), fetch=fetch)
+        ask = Ask(
+            kind=wire.PUSH,
+            worker=self._worker,
+            sequence=sequence,
+            base=self._version,
+            payload_bytes=payload.numel(),
+            fetch=fetch,
+        )
         text = b"" if options is None else json.dumps(options).encode()
 
         def exchange(pair: Pair) -> tuple[Tensor, Answer, float]:
@@ -185,7 +228,9 @@ class _Link:
     def leave(self) -> None:
         if self._pair is not None:
             with contextlib.suppress(Lost):  # the server went first
-                self._pair.send(Ask(kind=wire.LEAVE, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
+                self._pair.send(
+                    Ask(kind=wire.LEAVE, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack()
+                )
             self._pair = None
 
     def _until_done(self, exchange: Callable[[Pair], T]) -> T:
@@ -201,7 +246,10 @@ class _Link:
                 self._pair = None
                 self._raise_failure()
                 if time.monotonic() > deadline:
-                    raise RunError(f"server {self._server} is gone and did not come back within {self._retry_s:g} s: {str(error)[:120]}") from None
+                    raise RunError(
+                        f"server {self._server} is gone and did not come back within {self._retry_s:g} s:"
+                        f" {str(error)[:120]}"
+                    ) from None
                 time.sleep(0.05)
 
     def _connect(self) -> tuple[Tensor, Answer, float]:

@@ -1,7 +1,7 @@
 """Fewer bytes between workers and servers: what a payload looks like on the wire, each way.
 
-Up, a codec may keep what it left out and add it to the next gradient (error feedback): such state is the worker's own.
-Down, parameters are sent whole or rounded: a worker that missed an update must not drift.
+Up, a codec may keep what it left out and add it to the next gradient (error feedback): such state is the
+worker's own. Down, parameters are sent whole or rounded: a worker that missed an update must not drift.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Int8(Codec):
 
 
 class Largest(Codec):
-    """The largest share of elements by magnitude, as indices and values; what is left out is added to the next gradient."""
+    """The largest share of elements by magnitude, as indices and values; what is left out is added to the
+    next gradient.
+    """
 
     down = False
 

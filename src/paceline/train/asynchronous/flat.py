@@ -23,8 +23,10 @@ def plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [plain(name, item) for item in value]
-    raise SpecError(f"option {name!r} of the optimizer is of type {type(value).__name__}; "
-                    "servers take numbers, words and lists of them")
+    raise SpecError(
+        f"option {name!r} of the optimizer is of type {type(value).__name__}; "
+        "servers take numbers, words and lists of them"
+    )
 
 
 class Flat:
@@ -42,8 +44,10 @@ class Flat:
 
     def options(self) -> list[dict[str, Any]]:
         """Of each parameter group, those that it had at the start, as schedulers have them now."""
-        return [{name: plain(name, group[name]) for name in names}
-                for group, names in zip(self._optimizer.param_groups, self._names, strict=True)]
+        return [
+            {name: plain(name, group[name]) for name in names}
+            for group, names in zip(self._optimizer.param_groups, self._names, strict=True)
+        ]
 
     def values(self) -> Tensor:
         """Parameters now."""
@@ -83,9 +87,13 @@ class Flat:
             p.sub_(piece.view_as(p))
 
     def shards(self, servers: int) -> list[tuple[int, tuple[Part, ...]]]:
-        """For each server the elements it keeps and how they fall into parameter groups; sizes differ by one at most."""
+        """For each server the elements it keeps and how they fall into parameter groups; sizes differ by one
+        at most.
+        """
         if not 1 <= servers <= self.count:
-            raise SpecError(f"{self.count} parameters can be split over 1 to {self.count} servers, got {servers}")
+            raise SpecError(
+                f"{self.count} parameters can be split over 1 to {self.count} servers, got {servers}"
+            )
         sizes = [self.count // servers + (i < self.count % servers) for i in range(servers)]
         groups = [sum(p.numel() for p in group) for group in self._groups]
         return [(size, self._parts(groups, sum(sizes[:i]), size)) for i, size in enumerate(sizes)]

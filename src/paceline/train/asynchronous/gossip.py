@@ -1,7 +1,9 @@
-"""Gossip: no server; every worker steps on its own and averages with a neighbour at random (AD-PSGD, Lian et al. 2018).
+"""Gossip: no server; every worker steps on its own and averages with a neighbour at random (AD-PSGD, Lian et
+al. 2018).
 
-Each worker serves its own live parameters as a shard whose rule is to meet half way: both sides end at the mean. Whoever asks waits for
-an answer; whoever is asked does not notice but for the lock, so that nobody can wait in a circle.
+Each worker serves its own live parameters as a shard whose rule is to meet half way: both sides end at the
+mean. Whoever asks waits for an answer; whoever is asked does not notice but for the lock, so that nobody can
+wait in a circle.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ class GossipOptimizer(Distributed):
 
     def __init__(self, optimizer: torch.optim.Optimizer, peers: Peers, *, period: int, seed: int) -> None:
         super().__init__(optimizer, peers)
-        self._peers, self._period, self._steps, self._random = peers, period, 0, random.Random(f"{seed}/{peers.worker}")
+        self._peers, self._period, self._steps, self._random = (
+            peers,
+            period,
+            0,
+            random.Random(f"{seed}/{peers.worker}"),
+        )
         # what visitors see and move: a vector of its own, since autograd is using the parameters meanwhile
         self._open = self.flat.values()
         peers.attach(lambda: self._open.clone(), self._halve)
@@ -36,7 +43,8 @@ class GossipOptimizer(Distributed):
         self._open += 0.5 * (theirs - self._open)
 
     def _step(self) -> Exchange | None:
-        with self._peers.lock:  # the gradient is of older parameters, the step is taken from where visitors have moved them
+        # the gradient is of older parameters, the step is taken from where visitors have moved them
+        with self._peers.lock:
             self.flat.load(self._open)
             self.inner.step()
             self._open = mine = self.flat.values()
@@ -47,7 +55,8 @@ class GossipOptimizer(Distributed):
         theirs, exchange = self._peers.meet(self._random.choice(neighbours), mine.clone())
         if theirs is not None:
             with self._peers.lock:
-                # the neighbour moved by half the difference from `mine`; doing the same here keeps the sum of both
+                # the neighbour moved by half the difference from `mine`; doing the same here keeps the sum of
+                # both
                 self._open = self._open + 0.5 * (theirs - mine)
                 self.flat.load(self._open)
         return exchange
@@ -60,7 +69,12 @@ def check_period(period: int) -> None:
 
 
 def gossip(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, period: int = 1, workers: int | None = None, seed: int = 0,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    period: int = 1,
+    workers: int | None = None,
+    seed: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, GossipOptimizer]:
     """Every worker is a neighbour of every other; all start from the parameters of the first."""

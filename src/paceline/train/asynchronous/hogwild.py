@@ -1,7 +1,8 @@
-"""Hogwild: workers of one machine write to the same parameters in shared memory, without locks (Niu, Recht, Ré and Wright 2011).
+"""Hogwild: workers of one machine write to the same parameters in shared memory, without locks (Niu, Recht,
+Ré and Wright 2011).
 
-Updates of sparse gradients touch only the rows that occur. A dense gradient that is mostly zero is written where it is not.
-Lost updates are part of the method: with sparse ones collisions are rare.
+Updates of sparse gradients touch only the rows that occur. A dense gradient that is mostly zero is written
+where it is not. Lost updates are part of the method: with sparse ones collisions are rare.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ _SPARSE = 0.5
 
 
 class HogwildOptimizer(Wrapper):
-    """Steps on shared parameters. Plain SGD writes sparsely; any other optimizer steps as it does, with state of its own per worker."""
+    """Steps on shared parameters.
+
+    Plain SGD writes sparsely; any other optimizer steps as it does, with state of its own per worker.
+    """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, flat: Flat, file: SharedFile, store: RunStore, worker: int,
+        self, optimizer: torch.optim.Optimizer, flat: Flat, file: SharedFile, store: RunStore, worker: int
     ) -> None:
         super().__init__(optimizer, worker)
         self._flat, self._file, self._store = flat, file, store
@@ -38,7 +42,8 @@ class HogwildOptimizer(Wrapper):
     def _plain(self) -> bool:
         """Whether a step is the gradient times the learning rate now; schedulers may bring a momentum in."""
         return isinstance(self.inner, torch.optim.SGD) and not any(
-            group["momentum"] or group["weight_decay"] or group["maximize"] for group in self.param_groups)
+            group["momentum"] or group["weight_decay"] or group["maximize"] for group in self.param_groups
+        )
 
     def close(self) -> None:
         """Leaves the run with a copy of the parameters: those in memory are the others'."""
@@ -76,7 +81,10 @@ def _write(p: Tensor, gradient: Tensor, rate: float) -> None:
 
 
 def hogwild(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, workers: int | None = None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    workers: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, HogwildOptimizer]:
     """Maps the parameters of all workers of the run onto one file in memory."""
@@ -93,8 +101,10 @@ def hogwild(
         file = SharedFile.join(Path(store.get("memory").decode()))
         count = file.path.stat().st_size // 4
         if count != flat.count:
-            raise RunError(f"worker {worker} has {flat.count} parameters, the first one {count}; "
-                           "all workers train the same model")
+            raise RunError(
+                f"worker {worker} has {flat.count} parameters, the first one {count}; "
+                "all workers train the same model"
+            )
         shared = _mapped(file.path, flat.count)
     deadline = time.monotonic() + place.timeout_s
     mapped = store.add("mapped", 1)

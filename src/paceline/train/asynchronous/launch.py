@@ -1,4 +1,5 @@
-"""Workers and servers of one run on this machine: started, watched, ended. On many machines, start workers with torchrun.
+"""Workers and servers of one run on this machine: started, watched, ended. On many machines, start workers
+with torchrun.
 
     with Local(workers=4, servers=2) as run:
         run.start([sys.executable, "train.py"])
@@ -112,8 +113,13 @@ class _Run:
     def _start(self, number: int, trusted: Collection[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "paceline.train.asynchronous.server", str(number)]
         allowed = ",".join(filter(None, (os.environ.get(server.OPTIMIZERS), *sorted(trusted))))
-        told = {VARIABLE: str(self._place), server.RUN_NUMBER: str(self._place.number),
-                server.OPTIMIZERS: allowed, server.SCRATCH: str(self._scratch), "OMP_NUM_THREADS": "1"}
+        told = {
+            VARIABLE: str(self._place),
+            server.RUN_NUMBER: str(self._place.number),
+            server.OPTIMIZERS: allowed,
+            server.SCRATCH: str(self._scratch),
+            "OMP_NUM_THREADS": "1",
+        }
         return subprocess.Popen(command, env={**os.environ, **told})
 
     def left(self) -> bool:
@@ -179,7 +185,10 @@ def _end() -> None:
 
 
 class Local:
-    """A run on this machine. Workers may be added, killed and waited for; servers that die are started again."""
+    """A run on this machine.
+
+    Workers may be added, killed and waited for; servers that die are started again.
+    """
 
     def __init__(self, *, workers: int, servers: int = 1, checkpoint: Path | None = None) -> None:
         if workers < 1 or servers < 1:
@@ -195,7 +204,9 @@ class Local:
         self.supervisor = Supervisor(self.place)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in self.workers:
             if process.poll() is None:
                 process.kill()
@@ -207,22 +218,43 @@ class Local:
         """What a worker of this run finds in its environment."""
         extra = {"PACELINE_CHECKPOINT": str(self._checkpoint)} if self._checkpoint else {}
         return {
-            **os.environ, **extra, VARIABLE: str(self.place),
-            "PACELINE_WORKERS": str(self.count), "PACELINE_SERVERS": str(self.servers), "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **extra,
+            VARIABLE: str(self.place),
+            "PACELINE_WORKERS": str(self.count),
+            "PACELINE_SERVERS": str(self.servers),
+            "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, output: IO[bytes] | None = None) -> None:
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | None = None,
+    ) -> None:
         """Starts the workers."""
         for _ in range(self.count):
             self.add(command, environment=environment, output=output)
 
     def add(
-        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, output: IO[bytes] | None = None,
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Starts one more worker; it joins as soon as it is ready."""
-        variables = {**self.environment(), "PACELINE_WORKER": str(len(self.workers)), "RANK": str(len(self.workers)),
-                     "WORLD_SIZE": str(self.count), **(environment or {})}
-        process = subprocess.Popen(list(command), env=variables, stdout=output, stderr=subprocess.STDOUT if output else None)
+        variables = {
+            **self.environment(),
+            "PACELINE_WORKER": str(len(self.workers)),
+            "RANK": str(len(self.workers)),
+            "WORLD_SIZE": str(self.count),
+            **(environment or {}),
+        }
+        process = subprocess.Popen(
+            list(command), env=variables, stdout=output, stderr=subprocess.STDOUT if output else None
+        )
         self.workers.append(process)
         return process
 

@@ -56,8 +56,10 @@ def _next(trusted: str | None) -> Rendezvous:
     try:
         text = within(limit_s, lambda: store.get(key)).decode()
     except (RuntimeError, TimeoutError):
-        raise RunError(f"rank {rank}: rank 0 has not started this run within {limit_s:g} s; all ranks "
-                       "parallelize together, and rank 0 must be alive") from None
+        raise RunError(
+            f"rank {rank}: rank 0 has not started this run within {limit_s:g} s; all ranks "
+            "parallelize together, and rank 0 must be alive"
+        ) from None
     return Rendezvous.parse(text, number=number)
 
 
@@ -76,8 +78,10 @@ def _met_by() -> tuple[Any, int, float]:
         store = default_store()
         return store, dist.get_rank(), min(_PATIENCE_S, store.timeout.total_seconds())
     if "MASTER_ADDR" not in os.environ:
-        raise RunError("no run to join: start workers with `paceline train` or torchrun, "
-                       f"or set {VARIABLE}=HOST:PORT:RUN")
+        raise RunError(
+            "no run to join: start workers with `paceline train` or torchrun, "
+            f"or set {VARIABLE}=HOST:PORT:RUN"
+        )
     if not _torchrun:
         try:
             found, rank, _ = next(rendezvous_of_torch("env://", timeout=timedelta(seconds=_PATIENCE_S)))
@@ -95,6 +99,8 @@ def _host(store: Any) -> str:
     host = os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname()
     here, everywhere = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if here != everywhere and here is not None and ipaddress.ip_address(resolve(host)[1]).is_loopback:
-        raise RunError(f"{host!r} is a loopback address on rank 0's machine, which ranks of other machines cannot reach; "
-                       "set MASTER_ADDR to an address of its network")
+        raise RunError(
+            f"{host!r} is a loopback address on rank 0's machine, which ranks of other machines cannot reach;"
+            " set MASTER_ADDR to an address of its network"
+        )
     return host

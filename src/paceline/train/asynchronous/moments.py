@@ -1,4 +1,6 @@
-"""The optimizer's state between whole parameters, as a worker saves and loads it, and the parts that servers keep of it."""
+"""The optimizer's state between whole parameters, as a worker saves and loads it, and the parts that servers
+keep of it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ class _Overlap:
 
 def _overlaps(parameters: Sequence[Tensor], shards: Shards) -> Iterator[_Overlap]:
     """In the order of the parameters, which parts follow one after another."""
-    places = [(server, number, part.count) for server, (_, parts) in enumerate(shards) for number, part in enumerate(parts)]
+    places = [
+        (server, number, part.count)
+        for server, (_, parts) in enumerate(shards)
+        for number, part in enumerate(parts)
+    ]
     server, number, left = places.pop(0)
     size = left
     for parameter in parameters:
@@ -71,7 +77,9 @@ def whole(parameters: Sequence[Tensor], shards: Shards, kept: Kept) -> dict[Any,
     return state
 
 
-def divided(parameters: Sequence[Tensor], shards: Shards, state: Mapping[Any, Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+def divided(
+    parameters: Sequence[Tensor], shards: Shards, state: Mapping[Any, Mapping[str, Any]]
+) -> list[list[dict[str, Any]]]:
     """What each server is to keep, from state by parameter; zeros for parameters that have none."""
     kept: list[list[dict[str, Any]]] = [[{} for _ in parts] for _, parts in shards]
     for one in _overlaps(parameters, shards):

@@ -26,8 +26,10 @@ class Peers:
             self._store.put("start", start.float().numpy().tobytes())
         self._start = torch.frombuffer(bytearray(self._store.take("start")), dtype=torch.float32)
         if self._start.numel() != start.numel():
-            raise RunError(f"worker {self.worker} has {start.numel()} parameters, the first one "
-                           f"{self._start.numel()}; all workers train the same model")
+            raise RunError(
+                f"worker {self.worker} has {start.numel()} parameters, the first one "
+                f"{self._start.numel()}; all workers train the same model"
+            )
         self.lock = threading.RLock()
         self._read: Callable[[], Tensor] | None = None
         self._met: Callable[[Tensor], None] | None = None
@@ -42,7 +44,9 @@ class Peers:
         return self._start
 
     def attach(self, read: Callable[[], Tensor], met: Callable[[Tensor], None]) -> None:
-        """Opens the door: `read` gives the live parameters, `met` moves them towards a visitor's; both are called under the lock."""
+        """Opens the door: `read` gives the live parameters, `met` moves them towards a visitor's; both are
+        called under the lock.
+        """
         self._read, self._met = read, met
         self._store.set(f"life/{self.worker}", "1")
         self._door = threading.Thread(target=self._open, daemon=True)
@@ -57,7 +61,11 @@ class Peers:
         for n in range(known):
             if n not in self._gone and self._store.check([f"gone/{n}"]):
                 self._gone.add(n)
-        return [n for n in range(known) if n != self.worker and n not in self._gone and self._store.check([f"life/{n}"])]
+        return [
+            n
+            for n in range(known)
+            if n != self.worker and n not in self._gone and self._store.check([f"life/{n}"])
+        ]
 
     def meet(self, neighbour: int, mine: Tensor) -> tuple[Tensor | None, Exchange | None]:
         """Sends `mine`, gets the neighbour's as they were; None where it is gone."""
@@ -66,7 +74,11 @@ class Peers:
             if neighbour not in self._pairs:
                 self._pairs[neighbour] = wire.knock(self._where, self._store, neighbour, 1)
             pair, payload = self._pairs[neighbour], mine.contiguous().view(torch.uint8)
-            pair.send(Ask(kind=wire.PUSH, worker=self.worker, sequence=0, base=0, payload_bytes=payload.numel()).pack())
+            pair.send(
+                Ask(
+                    kind=wire.PUSH, worker=self.worker, sequence=0, base=0, payload_bytes=payload.numel()
+                ).pack()
+            )
             pair.send(payload)
             answer = Answer.unpack(pair.receive_header())
             if answer.payload_bytes == 0:  # it is leaving
@@ -79,8 +91,18 @@ class Peers:
             self._pairs.pop(neighbour, None)
             return None, None
         now = time.perf_counter()
-        return theirs, Exchange(staleness=0, version=answer.version, outcome=1, up_bytes=payload.numel(), down_bytes=answer.payload_bytes,
-                                round_s=now - start, up_s=answer.receive_s, update_s=answer.update_s, down_s=now - asked, waited_s=answer.waited_s)
+        return theirs, Exchange(
+            staleness=0,
+            version=answer.version,
+            outcome=1,
+            up_bytes=payload.numel(),
+            down_bytes=answer.payload_bytes,
+            round_s=now - start,
+            up_s=answer.receive_s,
+            update_s=answer.update_s,
+            down_s=now - asked,
+            waited_s=answer.waited_s,
+        )
 
     def leave(self) -> None:
         """Shuts the door; visitors that come now are turned away."""
@@ -88,7 +110,9 @@ class Peers:
         self._stop.set()
         for pair in self._pairs.values():
             try:
-                pair.send(Ask(kind=wire.LEAVE, worker=self.worker, sequence=0, base=0, payload_bytes=0).pack())
+                pair.send(
+                    Ask(kind=wire.LEAVE, worker=self.worker, sequence=0, base=0, payload_bytes=0).pack()
+                )
             except Lost:
                 continue
         self._pairs.clear()
@@ -108,7 +132,9 @@ class Peers:
         store, met = self._where.store(), 0
         while not self._closed.is_set():
             for number in range(met + 1, wire.knocked(store, self.worker, 1) + 1):
-                self._guests.append(thread := threading.Thread(target=self._receive, args=(number,), daemon=True))
+                self._guests.append(
+                    thread := threading.Thread(target=self._receive, args=(number,), daemon=True)
+                )
                 thread.start()
                 met = number
             time.sleep(0.01)
@@ -129,10 +155,20 @@ class Peers:
                     self._met(theirs)
                     self._versions += 1
                 payload = mine.view(torch.uint8)
-                pair.send(self._answer(payload.numel(), received - start, time.perf_counter() - received).pack())
+                pair.send(
+                    self._answer(payload.numel(), received - start, time.perf_counter() - received).pack()
+                )
                 pair.send(payload)
         except Lost:
             return
 
     def _answer(self, size: int, receive_s: float, update_s: float) -> Answer:
-        return Answer(version=self._versions, staleness=0, outcome=1, payload_bytes=size, receive_s=receive_s, update_s=update_s, waited_s=0.0)
+        return Answer(
+            version=self._versions,
+            staleness=0,
+            outcome=1,
+            payload_bytes=size,
+            receive_s=receive_s,
+            update_s=update_s,
+            waited_s=0.0,
+        )

@@ -14,12 +14,14 @@ RULES = ("gradient", "elastic")
 class Policy:
     """What a server does with an update.
 
-    Modes: `async` applies it at once; `sync` waits for all workers and applies the mean; `backup` waits for all but `backups` and drops
-    the late ones (Chen et al. 2016); `bounded` applies at once, but holds back a worker that is more than `staleness` updates ahead of
-    the slowest (stale synchronous parallel, Ho et al. 2013).
+    Modes: `async` applies it at once; `sync` waits for all workers and applies the mean; `backup` waits for
+    all but `backups` and drops the late ones (Chen et al. 2016); `bounded` applies at once, but holds back a
+    worker that is more than `staleness` updates ahead of the slowest (stale synchronous parallel, Ho et al.
+    2013).
 
-    Rules: `gradient` takes gradients through the optimizer; `elastic` takes a worker's parameters x, moves the centre c by
-    `elasticity` * (x - c) and returns that difference for the worker to move by (Zhang, Choromanska and LeCun 2015).
+    Rules: `gradient` takes gradients through the optimizer; `elastic` takes a worker's parameters x, moves
+    the centre c by `elasticity` * (x - c) and returns that difference for the worker to move by (Zhang,
+    Choromanska and LeCun 2015).
     """
 
     mode: str = "async"
@@ -37,8 +39,12 @@ class Policy:
         if self.rule not in RULES:
             raise UnknownName("rule", self.rule, RULES, f"rules: {', '.join(RULES)}")
         if self.workers < 1 or self.staleness < 0 or not 0 < self.elasticity <= 1:
-            raise SpecError(f"a policy needs workers >= 1, staleness >= 0 and elasticity in (0, 1], got {self}")
+            raise SpecError(
+                f"a policy needs workers >= 1, staleness >= 0 and elasticity in (0, 1], got {self}"
+            )
         if self.mode == "backup" and not 0 <= self.backups < self.workers:
-            raise SpecError(f"of {self.workers} workers at most {self.workers - 1} can be backups, got {self.backups}")
+            raise SpecError(
+                f"of {self.workers} workers at most {self.workers - 1} can be backups, got {self.backups}"
+            )
         if self.rule == "elastic" and self.mode not in ("async", "sync"):
             raise SpecError(f"elastic averaging runs async or sync, got {self.mode!r}")

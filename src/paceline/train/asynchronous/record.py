@@ -1,4 +1,6 @@
-"""What each step of a worker took: kept in memory, written as one JSON object per line when a file is asked for."""
+"""What each step of a worker took: kept in memory, written as one JSON object per line when a file is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Recorder:
     def __init__(self, worker: int, path: Path | None = None) -> None:
         named = os.environ.get(VARIABLE)
         path = path or (Path(named.replace("{worker}", str(worker))) if named else None)
-        self._file = path.open("w", buffering=1) if path else None  # whole lines: who reads along stops the run
+        # whole lines: who reads along stops the run
+        self._file = path.open("w", buffering=1) if path else None
         self.worker = worker
         self.steps = 0
         self._since = time.perf_counter()
@@ -39,7 +42,12 @@ class Recorder:
         self._since = time.perf_counter()
         self.steps += 1
         if self._file is not None:
-            row = {"worker": self.worker, "at_s": time.time(), "compute_s": compute_s, **(asdict(exchange) if exchange else {})}
+            row = {
+                "worker": self.worker,
+                "at_s": time.time(),
+                "compute_s": compute_s,
+                **(asdict(exchange) if exchange else {}),
+            }
             self._file.write(json.dumps(row) + "\n")
 
     def close(self) -> None:

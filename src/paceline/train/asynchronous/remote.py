@@ -20,7 +20,8 @@ from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.moments import divided, whole
 from paceline.train.asynchronous.record import Recorder
 
-#: how many times as long this worker is to take for its compute: to try out what a slow one does to the others
+#: how many times as long this worker is to take for its compute: to try out what a slow one does to the
+#: others
 SLOW = "PACELINE_SLOW"
 
 
@@ -54,8 +55,10 @@ class Wrapper(Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not in the middle of a run: its servers and workers have divided the parameters."""
-        raise RunError("a run has the parameters that its optimizer had at the start; "
-                       "add parameter groups before parallelize")
+        raise RunError(
+            "a run has the parameters that its optimizer had at the start; "
+            "add parameter groups before parallelize"
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none=set_to_none)
@@ -107,13 +110,18 @@ class Distributed(Wrapper):
 class ServerOptimizer(Distributed):
     """Gradients go to the servers, whose optimizer steps; parameters come back.
 
-    `push_every` and `fetch_every` (DistBelief, Dean et al. 2012): gradients are summed over that many steps before they are sent, parameters are
-    fetched with every so many. In between the worker goes on with the parameters it has. `overlap` sends the part of each server as soon as its
-    gradients are there.
+    `push_every` and `fetch_every` (DistBelief, Dean et al. 2012): gradients are summed over that many steps
+    before they are sent, parameters are fetched with every so many. In between the worker goes on with the
+    parameters it has. `overlap` sends the part of each server as soon as its gradients are there.
     """
 
     def __init__(
-        self, optimizer: Optimizer, client: Client, *, push_every: int = 1, fetch_every: int = 1,
+        self,
+        optimizer: Optimizer,
+        client: Client,
+        *,
+        push_every: int = 1,
+        fetch_every: int = 1,
         overlap: bool = False,
     ) -> None:
         super().__init__(optimizer, client)
@@ -168,12 +176,17 @@ class ServerOptimizer(Distributed):
 
 
 class Early:
-    """Sends the part of a server as soon as the backward pass has its last gradient, while the pass goes on with earlier layers."""
+    """Sends the part of a server as soon as the backward pass has its last gradient, while the pass goes on
+    with earlier layers.
+    """
 
     def __init__(self, flat: Flat, client: Client) -> None:
         self._flat, self._client = flat, client
         self._pieces = flat.pieces(client.sizes)
-        self._where = {id(p): [s for s, pieces in enumerate(self._pieces) if any(q is p for q, _, _ in pieces)] for p in flat.parameters}
+        self._where = {
+            id(p): [s for s, pieces in enumerate(self._pieces) if any(q is p for q, _, _ in pieces)]
+            for p in flat.parameters
+        }
         self._missing: list[set[int]] = []
         self._again()
         self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for p in flat.parameters]
@@ -189,7 +202,10 @@ class Early:
     def _ready(self, p: Tensor) -> None:
         for server in self._where[id(p)]:
             if not self._missing[server]:
-                raise RunError("overlap sends gradients during the backward pass, of which a step may have one; leave it out to accumulate gradients")
+                raise RunError(
+                    "overlap sends gradients during the backward pass, of which a step may have one; leave it"
+                    " out to accumulate gradients"
+                )
             self._missing[server].discard(id(p))
             if not self._missing[server]:
                 self._begin(server)
@@ -207,7 +223,9 @@ class Early:
 
 
 class ElasticOptimizer(Distributed):
-    """The worker steps on its own, with momentum as its optimizer has it; every `period` steps it and the centre pull at each other."""
+    """The worker steps on its own, with momentum as its optimizer has it; every `period` steps it and the
+    centre pull at each other.
+    """
 
     def __init__(self, optimizer: Optimizer, client: Client, *, period: int = 4) -> None:
         super().__init__(optimizer, client)
@@ -223,5 +241,3 @@ class ElasticOptimizer(Distributed):
         assert moves is not None
         self.flat.move(moves)
         return exchange
-
-

@@ -5,8 +5,8 @@
 Its run stands in the environment (all users of a machine can read command lines), what it serves in the
 run's store: JSON, and the parameters as numbers. Nothing that is read from there is executed.
 
-One life of a server ends with its process. The next one takes the checkpoint, a new number in the store, and waits for workers
-to knock again; updates they resend are recognised by their number.
+One life of a server ends with its process. The next one takes the checkpoint, a new number in the store, and
+waits for workers to knock again; updates they resend are recognised by their number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class ServerSpec:
     checkpoint_every: int = 100
     #: transfers at a time, each way; one at a time, in order of arrival, finishes the first ones sooner
     streams: int = 1
-    #: bytes per second each way at which transfers are paced, to emulate a link where the system cannot; None: as fast as they go
+    #: bytes per second each way at which transfers are paced, to emulate a link where the system cannot;
+    #: None: as fast as they go
     pace_Bps: float | None = None
 
 
@@ -87,7 +88,11 @@ class Server:
         #: tells the checkpoints of this run from those of earlier ones in the same folder
         self._run = hashlib.sha256(spec.rendezvous.prefix.encode()).hexdigest()[:16]
         self._changed = threading.Condition()
-        self._inward, self._outward, self._writing = Turns(spec.streams), Turns(spec.streams), threading.Lock()
+        self._inward, self._outward, self._writing = (
+            Turns(spec.streams),
+            Turns(spec.streams),
+            threading.Lock(),
+        )
         self._up, self._down = codec(spec.up), codec(spec.down)
         self._stop = threading.Event()
         self._saved = 0
@@ -97,8 +102,9 @@ class Server:
                 self.shard.restore(state, same_run=state.get("run") == self._run)
             except Exception as error:
                 said = str(error).strip().splitlines()[0]
-                raise RunError(f"cannot go on from checkpoint {spec.checkpoint}: {said}; "
-                               "remove it to start again") from None
+                raise RunError(
+                    f"cannot go on from checkpoint {spec.checkpoint}: {said}; remove it to start again"
+                ) from None
             self._saved = self.shard.version
 
     def serve(self) -> None:
@@ -109,7 +115,9 @@ class Server:
         met, threads = 0, []
         while not self._stop.is_set():
             for knock in range(met + 1, wire.knocked(store, number, life) + 1):
-                threads.append(thread := threading.Thread(target=self._accept, args=(life, knock), daemon=True))
+                threads.append(
+                    thread := threading.Thread(target=self._accept, args=(life, knock), daemon=True)
+                )
                 thread.start()
                 met = knock
             if store.check(["stop"]):
@@ -125,8 +133,12 @@ class Server:
     def report(self) -> dict[str, Any]:
         """Figures of this server: versions, staleness histogram, what was dropped."""
         with self._changed:
-            return {"version": self.shard.version, "staleness": dict(sorted(self.shard.seen.items())), "dropped": self.shard.dropped,
-                    "applied": dict(self.shard.clock)}
+            return {
+                "version": self.shard.version,
+                "staleness": dict(sorted(self.shard.seen.items())),
+                "dropped": self.shard.dropped,
+                "applied": dict(self.shard.clock),
+            }
 
     # -- one worker --------------------------------------------------------------------------------
 
@@ -155,7 +167,7 @@ class Server:
                 self._changed.notify_all()
 
     def _exchange(
-        self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None,
+        self, pair: Pair, ask: Ask, buffer: Tensor | None, options: list[dict[str, Any]] | None
     ) -> None:
         if ask.kind in (wire.STATE, wire.LOAD):
             self._tell_moments(pair, ask)
@@ -181,11 +193,27 @@ class Server:
             self._changed.notify_all()
             while self.shard.held(ask.worker) and not self._stop.is_set():
                 self._changed.wait(timeout=1.0)
-            values, version = self.shard.answer(ask.worker) if ask.fetch else torch.empty(0), self.shard.version
+            values, version = (
+                self.shard.answer(ask.worker) if ask.fetch else torch.empty(0),
+                self.shard.version,
+            )
         waited_s += time.perf_counter() - asked - update_s
-        self._save()  # before the answer: with a checkpoint at every update none that was answered can be lost
-        self._reply(pair, self._down, values, Answer(version=version, staleness=staleness, outcome=kind, payload_bytes=0,
-                                                     receive_s=receive_s, update_s=update_s, waited_s=waited_s))
+        # before the answer: with a checkpoint at every update none that was answered can be lost
+        self._save()
+        self._reply(
+            pair,
+            self._down,
+            values,
+            Answer(
+                version=version,
+                staleness=staleness,
+                outcome=kind,
+                payload_bytes=0,
+                receive_s=receive_s,
+                update_s=update_s,
+                waited_s=waited_s,
+            ),
+        )
 
     def _tell_moments(self, pair: Pair, ask: Ask) -> None:
         """The optimizer's state: taken from a worker, or told."""
@@ -193,18 +221,38 @@ class Server:
         with self._changed:
             if given is not None:
                 self.shard.load_moments(unpacked(given))
-            told = packed(self.shard.moments()) if ask.kind == wire.STATE else torch.empty(0, dtype=torch.uint8)
+            told = (
+                packed(self.shard.moments()) if ask.kind == wire.STATE else torch.empty(0, dtype=torch.uint8)
+            )
             version = self.shard.version
-        pair.send(Answer(version=version, staleness=0, outcome=0, payload_bytes=told.numel(),
-                         receive_s=0.0, update_s=0.0, waited_s=0.0).pack())
+        pair.send(
+            Answer(
+                version=version,
+                staleness=0,
+                outcome=0,
+                payload_bytes=told.numel(),
+                receive_s=0.0,
+                update_s=0.0,
+                waited_s=0.0,
+            ).pack()
+        )
         if told.numel():
             pair.send(told)
 
     def _reply(self, pair: Pair, down: Codec, values: Tensor, answer: Answer) -> None:
         payload = down.encode(values) if values.numel() else torch.empty(0, dtype=torch.uint8)
         with self._outward.take() as waited:
-            pair.send(Answer(version=answer.version, staleness=answer.staleness, outcome=answer.outcome, payload_bytes=payload.numel(),
-                             receive_s=answer.receive_s, update_s=answer.update_s, waited_s=answer.waited_s + waited).pack())
+            pair.send(
+                Answer(
+                    version=answer.version,
+                    staleness=answer.staleness,
+                    outcome=answer.outcome,
+                    payload_bytes=payload.numel(),
+                    receive_s=answer.receive_s,
+                    update_s=answer.update_s,
+                    waited_s=answer.waited_s + waited,
+                ).pack()
+            )
             if payload.numel():
                 self._pace(time.perf_counter(), payload.numel())
                 pair.send(payload)
@@ -237,12 +285,16 @@ def check_optimizer(name: str, trusted: str | None = None) -> None:
     """Raises where servers would not run an optimizer; `trusted` is one that their starter names itself."""
     module, _, kind = name.partition(":")
     if module == "__main__" or "." in kind:
-        raise SpecError(f"servers run in processes of their own and cannot import {kind!r} from {module!r}; "
-                        "put it into a module")
+        raise SpecError(
+            f"servers run in processes of their own and cannot import {kind!r} from {module!r}; "
+            "put it into a module"
+        )
     known = any(module == one or module.startswith(f"{one}.") for one in _KNOWN_MODULES)
     if not known and name != trusted and name not in os.environ.get(OPTIMIZERS, "").split(","):
-        raise SpecError(f"servers run optimizers of {' and '.join(_KNOWN_MODULES)}; got {name}; "
-                        f"to allow it, set {OPTIMIZERS}={name} where the run is started")
+        raise SpecError(
+            f"servers run optimizers of {' and '.join(_KNOWN_MODULES)}; got {name}; "
+            f"to allow it, set {OPTIMIZERS}={name} where the run is started"
+        )
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
@@ -270,11 +322,17 @@ def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
 def publish(store: RunStore, spec: ServerSpec) -> None:
     """Leaves in the store what server `spec.number` is to serve, in this life and any later one."""
     fields = {
-        "parts": [asdict(part) for part in spec.parts], "optimizer": spec.optimizer,
-        "policy": asdict(spec.policy), "groups": spec.groups, "up": spec.up, "down": spec.down,
+        "parts": [asdict(part) for part in spec.parts],
+        "optimizer": spec.optimizer,
+        "policy": asdict(spec.policy),
+        "groups": spec.groups,
+        "up": spec.up,
+        "down": spec.down,
         "checkpoint_every": spec.checkpoint_every,
-        "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint), "streams": spec.streams,
-        "pace_Bps": spec.pace_Bps, "timeout_s": spec.rendezvous.timeout_s,
+        "checkpoint": None if spec.checkpoint is None else str(spec.checkpoint),
+        "streams": spec.streams,
+        "pace_Bps": spec.pace_Bps,
+        "timeout_s": spec.rendezvous.timeout_s,
     }
     store.put(f"start/{spec.number}", spec.start.float().numpy().tobytes())
     store.put(f"moments/{spec.number}", bytes(packed(spec.moments).numpy()))
@@ -291,9 +349,16 @@ def published(place: Rendezvous, number: int) -> ServerSpec:
     if folder is None and (scratch := os.environ.get(SCRATCH)):
         folder = str(Path(scratch, f"server{number}.pt"))
     start = torch.frombuffer(bytearray(store.take(f"start/{number}")), dtype=torch.float32)
-    return ServerSpec(number=number, rendezvous=place, start=start, parts=parts, policy=policy,
-                      moments=unpacked(store.take(f"moments/{number}")),
-                      checkpoint=None if folder is None else Path(folder), **fields)
+    return ServerSpec(
+        number=number,
+        rendezvous=place,
+        start=start,
+        parts=parts,
+        policy=policy,
+        moments=unpacked(store.take(f"moments/{number}")),
+        checkpoint=None if folder is None else Path(folder),
+        **fields,
+    )
 
 
 def run(rendezvous: Rendezvous, number: int) -> Server:

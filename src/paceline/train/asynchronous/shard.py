@@ -1,6 +1,8 @@
-"""A server's part of the model: what an update does to it, who must wait, what was applied already. No input or output in here.
+"""A server's part of the model: what an update does to it, who must wait, what was applied already. No input
+or output in here.
 
-Every change goes through `join`, `leave` and `push`; whoever calls them holds the lock and sleeps while `held` says so.
+Every change goes through `join`, `leave` and `push`; whoever calls them holds the lock and sleeps while
+`held` says so.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Outcome:
 class Shard:
     """Parameters with their optimizer, the version (updates applied), and the book of who applied what."""
 
-    def __init__(self, start: Tensor, parts: Sequence[Part], optimizer: type[torch.optim.Optimizer], policy: Policy) -> None:
+    def __init__(
+        self, start: Tensor, parts: Sequence[Part], optimizer: type[torch.optim.Optimizer], policy: Policy
+    ) -> None:
         self.policy = policy
         self.values = start.clone().float()
         self._parts = tuple(parts)
@@ -78,7 +82,11 @@ class Shard:
     # -- updates -----------------------------------------------------------------------------------
 
     def push(
-        self, worker: int, sequence: int, base: int, update: Tensor,
+        self,
+        worker: int,
+        sequence: int,
+        base: int,
+        update: Tensor,
         options: Sequence[Mapping[str, Any]] | None = None,
     ) -> Outcome:
         """Takes one update. A number seen before is not applied again: its worker lost the answer.
@@ -129,7 +137,9 @@ class Shard:
             for group, part in zip(self._optimizer.param_groups, self._parts, strict=True):
                 group.update(part.options if self._options is None else self._options[part.group])
                 group["lr"] /= slower
-            for view, gradient in zip(self._views, update.split([view.numel() for view in self._views]), strict=True):
+            for view, gradient in zip(
+                self._views, update.split([view.numel() for view in self._views]), strict=True
+            ):
                 view.grad = gradient
             self._optimizer.step()
         self.version += 1
@@ -168,12 +178,18 @@ class Shard:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that a server needs to go on; updates that wait for a round are not in it, their workers send them again."""
+        """All that a server needs to go on; updates that wait for a round are not in it, their workers send
+        them again.
+        """
         waiting = set(self._round)
         return {
-            "values": self.values.detach().clone(), "version": self.version, "clock": dict(self.clock),
-            "seen": dict(self.seen), "dropped": self.dropped,
-            "last": {worker: number - (worker in waiting) for worker, number in self.last.items()}, "active": len(self.active),
+            "values": self.values.detach().clone(),
+            "version": self.version,
+            "clock": dict(self.clock),
+            "seen": dict(self.seen),
+            "dropped": self.dropped,
+            "last": {worker: number - (worker in waiting) for worker, number in self.last.items()},
+            "active": len(self.active),
             "optimizer": None if self._optimizer is None else _copied(self._optimizer.state_dict()),
         }
 

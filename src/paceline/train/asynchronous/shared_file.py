@@ -46,8 +46,10 @@ class SharedFile:
         try:
             found = cls._locked(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW))
         except OSError as error:
-            raise RunError(f"shared parameters {path} cannot be opened: {error.strerror}; all workers of a "
-                           "Hogwild run are on one machine, and of one user") from None
+            raise RunError(
+                f"shared parameters {path} cannot be opened: {error.strerror}; all workers of a "
+                "Hogwild run are on one machine, and of one user"
+            ) from None
         if found is None:
             raise RunError(f"shared parameters {path} are gone: all workers of this run have left")
         return found

@@ -19,8 +19,20 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 from paceline.errors import RunError
 from paceline.train.patience import within
 
-__all__ = ["TIMEOUT_S", "VARIABLE", "PrefixStore", "Rendezvous", "RunStore", "Store", "StoreLost", "TCPStore",
-           "own_address", "resolve", "secret", "serve_store"]
+__all__ = [
+    "TIMEOUT_S",
+    "VARIABLE",
+    "PrefixStore",
+    "Rendezvous",
+    "RunStore",
+    "Store",
+    "StoreLost",
+    "TCPStore",
+    "own_address",
+    "resolve",
+    "secret",
+    "serve_store",
+]
 
 T = TypeVar("T")
 
@@ -51,8 +63,10 @@ class RunStore:
             return within(self._limit_s + _GRACE_S, call)
         except TimeoutError:
             waited = f"{self._limit_s + _GRACE_S:g} s"
-            raise StoreLost(f"the store of this run at {self._where} has not answered for {waited}; the "
-                            "process that keeps it (rank 0, or the launcher) is stopped or cut off") from None
+            raise StoreLost(
+                f"the store of this run at {self._where} has not answered for {waited}; the "
+                "process that keeps it (rank 0, or the launcher) is stopped or cut off"
+            ) from None
 
     def set(self, key: str, value: str | bytes) -> None:
         self.bounded(lambda: self.raw.set(key, value))  # type: ignore[arg-type]
@@ -160,8 +174,14 @@ def serve_store(host: str = "127.0.0.1", port: int = 0, timeout_s: float = TIMEO
         raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; {_ADVICE}") from None
     chosen = int(listener.getsockname()[1])
     limit = timedelta(seconds=timeout_s)
-    return TCPStore(host, chosen, is_master=True, wait_for_workers=False, timeout=limit,
-                    master_listen_fd=listener.detach())
+    return TCPStore(
+        host,
+        chosen,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=limit,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def own_address(host: str, port: int) -> str:

@@ -1,8 +1,9 @@
-"""Connections between one worker and one server: gloo groups of two, made when a worker knocks and gone when either side is.
+"""Connections between one worker and one server: gloo groups of two, made when a worker knocks and gone when
+either side is.
 
-A group of all would be fixed in size and would die with its first member. A pair breaks alone, at once, and is made again.
-gloo moves a message only when its receiver has asked for it. So data waits at the worker until the server takes it:
-nothing queues up on the way, and the server decides whose turn it is.
+A group of all would be fixed in size and would die with its first member. A pair breaks alone, at once, and
+is made again. gloo moves a message only when its receiver has asked for it. So data waits at the worker until
+the server takes it: nothing queues up on the way, and the server decides whose turn it is.
 """
 
 from __future__ import annotations
@@ -23,8 +24,24 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from paceline.train._torch import gloo_pair
 from paceline.train.asynchronous.store import Rendezvous, RunStore, own_address, serve_store
 
-__all__ = ["JOIN", "LEAVE", "LOAD", "PUSH", "STATE", "Answer", "Ask", "Lost", "Pair", "Rendezvous", "RunStore", "Turns",
-           "answer_knock", "knock", "knocked", "serve_store"]
+__all__ = [
+    "JOIN",
+    "LEAVE",
+    "LOAD",
+    "PUSH",
+    "STATE",
+    "Answer",
+    "Ask",
+    "Lost",
+    "Pair",
+    "Rendezvous",
+    "RunStore",
+    "Turns",
+    "answer_knock",
+    "knock",
+    "knocked",
+    "serve_store",
+]
 
 _TAG = 7
 _FIELDS = 8
@@ -49,15 +66,30 @@ class Ask:
     options_bytes: int = 0
 
     def pack(self) -> Tensor:
-        fields = [self.kind, self.worker, self.sequence, self.base, self.payload_bytes, int(self.fetch),
-                  self.options_bytes, 0]
+        fields = [
+            self.kind,
+            self.worker,
+            self.sequence,
+            self.base,
+            self.payload_bytes,
+            int(self.fetch),
+            self.options_bytes,
+            0,
+        ]
         return torch.tensor(fields, dtype=torch.int64)
 
     @classmethod
     def unpack(cls, raw: Tensor) -> Ask:
         kind, worker, sequence, base, size, fetch, options, _ = raw.tolist()
-        return cls(kind=kind, worker=worker, sequence=sequence, base=base, payload_bytes=size,
-                   fetch=bool(fetch), options_bytes=options)
+        return cls(
+            kind=kind,
+            worker=worker,
+            sequence=sequence,
+            base=base,
+            payload_bytes=size,
+            fetch=bool(fetch),
+            options_bytes=options,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +107,22 @@ class Answer:
 
     def pack(self) -> Tensor:
         times = [round(1e9 * value) for value in (self.receive_s, self.update_s, self.waited_s)]
-        return torch.tensor([self.version, self.staleness, self.outcome, self.payload_bytes, *times, 0], dtype=torch.int64)
+        return torch.tensor(
+            [self.version, self.staleness, self.outcome, self.payload_bytes, *times, 0], dtype=torch.int64
+        )
 
     @classmethod
     def unpack(cls, raw: Tensor) -> Answer:
         version, staleness, outcome, size, receive, update, waited, _ = raw.tolist()
-        return cls(version=version, staleness=staleness, outcome=outcome, payload_bytes=size,
-                   receive_s=1e-9 * receive, update_s=1e-9 * update, waited_s=1e-9 * waited)
+        return cls(
+            version=version,
+            staleness=staleness,
+            outcome=outcome,
+            payload_bytes=size,
+            receive_s=1e-9 * receive,
+            update_s=1e-9 * update,
+            waited_s=1e-9 * waited,
+        )
 
 
 #: kinds of ask
@@ -111,7 +152,9 @@ class Pair:
         """`count` bytes, in `into` where it has that size."""
         if count == 0:
             return torch.empty(0, dtype=torch.uint8)
-        return self.receive(into if into is not None and into.numel() == count else torch.empty(count, dtype=torch.uint8))
+        return self.receive(
+            into if into is not None and into.numel() == count else torch.empty(count, dtype=torch.uint8)
+        )
 
 
 class Turns:

@@ -28,10 +28,28 @@ from paceline.train.asynchronous.store import TIMEOUT_S, VARIABLE
 
 
 def served(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, mode: str, rule: str = "gradient", workers: int | None = None, servers: int | None = None,
-    staleness: int = 8, backups: int = 1, staleness_aware: bool = False, elasticity: float | None = None, period: int = 4, push_every: int = 1,
-    fetch_every: int = 1, up: str = "none", down: str = "none", checkpoint: Path | str | None = None, checkpoint_every: int = 100, streams: int = 1,
-    retry_s: float = 60.0, pace_Bps: float | None = None, overlap: bool = False,  # noqa: N803
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    mode: str,
+    rule: str = "gradient",
+    workers: int | None = None,
+    servers: int | None = None,
+    staleness: int = 8,
+    backups: int = 1,
+    staleness_aware: bool = False,
+    elasticity: float | None = None,
+    period: int = 4,
+    push_every: int = 1,
+    fetch_every: int = 1,
+    up: str = "none",
+    down: str = "none",
+    checkpoint: Path | str | None = None,
+    checkpoint_every: int = 100,
+    streams: int = 1,
+    retry_s: float = 60.0,
+    pace_Bps: float | None = None,
+    overlap: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, Distributed]:
     """Workers round parameter servers; see `Policy` for modes and rules.
@@ -42,9 +60,22 @@ def served(
     its gradients are there.
     """
     kind = server.name_of(type(optimizer))
-    policy = _checked(mode=mode, rule=rule, workers=world(workers), staleness=staleness, backups=backups, staleness_aware=staleness_aware,
-                      elasticity=elasticity, period=period, push_every=push_every, fetch_every=fetch_every, up=up, down=down, streams=streams,
-                      overlap=overlap)
+    policy = _checked(
+        mode=mode,
+        rule=rule,
+        workers=world(workers),
+        staleness=staleness,
+        backups=backups,
+        staleness_aware=staleness_aware,
+        elasticity=elasticity,
+        period=period,
+        push_every=push_every,
+        fetch_every=fetch_every,
+        up=up,
+        down=down,
+        streams=streams,
+        overlap=overlap,
+    )
     count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
     flat = Flat(optimizer)
     shards = flat.shards(count)
@@ -56,20 +87,34 @@ def served(
         moments = divided(flat.parameters, shards, optimizer.state)
         starts = flat.values().split([size for size, _ in shards])
         for number, (start, (_, parts)) in enumerate(zip(starts, shards, strict=True)):
-            server.publish(store, ServerSpec(
-                number=number, rendezvous=place, start=start, parts=parts, optimizer=kind, policy=policy,
-                moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
-                groups=len(optimizer.param_groups), up=up, down=down, checkpoint_every=checkpoint_every,
-                checkpoint=folder / f"server{number}.pt" if folder else None, streams=streams,
-                pace_Bps=pace_Bps,
-            ))
+            server.publish(
+                store,
+                ServerSpec(
+                    number=number,
+                    rendezvous=place,
+                    start=start,
+                    parts=parts,
+                    optimizer=kind,
+                    policy=policy,
+                    moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
+                    groups=len(optimizer.param_groups),
+                    up=up,
+                    down=down,
+                    checkpoint_every=checkpoint_every,
+                    checkpoint=folder / f"server{number}.pt" if folder else None,
+                    streams=streams,
+                    pace_Bps=pace_Bps,
+                ),
+            )
         announce(place, workers=policy.workers, servers=count)
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
     wrapped: Distributed
     if rule == "elastic":
         wrapped = ElasticOptimizer(optimizer, client, period=period)
     else:
-        wrapped = ServerOptimizer(optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap)
+        wrapped = ServerOptimizer(
+            optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap
+        )
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
 
@@ -85,25 +130,53 @@ def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
         return None if told is None else Path(told).absolute() / (f"run{number}" if number > 1 else "")
     folder = Path(checkpoint).absolute()
     if folder in _folders:
-        raise SpecError(f"the servers of an earlier run of this process save in {str(folder)!r}, from which "
-                        "this one would go on; name a folder for each run")
+        raise SpecError(
+            f"the servers of an earlier run of this process save in {str(folder)!r}, from which "
+            "this one would go on; name a folder for each run"
+        )
     _folders.add(folder)
     return folder
 
 
 def _checked(
-    *, mode: str, workers: int, rule: str = "gradient", staleness: int = 8, backups: int = 1, staleness_aware: bool = False,
-    elasticity: float | None = None, period: int = 4, push_every: int = 1, fetch_every: int = 1, up: str = "none", down: str = "none",
-    streams: int = 1, overlap: bool = False, servers: int | None = None, **_: Any,
+    *,
+    mode: str,
+    workers: int,
+    rule: str = "gradient",
+    staleness: int = 8,
+    backups: int = 1,
+    staleness_aware: bool = False,
+    elasticity: float | None = None,
+    period: int = 4,
+    push_every: int = 1,
+    fetch_every: int = 1,
+    up: str = "none",
+    down: str = "none",
+    streams: int = 1,
+    overlap: bool = False,
+    servers: int | None = None,
+    **_: Any,
 ) -> Policy:
-    """The policy that these options of `served` ask for; raises where they cannot be, before anything is started."""
+    """The policy that these options of `served` ask for; raises where they cannot be, before anything is
+    started.
+    """
     if min(period, push_every, fetch_every, streams, 1 if servers is None else servers) < 1:
         raise SpecError("servers, period, push_every, fetch_every and streams count from 1")
     if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
-        raise SpecError("overlap sends every gradient during its backward pass; it does not go with elastic averaging, push_every or fetch_every")
+        raise SpecError(
+            "overlap sends every gradient during its backward pass; it does not go with elastic averaging,"
+            " push_every or fetch_every"
+        )
     codec(up), codec(down)
-    return Policy(mode=mode, rule=rule, workers=workers, staleness=staleness, backups=backups, staleness_aware=staleness_aware,
-                  elasticity=elasticity if elasticity is not None else min(0.5, 0.9 / workers))
+    return Policy(
+        mode=mode,
+        rule=rule,
+        workers=workers,
+        staleness=staleness,
+        backups=backups,
+        staleness_aware=staleness_aware,
+        elasticity=elasticity if elasticity is not None else min(0.5, 0.9 / workers),
+    )
 
 
 def check(name: str, options: Mapping[str, Any], workers: int) -> None:

@@ -1,7 +1,8 @@
 """Gradient compressors: encoders, decoders and their state, one file for each family of methods.
 
     compressor = make("terngrad", rank=rank, world=world)
-    chosen = for_model("dgc:ratio=0.001", model.named_parameters(), rank=rank, world=world)      # by parameter name
+    # by parameter name
+    chosen = for_model("dgc:ratio=0.001", model.named_parameters(), rank=rank, world=world)
 
 `base.py` says how one is driven; `paceline.cost.compression` counts its bytes.
 """
@@ -21,7 +22,10 @@ from .local import lockstep
 
 __all__ = ["Arrived", "Compressor", "Round", "for_model", "lockstep", "make"]
 
-def make(scheme: spec.Scheme | str, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True) -> Compressor:
+
+def make(
+    scheme: spec.Scheme | str, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True
+) -> Compressor:
     """The compressor of a scheme, or of text that `paceline.spec.compression.parse` reads, for one rank.
 
     `seed` must be the same on all ranks; `fused=False` runs the plain torch reference.
@@ -32,9 +36,17 @@ def make(scheme: spec.Scheme | str, *, rank: int = 0, world: int = 1, seed: int 
     return kind(chosen, rank=rank, world=world, seed=seed, fused=fused)
 
 
-def for_model(scheme: spec.Scheme | str, parameters: Iterable[tuple[str, Tensor]], *, rank: int = 0, world: int = 1, seed: int = 0,
-              fused: bool = True) -> dict[str, Compressor]:
-    """The compressor of each parameter by name: `scheme`'s, or float32 where `cost.compression.assign` says so.
+def for_model(
+    scheme: spec.Scheme | str,
+    parameters: Iterable[tuple[str, Tensor]],
+    *,
+    rank: int = 0,
+    world: int = 1,
+    seed: int = 0,
+    fused: bool = True,
+) -> dict[str, Compressor]:
+    """The compressor of each parameter by name: `scheme`'s, or float32 where `cost.compression.assign` says
+    so.
 
     Parameters of one scheme share one object; begin and end steps of each object once.
     """

@@ -1,4 +1,5 @@
-"""What a gradient compressor is: a state per parameter, an encoder, a decoder, and an exact count of bytes on the wire.
+"""What a gradient compressor is: a state per parameter, an encoder, a decoder, and an exact count of bytes on
+the wire.
 
 One gradient is exchanged in one or more rounds. A round is a collective on a list of small tensors:
 
@@ -6,14 +7,15 @@ One gradient is exchanged in one or more rounds. A round is a collective on a li
     sum      all-reduce with SUM of each payload tensor
     gather   all-gather of the payload tensors; sizes are the same on all ranks
 
-An engine that is to serve every compressor carries out `Compressor.exchange`, a generator of rounds, and sends back
-what came. Compressors of one round can be driven by hand as well:
+An engine that is to serve every compressor carries out `Compressor.exchange`, a generator of rounds, and
+sends back what came. Compressors of one round can be driven by hand as well:
 
     shared = compressor.prepare(key, grad)            # None, or a small tensor: all-reduce it with MAX
     payload = compressor.encode(key, grad, shared)    # sum or gather it, as `compressor.collective` says
     compressor.decode(key, gathered, out)             # the mean over ranks, in `out`
 
-`gathered` holds one list of tensors per rank after a gather, and a single list (the sums) after an all-reduce.
+`gathered` holds one list of tensors per rank after a gather, and a single list (the sums) after an
+all-reduce.
 
 A step looks like this, on every rank and for every parameter in the same order:
 
@@ -23,9 +25,9 @@ A step looks like this, on every rank and for every parameter in the same order:
     ... exchanges of these ...
     compressor.end_step(applied=True)                        # False: the optimizer skipped this step
 
-Under loss scaling gradients arrive multiplied by `loss_scale`: state is kept in true units, so that it survives a
-change of the scale, and a skipped step puts back the state from before it. A gradient that is not finite on any rank
-decodes to NaN on all of them, so that all skip together.
+Under loss scaling gradients arrive multiplied by `loss_scale`: state is kept in true units, so that it
+survives a change of the scale, and a skipped step puts back the state from before it. A gradient that is not
+finite on any rank decodes to NaN on all of them, so that all skip together.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Compressor(ABC):
     #: entries of a parameter's state that differ between ranks; the others are the same everywhere
     local_state: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, scheme: Scheme, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True) -> None:
+    def __init__(
+        self, scheme: Scheme, *, rank: int = 0, world: int = 1, seed: int = 0, fused: bool = True
+    ) -> None:
         if not 0 <= rank < world:
             raise SpecError(f"rank must be from 0 to world - 1; got rank={rank}, world={world}")
         self.scheme = scheme
@@ -99,7 +103,8 @@ class Compressor(ABC):
         return self.scheme.collective
 
     def wire_bytes(self, shape: int | Sequence[int]) -> int:
-        """Bytes one rank contributes for a float32 gradient of that shape (or of so many elements), in this step.
+        """Bytes one rank contributes for a float32 gradient of that shape (or of so many elements), in this
+        step.
 
         Without what `prepare` asks for: see `shared_bytes`.
         """
@@ -117,7 +122,9 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, key: str, grad: Tensor, shared: Tensor | None = None) -> list[Tensor]:
-        """What this rank contributes; `grad` is left as it is, `shared` is what `prepare` returned, reduced."""
+        """What this rank contributes; `grad` is left as it is, `shared` is what `prepare` returned,
+        reduced.
+        """
 
     @abstractmethod
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
@@ -126,11 +133,11 @@ class Compressor(ABC):
     def exchange(self, key: str, grad: Tensor, out: Tensor) -> Generator[Round, Arrived, None]:
         """Rounds that bring the mean over ranks into `out`; send back what each one brought.
 
-            rounds = compressor.exchange(key, grad, out)
-            request = next(rounds)
-            while True:
-                try: request = rounds.send(carry_out(request))
-                except StopIteration: break
+        rounds = compressor.exchange(key, grad, out)
+        request = next(rounds)
+        while True:
+            try: request = rounds.send(carry_out(request))
+            except StopIteration: break
         """
         shared = self.prepare(key, grad)
         if shared is not None:
@@ -158,7 +165,10 @@ class Compressor(ABC):
         if applied:
             self.step += 1
         elif self._saved is None:
-            raise SpecError("a step can be undone only if begin_step was told its loss_scale; got begin_step() without one")
+            raise SpecError(
+                "a step can be undone only if begin_step was told its loss_scale; got begin_step()"
+                " without one"
+            )
         else:
             for key, saved in self._saved.items():
                 if saved is None:
@@ -171,7 +181,9 @@ class Compressor(ABC):
         """The state of a parameter, about to be changed: kept first if the step may be undone."""
         if self._saved is not None and key not in self._saved:
             found = self.state.get(key)
-            self._saved[key] = None if found is None else {name: tensor.clone() for name, tensor in found.items()}
+            self._saved[key] = (
+                None if found is None else {name: tensor.clone() for name, tensor in found.items()}
+            )
         return self.state.setdefault(key, {})
 
     def _tensor(self, key: str, name: str, like: Tensor) -> Tensor:
@@ -180,7 +192,10 @@ class Compressor(ABC):
         if name not in entry:
             entry[name] = torch.zeros(like.numel(), dtype=torch.float32, device=like.device)
         elif entry[name].numel() != like.numel():
-            raise SpecError(f"state of {key!r} has {entry[name].numel()} elements, its gradient has {like.numel()}; load the state of this model")
+            raise SpecError(
+                f"state of {key!r} has {entry[name].numel()} elements, its gradient has {like.numel()}; load"
+                " the state of this model"
+            )
         return entry[name]
 
     def _seed(self, key: str, *, shared: bool = False) -> int:
@@ -193,41 +208,70 @@ class Compressor(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and tensors (copies) that `load_state_dict` takes."""
-        parameters = {key: {name: tensor.clone() for name, tensor in entry.items()} for key, entry in self.state.items()}
-        return {"scheme": self.scheme.to_dict(), "world": self.world, "rank": self.rank, "seed": self.seed,
-                "step": self.step, "attempt": self.attempt, "parameters": parameters}
+        parameters = {
+            key: {name: tensor.clone() for name, tensor in entry.items()} for key, entry in self.state.items()
+        }
+        return {
+            "scheme": self.scheme.to_dict(),
+            "world": self.world,
+            "rank": self.rank,
+            "seed": self.seed,
+            "step": self.step,
+            "attempt": self.attempt,
+            "parameters": parameters,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where `state_dict` stopped; a state of another world size goes through `reshard` first."""
         if state["scheme"]["name"] != self.name:
-            raise SpecError(f"this is the state of {state['scheme']['name']!r}, not of {self.name!r}; build that compressor")
+            raise SpecError(
+                f"this is the state of {state['scheme']['name']!r}, not of {self.name!r}; build that"
+                " compressor"
+            )
         if state["world"] != self.world:
-            raise SpecError(f"this is the state of {state['world']} ranks, not of {self.world}; pass all ranks' states through reshard()")
+            raise SpecError(
+                f"this is the state of {state['world']} ranks, not of {self.world}; pass all ranks' states"
+                " through reshard()"
+            )
         self.seed, self.step, self.attempt = state["seed"], state["step"], state["attempt"]
-        self.state = {key: {name: tensor.clone() for name, tensor in entry.items()} for key, entry in state["parameters"].items()}
+        self.state = {
+            key: {name: tensor.clone() for name, tensor in entry.items()}
+            for key, entry in state["parameters"].items()
+        }
         self._saved = None
 
     @classmethod
     def reshard(cls, states: Sequence[Mapping[str, Any]], *, rank: int, world: int) -> dict[str, Any]:
         """The state of one of `world` ranks, from the states of all ranks of a run of another size.
 
-        What is owed to the model is the mean over ranks of what each still holds back; each new rank holds back just that
-        mean, so that the mean over any number of them is the same.
+        What is owed to the model is the mean over ranks of what each still holds back; each new rank holds
+        back just that mean, so that the mean over any number of them is the same.
         """
         if not states or sorted(s["rank"] for s in states) != list(range(states[0]["world"])):
-            raise SpecError(f"the states of all ranks are needed, each once; got ranks {sorted(s['rank'] for s in states)}")
+            raise SpecError(
+                "the states of all ranks are needed, each once; got ranks"
+                f" {sorted(s['rank'] for s in states)}"
+            )
         ordered = sorted(states, key=lambda s: int(s["rank"]))
         first = ordered[0]
         parameters = {
-            key: {name: _mean(s["parameters"][key][name] for s in ordered) if name in cls.local_state else tensor.clone()
-                  for name, tensor in entry.items()}
+            key: {
+                name: (
+                    _mean(s["parameters"][key][name] for s in ordered)
+                    if name in cls.local_state
+                    else tensor.clone()
+                )
+                for name, tensor in entry.items()
+            }
             for key, entry in first["parameters"].items()
         }
         return {**first, "rank": rank, "world": world, "parameters": parameters}
 
 
 def flat(grad: Tensor) -> Tensor:
-    """A gradient as the kernels take it: one dimension, contiguous, float32; a view where that is possible."""
+    """A gradient as the kernels take it: one dimension, contiguous, float32; a view where that is
+    possible.
+    """
     return grad.detach().reshape(-1).to(torch.float32).contiguous()
 
 
@@ -235,7 +279,9 @@ def flat(grad: Tensor) -> Tensor:
 def writing(out: Tensor) -> Generator[Tensor, None, None]:
     """`out` as the kernels write it: itself where that is possible, otherwise copied at the end."""
     direct = out.is_contiguous() and out.dtype == torch.float32
-    target = out.detach().view(-1) if direct else torch.empty(out.numel(), dtype=torch.float32, device=out.device)
+    target = (
+        out.detach().view(-1) if direct else torch.empty(out.numel(), dtype=torch.float32, device=out.device)
+    )
     yield target
     if not direct:
         out.detach().copy_(target.view(out.shape))

@@ -1,5 +1,5 @@
-"""The fastest way to run each encoder and decoder where a tensor lies: C on the host, on a GPU Triton for TernGrad and torch.compile
-for the rest, else plain torch.
+"""The fastest way to run each encoder and decoder where a tensor lies: C on the host, on a GPU Triton for
+TernGrad and torch.compile for the rest, else plain torch.
 
 All take flat, contiguous float32 tensors; `fused=False` asks for the plain reference.
 """
@@ -39,7 +39,8 @@ def backend(tensor: Tensor, fused: bool = True) -> str:
 
 @cache
 def _compiled(function: Function) -> Function:
-    # sizes become symbols when a second one comes; settings such as bits per element stay numbers, which bit operations need
+    # sizes become symbols when a second one comes; settings such as bits per element stay numbers, which bit
+    # operations need
     return cast(Function, torch.compile(function))
 
 
@@ -88,13 +89,27 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int, fused: bool = True) -> T
     n = x.numel()
     out = torch.empty(-(-n // TRITS), dtype=torch.uint8)
     factor = c_float(scale.item())
-    native.share(out.numel(), n, lambda lo, hi: _c(
-        "ternary_encode", address(x), c_int64(n), c_int64(lo), c_int64(hi), factor, c_uint32(seed), address(out)))
+    native.share(
+        out.numel(),
+        n,
+        lambda lo, hi: _c(
+            "ternary_encode",
+            address(x),
+            c_int64(n),
+            c_int64(lo),
+            c_int64(hi),
+            factor,
+            c_uint32(seed),
+            address(out),
+        ),
+    )
     return out
 
 
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fused: bool = True) -> None:
-    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added up first."""
+    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added
+    up first.
+    """
     n = out.numel()
     how = backend(out, fused)
     if how == "compile":
@@ -105,13 +120,27 @@ def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor, fus
         return
     payloads = _checked(payloads, -(-n // TRITS))
     places, factors = addresses(payloads), factors.contiguous()
-    native.share(payloads[0].numel(), n, lambda lo, hi: _c(
-        "ternary_decode", places, c_int64(len(payloads)), address(factors), c_int(factors.numel() == 1), c_int64(n), c_int64(lo), c_int64(hi),
-        address(out)))
+    native.share(
+        payloads[0].numel(),
+        n,
+        lambda lo, hi: _c(
+            "ternary_decode",
+            places,
+            c_int64(len(payloads)),
+            address(factors),
+            c_int(factors.numel() == 1),
+            c_int64(n),
+            c_int64(lo),
+            c_int64(hi),
+            address(out),
+        ),
+    )
 
 
 def sign_encode(x: Tensor, error: Tensor | None, gain: float, fused: bool = True) -> tuple[Tensor, Tensor]:
-    """Signs, and sums of either side and the count of negative ones: of x, or of `error` after `gain` times x was added to it."""
+    """Signs, and sums of either side and the count of negative ones: of x, or of `error` after `gain` times x
+    was added to it.
+    """
     if backend(x, fused) != "c":
         return _torch(reference.sign_encode, x, fused)(x, error, gain)
     n = x.numel()
@@ -120,12 +149,24 @@ def sign_encode(x: Tensor, error: Tensor | None, gain: float, fused: bool = True
 
     def part(lo: int, hi: int) -> None:
         found = (c_double * 3)()
-        _c("sign_encode", address(x), address(error), c_float(gain), c_int64(n), c_int64(lo), c_int64(hi), address(out), found)
+        _c(
+            "sign_encode",
+            address(x),
+            address(error),
+            c_float(gain),
+            c_int64(n),
+            c_int64(lo),
+            c_int64(hi),
+            address(out),
+            found,
+        )
         parts.append((lo, found))
 
     native.share(out.numel(), n, part)
     # in the order of the parts, not of the threads: sums must not depend on who was first
-    return out, torch.tensor([list(found) for _, found in sorted(parts, key=lambda p: p[0])], dtype=torch.float64).sum(dim=0)
+    return out, torch.tensor(
+        [list(found) for _, found in sorted(parts, key=lambda p: p[0])], dtype=torch.float64
+    ).sum(dim=0)
 
 
 def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor, fused: bool = True) -> None:
@@ -134,12 +175,24 @@ def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor, fused: bool
         _torch(reference.sign_feedback, error, fused)(error, positive, negative)
         return
     p, q = c_float(positive.item()), c_float(negative.item())
-    native.share(error.numel(), error.numel(), lambda lo, hi: _c("sign_feedback", address(error), c_int64(lo), c_int64(hi), p, q))
+    native.share(
+        error.numel(),
+        error.numel(),
+        lambda lo, hi: _c("sign_feedback", address(error), c_int64(lo), c_int64(hi), p, q),
+    )
 
 
-def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, out: Tensor, vote: Tensor | None = None,
-                fused: bool = True) -> None:
-    """The sum over ranks of positive[r] or negative[r] as the bit says; with `vote`, the sign of that sum times it."""
+def sign_decode(
+    payloads: Sequence[Tensor],
+    positive: Tensor,
+    negative: Tensor,
+    out: Tensor,
+    vote: Tensor | None = None,
+    fused: bool = True,
+) -> None:
+    """The sum over ranks of positive[r] or negative[r] as the bit says; with `vote`, the sign of that sum
+    times it.
+    """
     n = out.numel()
     if backend(out, fused) != "c":
         _torch(reference.sign_decode, out, fused)(payloads, positive, negative, vote, out)
@@ -147,9 +200,23 @@ def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, 
     payloads = _checked(payloads, -(-n // 8))
     places, positive, negative = addresses(payloads), positive.contiguous(), negative.contiguous()
     magnitude = c_float(0.0 if vote is None else vote.item())
-    native.share(payloads[0].numel(), n, lambda lo, hi: _c(
-        "sign_decode", places, c_int64(len(payloads)), address(positive), address(negative), c_int(vote is not None), magnitude,
-        c_int64(n), c_int64(lo), c_int64(hi), address(out)))
+    native.share(
+        payloads[0].numel(),
+        n,
+        lambda lo, hi: _c(
+            "sign_decode",
+            places,
+            c_int64(len(payloads)),
+            address(positive),
+            address(negative),
+            c_int(vote is not None),
+            magnitude,
+            c_int64(n),
+            c_int64(lo),
+            c_int64(hi),
+            address(out),
+        ),
+    )
 
 
 def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple[Tensor, Tensor]:
@@ -160,19 +227,41 @@ def qsgd_encode(x: Tensor, scheme: QSGD, seed: int, fused: bool = True) -> tuple
         encode = _torch(reference.qsgd_encode, x, fused)
         start, parts = full * scheme.bucket, []
         if full:
-            parts.append(encode(x[:start], reference.seed_tensor(seed, x.device), scheme.bits, scheme.bucket, l2))
+            parts.append(
+                encode(x[:start], reference.seed_tensor(seed, x.device), scheme.bits, scheme.bucket, l2)
+            )
         if rest:
-            parts.append(reference.qsgd_encode(x[start:], reference.seed_tensor(seed + start, x.device), scheme.bits, rest, l2))
+            parts.append(
+                reference.qsgd_encode(
+                    x[start:], reference.seed_tensor(seed + start, x.device), scheme.bits, rest, l2
+                )
+            )
         return torch.cat([norms for norms, _ in parts]), torch.cat([codes for _, codes in parts])
     norms = torch.empty(full + bool(rest), dtype=torch.float32)
     codes = torch.empty(scheme.payload_bytes(n, 0) - 4 * norms.numel(), dtype=torch.uint8)
-    native.share(norms.numel(), n, lambda lo, hi: _c(
-        "qsgd_encode", address(x), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits), c_int(l2), c_int64(lo), c_int64(hi),
-        c_uint32(seed), address(norms), address(codes)))
+    native.share(
+        norms.numel(),
+        n,
+        lambda lo, hi: _c(
+            "qsgd_encode",
+            address(x),
+            c_int64(n),
+            c_int64(scheme.bucket),
+            c_int(scheme.bits),
+            c_int(l2),
+            c_int64(lo),
+            c_int64(hi),
+            c_uint32(seed),
+            address(norms),
+            address(codes),
+        ),
+    )
     return norms, codes
 
 
-def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, out: Tensor, fused: bool = True) -> None:
+def qsgd_decode(
+    norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, out: Tensor, fused: bool = True
+) -> None:
     """The mean over ranks, into `out`."""
     n, ranks = out.numel(), len(codes)
     full, rest = scheme.buckets(n)
@@ -180,20 +269,47 @@ def qsgd_decode(norms: Sequence[Tensor], codes: Sequence[Tensor], scheme: QSGD, 
         start, held = full * scheme.bucket, full * scheme.bucket * scheme.bits // 8
         if full:
             decode = _torch(reference.qsgd_decode, out, fused)
-            decode([c[:held] for c in codes], [v[:full] for v in norms], scheme.bits, scheme.bucket, out[:start])
+            decode(
+                [c[:held] for c in codes], [v[:full] for v in norms], scheme.bits, scheme.bucket, out[:start]
+            )
         if rest:
-            reference.qsgd_decode([c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, out[start:])
+            reference.qsgd_decode(
+                [c[held:] for c in codes], [v[full:] for v in norms], scheme.bits, rest, out[start:]
+            )
         return
     count = full + bool(rest)
     norms, codes = _checked(norms, count), _checked(codes, scheme.payload_bytes(n, 0) - 4 * count)
     places, scales = addresses(codes), addresses(norms)
-    native.share(count, n, lambda lo, hi: _c(
-        "qsgd_decode", places, scales, c_int64(ranks), c_float(ranks), c_int64(n), c_int64(scheme.bucket), c_int(scheme.bits),
-        c_int64(lo), c_int64(hi), address(out)))
+    native.share(
+        count,
+        n,
+        lambda lo, hi: _c(
+            "qsgd_decode",
+            places,
+            scales,
+            c_int64(ranks),
+            c_float(ranks),
+            c_int64(n),
+            c_int64(scheme.bucket),
+            c_int(scheme.bits),
+            c_int64(lo),
+            c_int64(hi),
+            address(out),
+        ),
+    )
 
 
-def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor,
-               threshold: Tensor | None = None, room: int = 0, fused: bool = True) -> Tensor | None:
+def accumulate(
+    x: Tensor,
+    gain: Tensor,
+    velocity: Tensor | None,
+    momentum: float,
+    nesterov: bool,
+    total: Tensor,
+    threshold: Tensor | None = None,
+    room: int = 0,
+    fused: bool = True,
+) -> Tensor | None:
     """Adds a gradient to what is held back; with a threshold, finds what is then not below it in magnitude.
 
     Ascending int64 places; None: more than `room`, or no threshold.
@@ -204,16 +320,40 @@ def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float
     return _scan(x, gain.item(), velocity, momentum, nesterov, total, threshold, room)
 
 
-def threshold(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor, stride: int, wanted: int,
-              fused: bool = True) -> Tensor:
-    """The `wanted`-th largest magnitude of every `stride`-th element of what `accumulate` would make of `total`; nothing is changed."""
+def threshold(
+    x: Tensor,
+    gain: Tensor,
+    velocity: Tensor | None,
+    momentum: float,
+    nesterov: bool,
+    total: Tensor,
+    stride: int,
+    wanted: int,
+    fused: bool = True,
+) -> Tensor:
+    """The `wanted`-th largest magnitude of every `stride`-th element of what `accumulate` would make of
+    `total`; nothing is changed.
+    """
     if backend(x, fused) != "c":
         sample, part = total[::stride].clone(), None if velocity is None else velocity[::stride].clone()
         reference.accumulate(x[::stride], gain, part, momentum, nesterov, sample)
         return sample.abs_().topk(wanted, sorted=False).values.min()
     room = torch.empty(-(-x.numel() // stride), dtype=torch.int32)
-    return torch.tensor(_c("threshold", address(x), c_float(gain.item()), address(velocity), c_float(momentum), c_int(nesterov), address(total),
-                           c_int64(x.numel()), c_int64(stride), c_int64(wanted), address(room)))
+    return torch.tensor(
+        _c(
+            "threshold",
+            address(x),
+            c_float(gain.item()),
+            address(velocity),
+            c_float(momentum),
+            c_int(nesterov),
+            address(total),
+            c_int64(x.numel()),
+            c_int64(stride),
+            c_int64(wanted),
+            address(room),
+        )
+    )
 
 
 def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Tensor | None:
@@ -224,28 +364,57 @@ def above(total: Tensor, threshold: Tensor, room: int, fused: bool = True) -> Te
     return found if found.numel() <= room else None
 
 
-def _scan(x: Tensor | None, gain: float, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor,
-          threshold: Tensor | None, room: int) -> Tensor | None:
+def _scan(
+    x: Tensor | None,
+    gain: float,
+    velocity: Tensor | None,
+    momentum: float,
+    nesterov: bool,
+    total: Tensor,
+    threshold: Tensor | None,
+    room: int,
+) -> Tensor | None:
     limit = math.inf if threshold is None else threshold.item()
     parts: list[tuple[int, Tensor, int]] = []
 
     def part(lo: int, hi: int) -> None:
         found = torch.empty(room, dtype=torch.int32)
         one, other = (None if t is None else t[lo:hi] for t in (x, velocity))
-        count = _c("accumulate", address(one), c_float(gain), address(other), c_float(momentum), c_int(nesterov), address(total[lo:hi]),
-                   c_int64(hi - lo), c_float(limit), address(found), c_int64(room))
+        count = _c(
+            "accumulate",
+            address(one),
+            c_float(gain),
+            address(other),
+            c_float(momentum),
+            c_int(nesterov),
+            address(total[lo:hi]),
+            c_int64(hi - lo),
+            c_float(limit),
+            address(found),
+            c_int64(room),
+        )
         parts.append((lo, found, count))
 
     native.share(total.numel(), total.numel(), part)
     if threshold is None or sum(count for _, _, count in parts) > room:
         return None
-    places = [found[:count].to(torch.int64).add_(lo) for lo, found, count in sorted(parts, key=lambda p: p[0])]
+    places = [
+        found[:count].to(torch.int64).add_(lo) for lo, found, count in sorted(parts, key=lambda p: p[0])
+    ]
     return torch.cat(places) if len(places) > 1 else places[0]
 
 
-def sparse_encode(total: Tensor, masked: Tensor | None, places: Tensor | None, k: int, dtype: torch.dtype, fused: bool = True) -> list[Tensor]:
-    """Takes the k totals that are largest in magnitude away: their values as they are sent, and their places in Elias-Fano code, low bits and
-    unary high bits. They are looked for at some places, ascending, or everywhere; NaN is larger than all. `masked` becomes zero there."""
+def sparse_encode(
+    total: Tensor,
+    masked: Tensor | None,
+    places: Tensor | None,
+    k: int,
+    dtype: torch.dtype,
+    fused: bool = True,
+) -> list[Tensor]:
+    """Takes the k totals that are largest in magnitude away: their values as they are sent, and their places
+    in Elias-Fano code, low bits and unary high bits. They are looked for at some places, ascending, or
+    everywhere; NaN is larger than all. `masked` becomes zero there."""
     n = total.numel()
     if backend(total, fused) != "c" or dtype != torch.float32:
         index = reference.largest(total, k) if places is None else places[reference.largest(total[places], k)]
@@ -258,12 +427,27 @@ def sparse_encode(total: Tensor, masked: Tensor | None, places: Tensor | None, k
     sizes = index_bytes(n, k)
     room, values = torch.empty(count, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
     lows, highs = (torch.empty(size, dtype=torch.uint8) for size in sizes)
-    _c("sparse_encode", address(total), address(masked), address(places), c_int64(count), c_int64(k), c_int(low_bits(n, k)), address(room),
-       address(values), c_int64(sizes[0]), address(lows), c_int64(sizes[1]), address(highs))
+    _c(
+        "sparse_encode",
+        address(total),
+        address(masked),
+        address(places),
+        c_int64(count),
+        c_int64(k),
+        c_int(low_bits(n, k)),
+        address(room),
+        address(values),
+        c_int64(sizes[0]),
+        address(lows),
+        c_int64(sizes[1]),
+        address(highs),
+    )
     return [values, lows, highs]
 
 
-def sparse_decode(gathered: Sequence[Sequence[Tensor]], factor: float, out: Tensor, fused: bool = True) -> None:
+def sparse_decode(
+    gathered: Sequence[Sequence[Tensor]], factor: float, out: Tensor, fused: bool = True
+) -> None:
     """Adds `factor` times what `sparse_encode` made on each rank to `out`."""
     n, k = out.numel(), gathered[0][0].numel()
     if backend(out, fused) != "c":
@@ -271,10 +455,24 @@ def sparse_decode(gathered: Sequence[Sequence[Tensor]], factor: float, out: Tens
             out.index_add_(0, reference.indices_decode(low, high, n, k), sent.to(torch.float32), alpha=factor)
         return
     sizes = index_bytes(n, k)
-    values, lows, highs = (_checked([rank[i] for rank in gathered], size) for i, size in enumerate((k, *sizes)))
+    values, lows, highs = (
+        _checked([rank[i] for rank in gathered], size) for i, size in enumerate((k, *sizes))
+    )
     values = [sent.to(torch.float32) for sent in values]
-    whole = _c("sparse_decode", addresses(values), addresses(lows), addresses(highs), c_int64(len(values)), c_int64(sizes[0]), c_int64(sizes[1]),
-               c_int64(k), c_int(low_bits(n, k)), c_float(factor), c_int64(n), address(out))
+    whole = _c(
+        "sparse_decode",
+        addresses(values),
+        addresses(lows),
+        addresses(highs),
+        c_int64(len(values)),
+        c_int64(sizes[0]),
+        c_int64(sizes[1]),
+        c_int64(k),
+        c_int(low_bits(n, k)),
+        c_float(factor),
+        c_int64(n),
+        address(out),
+    )
     if whole < len(values):
         raise DataError(f"indices of {k} of {n} elements arrived damaged from rank {whole}")
 
@@ -304,5 +502,8 @@ def _checked(payloads: Sequence[Tensor], size: int) -> list[Tensor]:
     """Contiguous, and as long as the C code will read."""
     for payload in payloads:
         if payload.numel() != size:
-            raise DataError(f"a payload of {size} elements was expected; got {payload.numel()} (ranks must use the same compressor)")
+            raise DataError(
+                f"a payload of {size} elements was expected; got {payload.numel()} (ranks must use the same"
+                " compressor)"
+            )
     return [payload.contiguous() for payload in payloads]

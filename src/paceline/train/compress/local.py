@@ -15,7 +15,7 @@ def lockstep(compressors: Sequence[Compressor], key: str, grads: Sequence[Tensor
     outs = [torch.empty_like(grad) for grad in grads]
     running = [c.exchange(key, grad, out) for c, grad, out in zip(compressors, grads, outs, strict=True)]
     asked: list[Round | None] = [next(one) for one in running]
-    while (requests := [request for request in asked if request is not None]):
+    while requests := [request for request in asked if request is not None]:
         arrived = carry_out(requests)
         asked = [_advance(one, arrived) for one in running]
     return outs

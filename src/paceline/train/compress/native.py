@@ -1,4 +1,5 @@
-"""`kernels.c`, built once per machine with the C compiler that is there, and called through ctypes (which lets other threads run).
+"""`kernels.c`, built once per machine with the C compiler that is there, and called through ctypes (which
+lets other threads run).
 
 Without a compiler `library()` is None, and what encodes falls back on torch.
 """
@@ -24,11 +25,21 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.c")
 #: sums may be regrouped where the source says so; nothing else may round differently from torch
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden",
-         "-shared", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp-simd",
+    "-fvisibility=hidden",
+    "-shared",
+    "-fPIC",
+)
 #: bytes of the checksum at the end of a cached library
 _DIGEST = hashlib.sha256().digest_size
-#: elements below which another thread costs more than it gains, and threads that one encoder takes at most, unless torch has more
+#: elements below which another thread costs more than it gains, and threads that one encoder takes at most,
+#: unless torch has more
 SHARE, MOST = 1 << 19, 4
 
 
@@ -48,9 +59,13 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built(compiler: str) -> Path:
-    """Where the library lies; named after what it was built from, so that another source or another processor gets its own."""
+    """Where the library lies; named after what it was built from, so that another source or another processor
+    gets its own.
+    """
     source = SOURCE.read_bytes()
-    name = hashlib.sha256(b"\0".join([source, compiler.encode(), " ".join(FLAGS).encode(), _processor()])).hexdigest()[:20]
+    name = hashlib.sha256(
+        b"\0".join([source, compiler.encode(), " ".join(FLAGS).encode(), _processor()])
+    ).hexdigest()[:20]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +87,9 @@ def _built(compiler: str) -> Path:
 
 
 def _seal(library: Path) -> None:
-    """Appends a checksum, which loaders do not see: a file that was cut or changed is noticed before it is loaded."""
+    """Appends a checksum, which loaders do not see: a file that was cut or changed is noticed before it is
+    loaded.
+    """
     content = library.read_bytes()
     with library.open("ab") as file:
         file.write(hashlib.sha256(content).digest())
@@ -96,12 +113,19 @@ def _processor() -> bytes:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor().encode()
-    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})).encode()
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    ).encode()
 
 
 def serves(tensor: Tensor) -> bool:
     """Whether the C kernels can take a tensor: in the host's memory, contiguous, fewer than 2^31 elements."""
-    return library() is not None and tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() < 1 << 31
+    return (
+        library() is not None
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and tensor.numel() < 1 << 31
+    )
 
 
 def address(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -126,8 +150,8 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """That an encoder takes: as many as torch may use, or a few where the rank has more cores (launchers give it one, however many it has). Also
-    the core of the passes, which wait for the last of it."""
+    """That an encoder takes: as many as torch may use, or a few where the rank has more cores (launchers give
+    it one, however many it has). Also the core of the passes, which wait for the last of it."""
     return max(torch.get_num_threads(), min(MOST, cores()))
 
 

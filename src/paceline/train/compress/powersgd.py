@@ -1,11 +1,14 @@
-"""PowerSGD: each matrix by two thin factors, from one step of power iteration that starts where the last one ended.
+"""PowerSGD: each matrix by two thin factors, from one step of power iteration that starts where the last one
+ended.
 
-Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019.
+Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
+NeurIPS 2019.
 
-    M = gradient + error;  P = orthogonal(sum over ranks of M Q);  Q = mean over ranks of M' P;  result P Q';  error = M - P Q'
+    M = gradient + error;  P = orthogonal(sum over ranks of M Q);  Q = mean over ranks of M' P;
+    result P Q';  error = M - P Q'
 
-Two all-reduces, the second of what the first brought: `exchange` asks for them one after the other, in the order of the caller. Vectors,
-and matrices whose factors would not be smaller, are averaged in float32.
+Two all-reduces, the second of what the first brought: `exchange` asks for them one after the other, in the
+order of the caller. Vectors, and matrices whose factors would not be smaller, are averaged in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ from .base import Arrived, Compressor, Round, flat, writing
 
 
 class PowerSGD(Compressor):
-    """Low-rank gradients with error feedback. Factors lie so that products read matrices along rows: ten times as fast on CPUs."""
+    """Low-rank gradients with error feedback.
+
+    Factors lie so that products read matrices along rows: ten times as fast on CPUs.
+    """
 
     scheme: spec.PowerSGD
     #: the second factor is the same on all ranks
@@ -45,7 +51,9 @@ class PowerSGD(Compressor):
         return [F.linear(residual.view(rows, columns), entry["factor"])]
 
     def continued(self, key: str, arrived: Arrived, grad: Tensor) -> list[Tensor] | None:
-        """The second factor, from the sum over ranks of the first; None: the gradient went whole, and there is no second."""
+        """The second factor, from the sum over ranks of the first; None: the gradient went whole, and there
+        is no second.
+        """
         found = self.scheme.factors(grad.shape)
         if found is None:
             return None

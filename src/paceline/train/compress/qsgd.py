@@ -1,7 +1,8 @@
 """QSGD: stochastic rounding to a few levels between zero and a norm per bucket.
 
-Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS 2017. With the largest magnitude of a
-bucket as its norm, as in the paper's experiments, or with the 2-norm of its theory. Codes of a fixed size: no Elias coding of levels.
+Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS 2017. With the
+largest magnitude of a bucket as its norm, as in the paper's experiments, or with the 2-norm of its theory.
+Codes of a fixed size: no Elias coding of levels.
 """
 
 from __future__ import annotations
@@ -24,4 +25,6 @@ class QSGD(Compressor):
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         with writing(out) as target:
-            kernels.qsgd_decode([p[0] for p in gathered], [p[1] for p in gathered], self.scheme, target, self.fused)
+            kernels.qsgd_decode(
+                [p[0] for p in gathered], [p[1] for p in gathered], self.scheme, target, self.fused
+            )

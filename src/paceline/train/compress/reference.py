@@ -1,7 +1,8 @@
-"""Encoders and decoders in plain torch, for any device: what the fused ones must equal, and what torch.compile fuses on GPUs.
+"""Encoders and decoders in plain torch, for any device: what the fused ones must equal, and what
+torch.compile fuses on GPUs.
 
-Codes lie in streams: with w codes to a byte and m bytes, code j of byte i belongs to element j m + i. Random numbers are a hash of
-a seed plus the element's place, so that every implementation draws the same.
+Codes lie in streams: with w codes to a byte and m bytes, code j of byte i belongs to element j m + i. Random
+numbers are a hash of a seed plus the element's place, so that every implementation draws the same.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ def moments(x: Tensor) -> Tensor:
 
 
 def ternary_scaler(x: Tensor, clip: float) -> Tensor:
-    """min(max |x|, clip * sigma about zero), one float32; infinite if anything is not finite, since a maximum over ranks may lose a NaN."""
+    """min(max |x|, clip * sigma about zero), one float32; infinite if anything is not finite, since a maximum
+    over ranks may lose a NaN.
+    """
     squares, largest = moments(x).unbind()
     limit = clip * (squares / x.numel()).sqrt() if clip else largest
-    return torch.nan_to_num(torch.minimum(largest, limit).to(torch.float32), nan=float("inf"), posinf=float("inf")).reshape(1)
+    return torch.nan_to_num(
+        torch.minimum(largest, limit).to(torch.float32), nan=float("inf"), posinf=float("inf")
+    ).reshape(1)
 
 
 def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
@@ -80,11 +85,17 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: Tensor) -> Tensor:
 
 
 def ternary_decode(payloads: Sequence[Tensor], factors: Tensor, out: Tensor) -> None:
-    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added up first."""
+    """The sum over ranks of factor times trit, into `out`; a single factor is everyone's, and trits are added
+    up first.
+    """
     powers = torch.tensor([3**j for j in range(TRITS)], dtype=torch.int32, device=factors.device)[:, None]
     trits = ((payload.to(torch.int32)[None, :] // powers % 3 - 1).to(torch.float32) for payload in payloads)
     zero = torch.zeros((), dtype=torch.float32, device=factors.device)
-    total = factors * sum(trits, zero) if factors.numel() == 1 else sum((f * t for f, t in zip(factors.unbind(), trits, strict=True)), zero)
+    total = (
+        factors * sum(trits, zero)
+        if factors.numel() == 1
+        else sum((f * t for f, t in zip(factors.unbind(), trits, strict=True)), zero)
+    )
     out.copy_(total.reshape(-1)[: out.numel()])
 
 
@@ -108,7 +119,9 @@ def sign_sums(x: Tensor) -> Tensor:
     """Sums of the elements from zero up and of those below, and how many are below, float64."""
     below = x < 0
     wide = x.double()
-    return torch.stack([wide.masked_fill(below, 0).sum(), wide.masked_fill(~below, 0).sum(), below.sum().double()])
+    return torch.stack(
+        [wide.masked_fill(below, 0).sum(), wide.masked_fill(~below, 0).sum(), below.sum().double()]
+    )
 
 
 def sign_encode(x: Tensor, error: Tensor | None, gain: float) -> tuple[Tensor, Tensor]:
@@ -122,8 +135,12 @@ def sign_feedback(error: Tensor, positive: Tensor, negative: Tensor) -> None:
     error.sub_(torch.where(error < 0, negative, positive))
 
 
-def sign_decode(payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, vote: Tensor | None, out: Tensor) -> None:
-    """The sum over ranks of positive[r] or negative[r], as the bit says; with `vote`, the sign of that sum times it."""
+def sign_decode(
+    payloads: Sequence[Tensor], positive: Tensor, negative: Tensor, vote: Tensor | None, out: Tensor
+) -> None:
+    """The sum over ranks of positive[r] or negative[r], as the bit says; with `vote`, the sign of that sum
+    times it.
+    """
     shifts = torch.arange(8, dtype=torch.int32, device=positive.device)[:, None]
     total = torch.zeros((), dtype=torch.float32, device=positive.device)
     for payload, p, q in zip(payloads, positive.unbind(), negative.unbind(), strict=True):
@@ -153,7 +170,9 @@ def qsgd_encode(x: Tensor, seed: Tensor, bits: int, bucket: int, l2: bool) -> tu
     return norms, packed.to(torch.uint8).reshape(-1)
 
 
-def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, bucket: int, out: Tensor) -> None:
+def qsgd_decode(
+    codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, bucket: int, out: Tensor
+) -> None:
     """The mean over ranks of whole buckets, or of one shorter bucket, into `out`."""
     levels = 2 ** (bits - 1) - 1
     shifts = torch.arange(0, 8, bits, dtype=torch.int32, device=norms[0].device)[None, :, None]
@@ -161,7 +180,9 @@ def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, buc
     for packed, norm in zip(codes, norms, strict=True):
         code = (packed.to(torch.int32).reshape(norm.numel(), 1, -1) >> shifts) & (2**bits - 1)
         level = code & levels
-        signed = torch.where(code > levels, -level, level).to(torch.float32).reshape(norm.numel(), -1)[:, :bucket]
+        signed = (
+            torch.where(code > levels, -level, level).to(torch.float32).reshape(norm.numel(), -1)[:, :bucket]
+        )
         total = total + (norm / (levels * len(codes)))[:, None] * signed
     out.copy_(total.reshape(-1))
 
@@ -169,7 +190,9 @@ def qsgd_decode(codes: Sequence[Tensor], norms: Sequence[Tensor], bits: int, buc
 # ---- sparse
 
 
-def accumulate(x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor) -> None:
+def accumulate(
+    x: Tensor, gain: Tensor, velocity: Tensor | None, momentum: float, nesterov: bool, total: Tensor
+) -> None:
     """total += gain * x; with `velocity`, momentum first."""
     step = x * gain
     if velocity is None:
@@ -200,7 +223,9 @@ def bits_pack(bits: Tensor) -> Tensor:
 
 def bits_unpack(packed: Tensor, count: int) -> Tensor:
     """What `bits_pack` packed."""
-    return ((packed.to(torch.int32)[:, None] >> torch.arange(8, dtype=torch.int32, device=packed.device)) & 1).reshape(-1)[:count]
+    return (
+        (packed.to(torch.int32)[:, None] >> torch.arange(8, dtype=torch.int32, device=packed.device)) & 1
+    ).reshape(-1)[:count]
 
 
 def indices_encode(index: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -224,7 +249,9 @@ def indices_decode(lows: Tensor, highs: Tensor, n: int, k: int) -> Tensor:
 
 
 def strata(n: int, k: int, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """k different int64 places below n, ascending: one drawn from each of k ranges of nearly equal size; and the sizes of the ranges."""
+    """k different int64 places below n, ascending: one drawn from each of k ranges of nearly equal size; and
+    the sizes of the ranges.
+    """
     edges = torch.arange(k + 1, dtype=torch.int64, device=seed.device) * n // k
     sizes = edges[1:] - edges[:-1]
     drawn = mix(counters(0, k, seed)).to(torch.int64) & 0xFFFFFFFF

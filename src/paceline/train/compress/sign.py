@@ -1,8 +1,9 @@
 """One bit per element: signSGD with majority vote, and 1-bit SGD with error feedback.
 
 Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019.
-Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014:
-two values per tensor here, where the paper has two per column of a weight matrix.
+Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+Speech DNNs, Interspeech 2014: two values per tensor here, where the paper has two per column of a weight
+matrix.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class SignSGD(Compressor):
 
 
 class OneBit(Compressor):
-    """Signs, decoded as the mean of the elements on their side; what that misses is added to the next gradient."""
+    """Signs, decoded as the mean of the elements on their side; what that misses is added to the next
+    gradient.
+    """
 
     local_state: ClassVar[tuple[str, ...]] = ("residual",)
 
@@ -57,4 +60,6 @@ class OneBit(Compressor):
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         values = torch.stack([payload[1] for payload in gathered], dim=1) * (self.loss_scale / len(gathered))
         with writing(out) as target:
-            kernels.sign_decode([payload[0] for payload in gathered], values[0], values[1], target, None, self.fused)
+            kernels.sign_decode(
+                [payload[0] for payload in gathered], values[0], values[1], target, None, self.fused
+            )

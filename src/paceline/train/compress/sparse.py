@@ -1,10 +1,12 @@
 """A few elements of each tensor: top-k, random-k and Deep Gradient Compression.
 
-Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
-Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, ICLR 2018.
+Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; Stich et al., Sparsified
+SGD with Memory, NeurIPS 2018. Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for
+Distributed Training, ICLR 2018.
 
-The number of elements is fixed by the tensor's size, so that bytes are known beforehand and ranks need not agree on sizes. The largest
-are found by a threshold from a sample, aimed low, and an exact choice among what passes it: the same elements as sorting all would give.
+The number of elements is fixed by the tensor's size, so that bytes are known beforehand and ranks need not
+agree on sizes. The largest are found by a threshold from a sample, aimed low, and an exact choice among what
+passes it: the same elements as sorting all would give.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from .base import Arrived, Compressor, flat, writing
 
 #: elements up to which sorting all is as fast as sampling
 SMALL = 1 << 14
-#: elements of a sample above the threshold that are enough to find it: more cost more than an exact choice among those that pass one too low
+#: elements of a sample above the threshold that are enough to find it: more cost more than an exact choice
+#: among those that pass one too low
 _HITS = 32
 _VALUES = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -33,8 +36,18 @@ class _Largest(Compressor):
 
     scheme: spec.TopK | spec.DGC
 
-    def _largest(self, x: Tensor, gain: Tensor, velocity: Tensor | None, total: Tensor, share: float, masked: Tensor | None = None) -> list[Tensor]:
-        """Adds the gradient to `total`, from which the k largest sums are taken away to be sent; `masked` becomes zero at their places."""
+    def _largest(
+        self,
+        x: Tensor,
+        gain: Tensor,
+        velocity: Tensor | None,
+        total: Tensor,
+        share: float,
+        masked: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Adds the gradient to `total`, from which the k largest sums are taken away to be sent; `masked`
+        becomes zero at their places.
+        """
         n = x.numel()
         k = kept(n, self.scheme.ratio_at(self.step))
         momentum = self.scheme.momentum if isinstance(self.scheme, spec.DGC) else 0.0
@@ -46,8 +59,12 @@ class _Largest(Compressor):
         wanted = math.ceil(hits + 3 * math.sqrt(hits) + 2)
         threshold = None
         if n > SMALL and wanted < sampled and not x.is_meta:
-            threshold = kernels.threshold(x, gain, velocity, momentum, nesterov, total, stride, wanted, self.fused)
-        found = kernels.accumulate(x, gain, velocity, momentum, nesterov, total, threshold, min(n, 3 * wanted * stride), self.fused)
+            threshold = kernels.threshold(
+                x, gain, velocity, momentum, nesterov, total, stride, wanted, self.fused
+            )
+        found = kernels.accumulate(
+            x, gain, velocity, momentum, nesterov, total, threshold, min(n, 3 * wanted * stride), self.fused
+        )
         if found is not None and found.numel() < k:
             found = None
         return kernels.sparse_encode(total, masked, found, k, _VALUES[self.scheme.values], self.fused)
@@ -72,11 +89,13 @@ class TopK(_Largest):
 
 
 class DGC(_Largest):
-    """Top-k of accumulated momentum, with local clipping, factor masking and a warm-up of the share that is sent.
+    """Top-k of accumulated momentum, with local clipping, factor masking and a warm-up of the share that is
+    sent.
 
         u = m u + g,  v += u,  send the largest of v,  clear u and v there
 
-    Momentum is applied here: give the optimizer none. Clipping is of each tensor by itself, since gradients are sent as they become ready.
+    Momentum is applied here: give the optimizer none. Clipping is of each tensor by itself, since gradients
+    are sent as they become ready.
     """
 
     scheme: spec.DGC
@@ -94,8 +113,8 @@ class DGC(_Largest):
     def _added(self, x: Tensor, gain: Tensor, velocity: Tensor) -> Tensor:
         """Updates the momentum for a later pass of a step; returns the factor by which `x` adds to the total.
 
-        The gradient of the step is g1 + g2, so that u' = m u + g1 + g2: the first pass made m u + g1 of u, the
-        second adds g2 to u and to v.
+        The gradient of the step is g1 + g2, so that u' = m u + g1 + g2: the first pass made m u + g1 of u,
+        the second adds g2 to u and to v.
         """
         if self.scheme.nesterov:  # u' = m (u + g), v += u' + g
             velocity.add_(x * gain, alpha=self.scheme.momentum)
@@ -104,7 +123,9 @@ class DGC(_Largest):
         return gain
 
     def _gain(self, x: Tensor) -> Tensor:
-        """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the limit."""
+        """What the gradient is multiplied by: one over the loss scale, and less where its norm is above the
+        limit.
+        """
         gain = torch.full((), 1.0 / self.loss_scale, device=x.device)
         if not self.scheme.clip_norm:
             return gain
@@ -116,7 +137,8 @@ class DGC(_Largest):
 class RandomK(Compressor):
     """k elements at places that all ranks draw alike: values alone are sent, and summed by an all-reduce.
 
-    One place is drawn from each of k ranges: as likely as any other, different by construction, and in the order of memory.
+    One place is drawn from each of k ranges: as likely as any other, different by construction, and in the
+    order of memory.
     """
 
     scheme: spec.RandomK

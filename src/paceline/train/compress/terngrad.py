@@ -2,12 +2,13 @@
 
 Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
 
-    s = max over ranks of min(max |g|, 2.5 sigma)         per tensor; elements above s become s: that is the clipping
+    s = max over ranks of min(max |g|, 2.5 sigma)         per tensor; elements above s become s: that is the
+                                                          clipping
     t = sign(g) with probability min(|g| / s, 1), else 0  five to a byte, 1.6 bits per element
     mean over ranks of s t
 
-Sigma is taken about zero, as the clipping is: a tensor whose elements are all alike is not clipped away. Unbiased where nothing is
-clipped.
+Sigma is taken about zero, as the clipping is: a tensor whose elements are all alike is not clipped away.
+Unbiased where nothing is clipped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class TernGrad(Compressor):
 
     def decode(self, key: str, gathered: Arrived, out: Tensor) -> None:
         ranks = len(gathered)
-        factors = self._pending.pop(key) if self.scheme.share else torch.cat([payload[1] for payload in gathered])
+        factors = (
+            self._pending.pop(key) if self.scheme.share else torch.cat([payload[1] for payload in gathered])
+        )
         with writing(out) as target:
             kernels.ternary_decode([payload[0] for payload in gathered], factors / ranks, target, self.fused)
 

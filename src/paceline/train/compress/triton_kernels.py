@@ -1,4 +1,5 @@
-"""TernGrad on GPUs: a scaler, an encoder and a decoder in one launch each (two for the scaler). Imported only where there is a GPU.
+"""TernGrad on GPUs: a scaler, an encoder and a decoder in one launch each (two for the scaler). Imported only
+where there is a GPU.
 
 The same arithmetic as `reference.py`; see there for the layout of codes and for the random numbers.
 """
@@ -21,8 +22,10 @@ except ImportError:  # no GPU build of torch: nothing here will be called
         """Leaves a kernel as it is."""
         return function if function is not None else jit
 
+
 BLOCK = 1024
-#: programs of the first reduction: enough to fill a large GPU several times, few enough for one program to sum up
+#: programs of the first reduction: enough to fill a large GPU several times, few enough for one program to
+#: sum up
 PARTS = 1024
 
 
@@ -36,7 +39,7 @@ def _uniform(counter):  # type: ignore[no-untyped-def]
 
 
 @jit  # type: ignore[untyped-decorator, unused-ignore]
-def _moments(x, squares, largest, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _moments(x, squares, largest, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     part, parts = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros([BLOCK], tl.float32)
     top = tl.zeros([BLOCK], tl.float32)
@@ -50,7 +53,7 @@ def _moments(x, squares, largest, n, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 @jit  # type: ignore[untyped-decorator, unused-ignore]
-def _scaler(squares, largest, out, n, clip, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _scaler(squares, largest, out, n, clip, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.arange(0, PARTS)
     total = tl.sum(tl.load(squares + i).to(tl.float64), 0)
     top = tl.max(tl.load(largest + i), 0)
@@ -61,7 +64,7 @@ def _scaler(squares, largest, out, n, clip, PARTS: tl.constexpr):  # type: ignor
 
 
 @jit(do_not_specialize=["seed"])  # type: ignore[untyped-decorator, unused-ignore]
-def _encode(x, scale, out, n, m, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _encode(x, scale, out, n, m, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     s = tl.load(scale)
     code = tl.zeros([BLOCK], tl.int32)
@@ -76,7 +79,7 @@ def _encode(x, scale, out, n, m, seed, BLOCK: tl.constexpr):  # type: ignore[no-
 
 
 @jit  # type: ignore[untyped-decorator, unused-ignore]
-def _decode(codes, factors, out, n, m, world, SHARED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _decode(codes, factors, out, n, m, world, SHARED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.zeros([BLOCK], tl.float32)
     b, c, d, e = a, a, a, a
@@ -122,6 +125,10 @@ def ternary_encode(x: Tensor, scale: Tensor, seed: int) -> Tensor:
 
 
 def ternary_decode(codes: Tensor, factors: Tensor, out: Tensor) -> None:
-    """The sum over ranks (rows of `codes`) of factor times trit, into `out`; a single factor is everyone's."""
+    """The sum over ranks (rows of `codes`) of factor times trit, into `out`; a single factor is
+    everyone's.
+    """
     world, m = codes.shape
-    _decode[(-(-m // BLOCK),)](codes, factors, out, out.numel(), m, world, SHARED=factors.numel() == 1, BLOCK=BLOCK)
+    _decode[(-(-m // BLOCK),)](
+        codes, factors, out, out.numel(), m, world, SHARED=factors.numel() == 1, BLOCK=BLOCK
+    )

@@ -1,4 +1,6 @@
-"""Large batches: layer-wise learning rates, warm-up and linear scaling, growing batches, the gradient noise scale."""
+"""Large batches: layer-wise learning rates, warm-up and linear scaling, growing batches, the gradient noise
+scale.
+"""
 
 from paceline.train.optim.layerwise import LAMB, LARS, Layerwise
 from paceline.train.optim.noise import NoiseScale

@@ -12,7 +12,8 @@ from paceline.errors import SpecError
 
 
 def scaled_lr(base_lr: float, batch: int, base_batch: int = 256, rule: str = "linear") -> float:
-    """The learning rate for a batch, given one that is known to work: in proportion (SGD), or to the square root (adaptive optimizers).
+    """The learning rate for a batch, given one that is known to work: in proportion (SGD), or to the square
+    root (adaptive optimizers).
 
     Goyal et al., Accurate, Large Minibatch SGD, 2017; Krizhevsky, One weird trick, 2014.
 
@@ -26,18 +27,26 @@ def scaled_lr(base_lr: float, batch: int, base_batch: int = 256, rule: str = "li
     return base_lr * (batch / base_batch if rule == "linear" else (batch / base_batch) ** 0.5)
 
 
-def warmup(optimizer: torch.optim.Optimizer, steps: int, then: LRScheduler | None = None, start: float = 0.0) -> LRScheduler:
-    """Raises the learning rate from `start` of itself to all of it over `steps`, then goes on with another schedule."""
+def warmup(
+    optimizer: torch.optim.Optimizer, steps: int, then: LRScheduler | None = None, start: float = 0.0
+) -> LRScheduler:
+    """Raises the learning rate from `start` of itself to all of it over `steps`, then goes on with another
+    schedule.
+    """
     if steps < 0 or not 0 <= start <= 1:
-        raise SpecError(f"warm-up takes 0 steps or more and begins at 0 to 1 of the rate; got {steps} and {start:g}")
+        raise SpecError(
+            f"warm-up takes 0 steps or more and begins at 0 to 1 of the rate; got {steps} and {start:g}"
+        )
     rise = LambdaLR(optimizer, lambda step: min(1.0, start + (1 - start) * (step + 1) / (steps + 1)))
     return rise if then is None else torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, then], [steps])
 
 
 def annealed(step: int, steps: int, warmup: int = 0) -> float:
-    """The share of the learning rate in step `step` (from 1) of `steps`: it rises over `warmup`, then falls to zero along half a cosine.
+    """The share of the learning rate in step `step` (from 1) of `steps`: it rises over `warmup`, then falls
+    to zero along half a cosine.
 
-    Loshchilov and Hutter, SGDR, ICLR 2017, without restarts. Averages out what noise is left in the gradients at the end of a run.
+    Loshchilov and Hutter, SGDR, ICLR 2017, without restarts. Averages out what noise is left in the gradients
+    at the end of a run.
 
     >>> [round(annealed(step, 8, 2), 2) for step in range(1, 9)]
     [0.5, 1.0, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07]
@@ -51,7 +60,8 @@ def annealed(step: int, steps: int, warmup: int = 0) -> float:
 class BatchGrowth:
     """Grows the batch where others lower the learning rate, as far as it may; beyond, the rate falls.
 
-    Smith et al., Don't Decay the Learning Rate, Increase the Batch Size, ICLR 2018: both keep lr / batch, and so the noise of SGD.
+    Smith et al., Don't Decay the Learning Rate, Increase the Batch Size, ICLR 2018: both keep lr / batch, and
+    so the noise of SGD.
     """
 
     batch: int
@@ -62,7 +72,9 @@ class BatchGrowth:
 
     def __post_init__(self) -> None:
         if not 0 < self.batch <= self.most or self.factor <= 1:
-            raise SpecError(f"0 < batch <= most and factor > 1; got {self.batch}, {self.most} and {self.factor:g}")
+            raise SpecError(
+                f"0 < batch <= most and factor > 1; got {self.batch}, {self.most} and {self.factor:g}"
+            )
 
     def when(self, step: int) -> tuple[int, float]:
         """The batch, and what the learning rate is multiplied with, at a step.

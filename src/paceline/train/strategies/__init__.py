@@ -1,13 +1,14 @@
 """Ways to keep the replicas of a model one model, by name.
 
-    ddp           torch's own DistributedDataParallel: the baseline
-    allreduce     the same from our engine: buckets reduced during the backward pass
-    overlap       gradients exchanged during the backward pass, parameters gathered under the next forward pass
-    priority      all-reduce; the layers needed first go first, updates hide under the next forward pass
-    lazy          as priority; gradients of bottom layers add up for a few steps first
-    local, post-local, diloco     replicas averaged now and then
-    auto          watches a few steps, then takes what is fastest here; exact, unless `loss` allows more
-    terngrad, dgc, powersgd, qsgd, signsgd, onebit, topk, randomk, fp16, bf16     compressed averaging, settings as in `dgc:ratio=0.01`
+ddp           torch's own DistributedDataParallel: the baseline
+allreduce     the same from our engine: buckets reduced during the backward pass
+overlap       gradients exchanged during the backward pass, parameters gathered under the next forward pass
+priority      all-reduce; the layers needed first go first, updates hide under the next forward pass
+lazy          as priority; gradients of bottom layers add up for a few steps first
+local, post-local, diloco     replicas averaged now and then
+auto          watches a few steps, then takes what is fastest here; exact, unless `loss` allows more
+terngrad, dgc, powersgd, qsgd, signsgd, onebit, topk, randomk, fp16, bf16     compressed averaging, settings
+as in `dgc:ratio=0.01`
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ T = TypeVar("T")
 _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 #: each makes a strategy from keyword options
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "ddp": DDP, "allreduce": Averaging, "overlap": Overlap, "priority": Priority, "auto": Auto,
-    "lazy": Lazy, "local": LocalSGD, "post-local": PostLocalSGD, "diloco": DiLoCo,
+    "ddp": DDP,
+    "allreduce": Averaging,
+    "overlap": Overlap,
+    "priority": Priority,
+    "auto": Auto,
+    "lazy": Lazy,
+    "local": LocalSGD,
+    "post-local": PostLocalSGD,
+    "diloco": DiLoCo,
 }
 
 
@@ -45,7 +53,9 @@ def names() -> list[str]:
 
 
 def make(text: str, **options: Any) -> Strategy:
-    """The strategy called `name`, with options as keywords or in words: `overlap:fc=rows`, `dgc:ratio=0.01` (settings of the scheme)."""
+    """The strategy called `name`, with options as keywords or in words: `overlap:fc=rows`, `dgc:ratio=0.01`
+    (settings of the scheme).
+    """
     name, _, given = text.partition(":")
     if name in STRATEGIES:
         return called(name, STRATEGIES[name], **{**words(name, given, STRATEGIES[name]), **options})
@@ -68,13 +78,17 @@ def known(name: str, options: Iterable[str], taken: Sequence[str]) -> None:
 
 
 def words(name: str, given: str, make: Callable[..., Any], first: int = 0) -> dict[str, Any]:
-    """Options in words, `fc=rows,most_bytes=1000000`, for what `make` takes behind its `first` arguments; each of the kind that it asks for."""
+    """Options in words, `fc=rows,most_bytes=1000000`, for what `make` takes behind its `first` arguments;
+    each of the kind that it asks for.
+    """
     taken = dict(list(_taken(make).items())[first:])
     out: dict[str, Any] = {}
     for part in filter(None, given.split(",")):
         key, found, value = (one.strip() for one in part.partition("="))
         if not found:
-            raise SpecError(f"strategy {name!r}: options are written option=value, separated by commas; got {part!r}")
+            raise SpecError(
+                f"strategy {name!r}: options are written option=value, separated by commas; got {part!r}"
+            )
         known(name, [key], list(taken))
         try:
             out[key] = ast.literal_eval(value)
@@ -82,7 +96,10 @@ def words(name: str, given: str, make: Callable[..., Any], first: int = 0) -> di
             out[key] = {"true": True, "false": False}.get(value.lower(), value)
         kinds = {kind for kind in get_args(taken[key]) or (taken[key],) if kind is not type(None)}
         if kinds <= _KINDS.keys() and not any(_is(out[key], kind) for kind in kinds):
-            raise SpecError(f"strategy {name!r}: {key} must be {' or '.join(sorted(_KINDS[kind] for kind in kinds))}; got {value!r}")
+            raise SpecError(
+                f"strategy {name!r}: {key} must be {' or '.join(sorted(_KINDS[kind] for kind in kinds))}; got"
+                f" {value!r}"
+            )
     return out
 
 
@@ -93,7 +110,9 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _taken(make: Callable[..., Any]) -> dict[str, Any]:
-    """Options by name, with their types as far as they are known; a class may hand some on to the one that it is made of."""
+    """Options by name, with their types as far as they are known; a class may hand some on to the one that it
+    is made of.
+    """
     taken: dict[str, Any] = {}
     for kind in getattr(make, "__mro__", (make,)):
         parameters = inspect.signature(kind).parameters.values()
@@ -101,7 +120,11 @@ def _taken(make: Callable[..., Any]) -> dict[str, Any]:
             types = get_type_hints(kind.__init__ if isinstance(kind, type) else getattr(kind, "func", kind))  # type: ignore[misc]
         except NameError:  # imported for type checkers only
             types = {}
-        taken |= {one.name: types.get(one.name, Any) for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in taken}
+        taken |= {
+            one.name: types.get(one.name, Any)
+            for one in parameters
+            if one.kind is not one.VAR_KEYWORD and one.name not in taken
+        }
         if all(one.kind is not one.VAR_KEYWORD for one in parameters):
             break
     return taken

@@ -1,7 +1,9 @@
-"""How a strategy of `deferral` is arranged: what its first step showed, and what was made of it on the link found then.
+"""How a strategy of `deferral` is arranged: what its first step showed, and what was made of it on the link
+found then.
 
-It goes into checkpoints, so that a run which goes on from one sends the same pieces in the same order from its first step: sums keep their order,
-and the run ends with the bits of one that was never interrupted. Clocks and links, which may be others today, are not asked again.
+It goes into checkpoints, so that a run which goes on from one sends the same pieces in the same order from
+its first step: sums keep their order, and the run ends with the bits of one that was never interrupted.
+Clocks and links, which may be others today, are not asked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`auto`: watches a few steps, probes the link and the encoders, and takes what the model of each strategy says is fastest here.
+"""`auto`: watches a few steps, probes the link and the encoders, and takes what the model of each strategy
+says is fastest here.
 
-Strategies between which the model cannot tell are tried, each for a few steps of the training itself, and the fastest stays. It says no where
-nothing pays: plain all-reduce stays unless another strategy is faster by more than the model errs.
+Strategies between which the model cannot tell are tried, each for a few steps of the training itself, and the
+fastest stays. It says no where nothing pays: plain all-reduce stays unless another strategy is faster by more
+than the model errs.
 
 What may be lost is the user's to say (`loss`): "none", the default, keeps synchronous SGD exact, "rounding"
 allows half precision on the wire, "some" allows ternary and sparse gradients, too. Where schemes are allowed,
@@ -33,20 +35,24 @@ from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Rates, Setting, averaging_s, overlap_s
 from paceline.train.strategies.probe import cores, probe
 
-#: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this to replace all alike: those
-#: in float32 need messages of another kind, which the model counts too low on a busy core
+#: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this
+#: to replace all alike: those in float32 need messages of another kind, which the model counts too low on a
+#: busy core
 MARGIN, _MIXED = 0.03, 0.1
 FLOAT32 = Float32()
 #: elements on which encoders are timed
 _LARGE, _SMALL = 1 << 22, 1 << 14
 #: what is expected to take up to so many times as long as the best is tried, this many at most
 _NEAR, _TRIED = 1.3, 3
-#: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds, within these numbers of steps. The
-#: median of a few in a row counts: what hides under the next step is seen over some only
+#: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds,
+#: within these numbers of steps. The median of a few in a row counts: what hides under the next step is seen
+#: over some only
 _LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 0.5, 6, 30, 3
-#: times that all are tried there and back, at most; doubt about their seconds, as a share, from which on none of it matters
+#: times that all are tried there and back, at most; doubt about their seconds, as a share, from which on none
+#: of it matters
 _PASSES, _SURE = 4, 0.02
-#: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps), and at most: more than caches hold
+#: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps),
+#: and at most: more than caches hold
 _TOUCHED, _MOST_TOUCHED = 4, 1 << 26
 
 
@@ -71,14 +77,21 @@ class Choice:
 
 
 class Auto(Strategy):
-    """Plain averaging for `watch` steps, then what is fastest; where that is not clear (`trial`), after some steps of each that may be."""
+    """Plain averaging for `watch` steps, then what is fastest; where that is not clear (`trial`), after some
+    steps of each that may be.
+    """
 
     name = "auto"
     paper = "choice per layer as in Wang et al., Espresso, 2022; model in `estimate`"
 
     def __init__(
-        self, *, loss: str = NO_LOSS, schemes: tuple[str, ...] | None = None, watch: int = 4,
-        cores: int | None = None, trial: bool = True,
+        self,
+        *,
+        loss: str = NO_LOSS,
+        schemes: tuple[str, ...] | None = None,
+        watch: int = 4,
+        cores: int | None = None,
+        trial: bool = True,
     ) -> None:
         super().__init__()
         if loss not in LOSSES:
@@ -88,8 +101,10 @@ class Auto(Strategy):
         self.schemes = tuple(LOSSES[loss] if schemes is None else schemes)
         self.watch, self.cores, self.trial = watch, cores, trial
         self.choice: Choice | None = None
-        self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))  # after the passes: they are timed
-        #: strategies still to be tried in this pass; seconds of a step in each trial; what those that were tried remember
+        # after the passes: they are timed
+        self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))
+        #: strategies still to be tried in this pass; seconds of a step in each trial; what those that were
+        #: tried remember
         self._left_to_try: list[str] = []
         self._tried: dict[str, list[float]] = {}
         self._remembered: dict[str, dict[str, Any]] = {}
@@ -142,7 +157,9 @@ class Auto(Strategy):
             print(f"{NOTE}{told(*self._taken, self.schemes)}", file=sys.stderr, flush=True)
 
     def _try_on(self) -> None:
-        """After a step of a trial: the next one, or the fastest, where this was the last of it and no other may be."""
+        """After a step of a trial: the next one, or the fastest, where this was the last of it and no other
+        may be.
+        """
         assert self.choice is not None
         self._ends.append(time.perf_counter())
         name = self._left_to_try[0]
@@ -150,7 +167,10 @@ class Auto(Strategy):
         if len(self._ends) <= _LEAD + wanted:
             return
         timed = self._ends[_LEAD:]
-        took = torch.tensor([statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW], device=self.parameters[0][1].device)
+        took = torch.tensor(
+            [statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW],
+            device=self.parameters[0][1].device,
+        )
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         self._tried.setdefault(name, []).append(float(took))
         self._left_to_try.pop(0)
@@ -163,7 +183,9 @@ class Auto(Strategy):
             return
         measured = {one: statistics.fmean(seconds) for one, seconds in self._tried.items()}
         best = min(_rivals(self._tried), key=lambda one: measured[one])
-        others = ", ".join(f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best)
+        others = ", ".join(
+            f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best
+        )
         reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
         self.choice = replace(self.choice, strategy=best, measured_s=measured, reason=reason)
         if best != name:
@@ -172,7 +194,9 @@ class Auto(Strategy):
         self._tell()
 
     def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
-        """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what it remembers if it was tried before."""
+        """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what
+        it remembers if it was tried before.
+        """
         if by_name is None:
             assert self.choice is not None
             by_name = replace(self.choice, strategy=name).by_name
@@ -197,8 +221,13 @@ class Auto(Strategy):
         machine = probe(self.engine, device)
         profile = self._profiler.profile(self.optimizer)
         own, threads = cores(device)
-        setting = Setting(machine=machine, world=self.world, cores=self.cores or own, threads=min(threads, self.cores or own),
-                          rates=rates(self.schemes, [p.numel() for _, p in self.parameters], self.world, device))
+        setting = Setting(
+            machine=machine,
+            world=self.world,
+            cores=self.cores or own,
+            threads=min(threads, self.cores or own),
+            rates=rates(self.schemes, [p.numel() for _, p in self.parameters], self.world, device),
+        )
         return agree(choose(profile, setting, self.schemes))
 
     def synchronize(self) -> None:
@@ -252,13 +281,17 @@ def told(name: str, by_name: Mapping[str, Scheme], schemes: Sequence[str]) -> st
 
 
 def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: torch.device) -> Rates:
-    """Times encoders and decoders for gradients of these sizes, on a tensor like the largest and on a small one: seconds per element, and per call.
+    """Times encoders and decoders for gradients of these sizes, on a tensor like the largest and on a small
+    one: seconds per element, and per call.
 
-    Caches hold what a step leaves in them: between two calls for one gradient, all parameters and what belongs to them were touched.
+    Caches hold what a step leaves in them: between two calls for one gradient, all parameters and what
+    belongs to them were touched.
     """
     large, small = min(max(sizes), _LARGE), min(max(sizes), _SMALL)
     others = torch.empty(min(_TOUCHED * sum(sizes), _MOST_TOUCHED) if device.type == "cpu" else 0)
-    found: dict[str, dict[str, float]] = {field: {} for field in ("encode_s", "decode_s", "encode_call_s", "decode_call_s")}
+    found: dict[str, dict[str, float]] = {
+        field: {} for field in ("encode_s", "decode_s", "encode_call_s", "decode_call_s")
+    }
     for name in schemes:
         scheme = parse(name)
         both = {count: _coded(scheme, count, world, device, others) for count in (large, small)}
@@ -276,8 +309,12 @@ def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: to
     return Rates(**found, copy_s=max(1e-11, min(copies) / large))
 
 
-def _coded(scheme: Scheme, count: int, world: int, device: torch.device, others: torch.Tensor) -> tuple[float, float]:
-    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few; `others` lie in the caches before, and a new gradient."""
+def _coded(
+    scheme: Scheme, count: int, world: int, device: torch.device, others: torch.Tensor
+) -> tuple[float, float]:
+    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few; `others` lie in the
+    caches before, and a new gradient.
+    """
     compressor = make(scheme, world=world)
     gradient = torch.randn(count, device=device)
     out = torch.empty_like(gradient)
@@ -317,7 +354,11 @@ def _now(device: torch.device) -> float:
 def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choice:
     """The fastest strategy by the model, plain all-reduce unless the gain is worth it."""
     plain = averaging_s(profile, setting, lambda _: FLOAT32)
-    expected = {"allreduce": plain, "overlap": overlap_s(profile, setting), "priority": overlap_s(profile, setting, shares=False)}
+    expected = {
+        "allreduce": plain,
+        "overlap": overlap_s(profile, setting),
+        "priority": overlap_s(profile, setting, shares=False),
+    }
     mixes: dict[str, dict[str, Scheme]] = {}
     for text in schemes:
         allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
@@ -325,19 +366,32 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
         expected[text] = averaging_s(profile, setting, lambda layer, m=mixes[text]: m[layer.name])  # type: ignore[misc]
     best = min(expected, key=lambda name: expected[name])
     if expected[best] > plain * (1 - MARGIN):
-        reason = f"nothing is faster than all-reduce by more than {MARGIN:.0%}: communication hides, or costs less than what would save it"
+        reason = (
+            f"nothing is faster than all-reduce by more than {MARGIN:.0%}: communication hides, or costs less"
+            " than what would save it"
+        )
         best = "allreduce"
     else:
         reason = f"{best} is expected to take {expected[best] / plain:.0%} of the time of all-reduce"
-    return Choice(strategy=best, expected_s=expected, mixes=mixes, reason=reason, setting=setting, profile=profile)
+    return Choice(
+        strategy=best, expected_s=expected, mixes=mixes, reason=reason, setting=setting, profile=profile
+    )
 
 
 def near(choice: Choice) -> list[str]:
-    """Strategies that may be the fastest, if there are several, those that hold something back last, so that it waits for as few steps as may be."""
+    """Strategies that may be the fastest, if there are several, those that hold something back last, so that
+    it waits for as few steps as may be.
+    """
     limit = _NEAR * choice.expected_s[choice.strategy]
-    found = sorted((seconds, name) for name, seconds in choice.expected_s.items() if seconds <= limit or name == choice.strategy)
+    found = sorted(
+        (seconds, name)
+        for name, seconds in choice.expected_s.items()
+        if seconds <= limit or name == choice.strategy
+    )
     chosen = [choice.strategy, *(name for _, name in found if name != choice.strategy)][:_TRIED]
-    return sorted(chosen, key=lambda name: (name == "dgc", choice.expected_s[name])) if len(chosen) > 1 else []
+    return (
+        sorted(chosen, key=lambda name: (name == "dgc", choice.expected_s[name])) if len(chosen) > 1 else []
+    )
 
 
 def _there_and_back(names: Sequence[str]) -> list[str]:
@@ -352,24 +406,31 @@ def _rivals(tried: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
 
 
 def undecided(tried: Mapping[str, Sequence[float]]) -> list[str]:
-    """Which strategies may still be the fastest, as far as trials of the same one differ; none where it does not matter, or was tried often."""
+    """Which strategies may still be the fastest, as far as trials of the same one differ; none where it does
+    not matter, or was tried often.
+    """
     last = _rivals(tried)
     measured = {name: statistics.fmean(seconds) for name, seconds in last.items()}
-    doubt = max((max(seconds) - min(seconds)) / measured[name] / len(seconds) ** 0.5 for name, seconds in last.items())
+    doubt = max(
+        (max(seconds) - min(seconds)) / measured[name] / len(seconds) ** 0.5 for name, seconds in last.items()
+    )
     left = [name for name, seconds in measured.items() if seconds <= min(measured.values()) * (1 + doubt)]
     often = len(last[left[0]]) >= 2 * _PASSES
     return [] if len(left) < 2 or doubt < _SURE or often else left
 
 
 def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
-    """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that ends the step sooner."""
+    """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that
+    ends the step sooner.
+    """
     chosen = dict(allowed)
 
     def seconds() -> float:
         return averaging_s(profile, setting, lambda layer: chosen[layer.name])
 
     uniform = best = seconds()
-    for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):  # the first ready have the most slack
+    # the first ready have the most slack
+    for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):
         if isinstance(chosen[layer.name], Float32):
             continue
         kept, chosen[layer.name] = chosen[layer.name], FLOAT32
@@ -383,11 +444,29 @@ def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> di
 def explain(choice: Choice) -> dict[str, Any]:
     """Plain data for records."""
     compressed = sum(not isinstance(s, Float32) for s in choice.by_name.values())
-    return {"strategy": choice.strategy, "reason": choice.reason, "expected_s": dict(choice.expected_s), "compressed_parameters": compressed,
-            "link_Bps": choice.setting.machine.link_Bps, "latency_s": choice.setting.machine.latency_s, "world": choice.setting.world,
-            "rank": dist.get_rank(), "measured_s": dict(choice.measured_s)}
+    return {
+        "strategy": choice.strategy,
+        "reason": choice.reason,
+        "expected_s": dict(choice.expected_s),
+        "compressed_parameters": compressed,
+        "link_Bps": choice.setting.machine.link_Bps,
+        "latency_s": choice.setting.machine.latency_s,
+        "world": choice.setting.world,
+        "rank": dist.get_rank(),
+        "measured_s": dict(choice.measured_s),
+    }
 
 
 __all__ = [
-    "LOSSES", "Auto", "Choice", "Layer", "choose", "explain", "mix", "near", "rates", "told", "undecided",
+    "LOSSES",
+    "Auto",
+    "Choice",
+    "Layer",
+    "choose",
+    "explain",
+    "mix",
+    "near",
+    "rates",
+    "told",
+    "undecided",
 ]

@@ -1,13 +1,16 @@
-"""Averaging during the backward pass, plain or compressed: gradients are the mean over ranks when `backward()` returns, as with DDP.
+"""Averaging during the backward pass, plain or compressed: gradients are the mean over ranks when
+`backward()` returns, as with DDP.
 
-Gradients travel in buckets, in the order in which they become ready (rank 0's, seen in the first step). Within a bucket every parameter
-has its own compressor and state; their messages are put together, so that a bucket costs as few collectives as one gradient.
+Gradients travel in buckets, in the order in which they become ready (rank 0's, seen in the first step).
+Within a bucket every parameter has its own compressor and state; their messages are put together, so that a
+bucket costs as few collectives as one gradient.
 
 A pass may add to gradients that are means already (two passes before a step, outside `no_sync`). Compressors
 must not see these again: momentum would be applied to momentum. So they are set apart before the pass adds to
 them, and its own mean is added to them at its end.
 
-Cost of a step: F + max(B, encode + wire + decode of what is ready) with the bytes of `paceline.cost.compression`.
+Cost of a step: F + max(B, encode + wire + decode of what is ready) with the bytes of
+`paceline.cost.compression`.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.strategies.base import Strategy, agree
 from paceline.train.strategies.probe import cores
 
-#: where a state keeps the momentum of uncompressed parameters, and the order in which parameters lie in buckets
+#: where a state keeps the momentum of uncompressed parameters, and the order in which parameters lie in
+#: buckets
 _VELOCITY, _ORDER = "velocity", "order"
 #: of gradients put into one bucket, and of the first, which starts communication early
 BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
-#: bytes of a gradient that count for a byte of it on the wire, at most, where encoders share the core of the passes: a full bucket then sends 250 kB,
-#: for whose bytes a core works about as long as for the message itself (0.2 ms; 0.55 to 0.8 ns a byte, by `probe` on emulated links)
+#: bytes of a gradient that count for a byte of it on the wire, at most, where encoders share the core of the
+#: passes: a full bucket then sends 250 kB, for whose bytes a core works about as long as for the message
+#: itself (0.2 ms; 0.55 to 0.8 ns a byte, by `probe` on emulated links)
 _ALONE = 16
 
 
@@ -51,14 +56,23 @@ class Bucket:
 
 
 class Averaging(Strategy):
-    """`scheme` for every parameter (float32 for small ones, and for the last layer where the scheme says so), or by name."""
+    """`scheme` for every parameter (float32 for small ones, and for the last layer where the scheme says so),
+    or by name.
+    """
 
     name = "averaging"
     paper = "per scheme: paceline.spec.compression"
 
     def __init__(
-        self, scheme: spec.Scheme | str = "fp32", *, by_name: Mapping[str, spec.Scheme] | None = None, bucket_bytes: float | None = None,
-        first_bytes: float | None = None, seed: int = 0, fused: bool = True, scaler: torch.amp.GradScaler | None = None,
+        self,
+        scheme: spec.Scheme | str = "fp32",
+        *,
+        by_name: Mapping[str, spec.Scheme] | None = None,
+        bucket_bytes: float | None = None,
+        first_bytes: float | None = None,
+        seed: int = 0,
+        fused: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__()
         if bucket_bytes is not None and bucket_bytes <= 0:
@@ -71,10 +85,17 @@ class Averaging(Strategy):
 
     def _begin(self) -> None:
         listed = [(name, tuple(p.shape)) for name, p in self.parameters]
-        chosen = dict(assign(self.scheme, listed) if self.by_name is None else {name: self.by_name[name] for name, _ in listed})
+        chosen = dict(
+            assign(self.scheme, listed)
+            if self.by_name is None
+            else {name: self.by_name[name] for name, _ in listed}
+        )
         self._before = _settings(self.optimizer)
         self._taken = take_momentum(chosen, self.optimizer)
-        made = {s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused) for s in dict.fromkeys(chosen.values())}
+        made = {
+            s: make(s, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused)
+            for s in dict.fromkeys(chosen.values())
+        }
         self.compressors = {name: made[s] for name, s in chosen.items()}
         #: of parameters that go as they are while others' momentum is the compressor's
         self._velocity: dict[str, Tensor] = {}
@@ -96,8 +117,11 @@ class Averaging(Strategy):
         """Has gradients come here as they become ready."""
         self._arrange(range(len(self.parameters) - 1, -1, -1))
         self._gradients = Gradients(
-            [p for _, p in self.parameters], self._ready, self._done,
-            watched=self._watched(), before=self._before_adding,
+            [p for _, p in self.parameters],
+            self._ready,
+            self._done,
+            watched=self._watched(),
+            before=self._before_adding,
         )
 
     def _watched(self) -> list[nn.Parameter]:
@@ -108,7 +132,10 @@ class Averaging(Strategy):
         """Buckets in the order given (places in `self.parameters`)."""
         listed = [self.parameters[i] for i in order]
         self._buckets: list[Bucket] = []
-        sizes = [counted(p.numel() * p.element_size(), self.compressors[name].scheme, tuple(p.shape), self._alone) for name, p in listed]
+        sizes = [
+            counted(p.numel() * p.element_size(), self.compressors[name].scheme, tuple(p.shape), self._alone)
+            for name, p in listed
+        ]
         for members in buckets(sizes, self.bucket_bytes, self.first_bytes):
             chosen = [listed[i] for i in members]
             bucket = Bucket([name for name, _ in chosen], [p for _, p in chosen], waiting=len(chosen))
@@ -210,7 +237,9 @@ class Averaging(Strategy):
             compressor.begin_step(loss_scale=None if self.scaler is None else self._scale())
 
     def scaled_by(self, scaler: Any) -> None:
-        """Says that losses are scaled, where nobody has said so: what compressors hold back is in the units of the loss."""
+        """Says that losses are scaled, where nobody has said so: what compressors hold back is in the units
+        of the loss.
+        """
         if self.scaler is not None:
             return
         if self._velocity or any(compressor.state for compressor in self._distinct):
@@ -223,8 +252,10 @@ class Averaging(Strategy):
         raise self._unknown_scale()
 
     def _unknown_scale(self) -> SpecError:
-        return SpecError(f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
-                         "pass the scaler on: parallelize(..., scaler=scaler)")
+        return SpecError(
+            f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
+            "pass the scaler on: parallelize(..., scaler=scaler)"
+        )
 
     def _close(self, applied: bool) -> None:
         if self._in_step:
@@ -263,8 +294,12 @@ class Averaging(Strategy):
         for parameter, view in views:
             parameter.grad = view
 
-    def _mean(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], plain: Tensor | None) -> Job:
-        """The mean over ranks of gradients, in place where they are compressed; of the others, which lie in `plain` then, as views of it."""
+    def _mean(
+        self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], plain: Tensor | None
+    ) -> Job:
+        """The mean over ranks of gradients, in place where they are compressed; of the others, which lie in
+        `plain` then, as views of it.
+        """
         rounds: list[Generator[Round, Any, None]] = []
         views: list[tuple[nn.Parameter, Tensor]] = []
         at = 0
@@ -285,7 +320,8 @@ class Averaging(Strategy):
             yield from _together(rounds, plain)
         if plain is not None:
             plain.div_(self.world)
-            if self._taken is not None and bool(torch.isfinite(plain).all()):  # otherwise the step will be skipped
+            # otherwise the step will be skipped
+            if self._taken is not None and bool(torch.isfinite(plain).all()):
                 for parameter, view in views:
                     name = self._names[id(parameter)]
                     if self._first:
@@ -335,7 +371,9 @@ class Averaging(Strategy):
             _strip(self.optimizer)
 
     def wire_bytes(self) -> int:
-        """What this rank contributes in a step, by the schemes' own count, without what is agreed on first."""
+        """What this rank contributes in a step, by the schemes' own count, without what is agreed on
+        first.
+        """
         return sum(self.compressors[name].wire_bytes(tuple(p.shape)) for name, p in self.parameters)
 
     def state_dict(self) -> dict[str, Any]:
@@ -349,26 +387,33 @@ class Averaging(Strategy):
                 compressor.load_state_dict(state[str(compressor.scheme)])
         self._velocity = {name: tensor.clone() for name, tensor in state.get(_VELOCITY, {}).items()}
         place = {name: i for i, (name, _) in enumerate(self.parameters)}
-        if sorted(state.get(_ORDER, ())) == sorted(place):  # the same buckets from the first step on: where a sum begins depends on its place in one
+        # the same buckets from the first step on: where a sum begins depends on its place in one
+        if sorted(state.get(_ORDER, ())) == sorted(place):
             self._arrange([place[name] for name in state[_ORDER]])
             self._agreed = True
 
     def reshard(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The state of this rank, from those of all ranks of a run of another size."""
         return {
-            str(c.scheme): type(c).reshard([state[str(c.scheme)] for state in states], rank=self.rank, world=self.world)
-            for c in self._distinct if str(c.scheme) in states[0]
+            str(c.scheme): (
+                type(c).reshard([state[str(c.scheme)] for state in states], rank=self.rank, world=self.world)
+            )
+            for c in self._distinct
+            if str(c.scheme) in states[0]
         } | {_VELOCITY: states[0].get(_VELOCITY, {})}
 
 
 def counted(size: float, scheme: spec.Scheme, shape: tuple[int, ...], alone: bool) -> float:
-    """Bytes that a gradient of `size` counts for in a bucket. On the only core of a rank (`alone`) nothing is gained by encoding early, and messages
-    take time from the passes: there, what hardly sends anything hardly counts."""
+    """Bytes that a gradient of `size` counts for in a bucket. On the only core of a rank (`alone`) nothing is
+    gained by encoding early, and messages take time from the passes: there, what hardly sends anything hardly
+    counts."""
     return min(size, _ALONE * wire_bytes(scheme, shape)) if alone else size
 
 
 def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -> Job:
-    """Drives exchanges in step with each other; what they send at the same stage goes in one message per kind."""
+    """Drives exchanges in step with each other; what they send at the same stage goes in one message per
+    kind.
+    """
     asked: list[Round | None] = [next(one) for one in rounds]
     while plain is not None or any(request is not None for request in asked):
         by_op: dict[str, list[int]] = {}
@@ -379,7 +424,9 @@ def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -
         reduction = [Collective("sum", [plain])] if plain is not None else []
         plain = None
         came = yield [*reduction, *(message.collective for message in messages)]
-        for (_, members), message, result in zip(sorted(by_op.items()), messages, came[len(reduction) :], strict=True):
+        for (_, members), message, result in zip(
+            sorted(by_op.items()), messages, came[len(reduction) :], strict=True
+        ):
             for i, arrived in zip(members, message.split(result), strict=True):
                 try:
                     asked[i] = rounds[i].send(arrived)
@@ -389,7 +436,9 @@ def _together(rounds: list[Generator[Round, Any, None]], plain: Tensor | None) -
 
 @dataclass(slots=True)
 class _Message:
-    """Payloads of several exchanges in one tensor per dtype (reductions) or one of bytes (gathers), and the way back."""
+    """Payloads of several exchanges in one tensor per dtype (reductions) or one of bytes (gathers), and the
+    way back.
+    """
 
     collective: Collective
     payloads: list[list[Tensor]]
@@ -429,7 +478,10 @@ class _Message:
 
 def _by_size(payloads: list[list[Tensor]]) -> list[tuple[int, int]]:
     """Tensors with long elements first: each begins at a multiple of its element then, without padding."""
-    return sorted(((i, j) for i, payload in enumerate(payloads) for j in range(len(payload))), key=lambda ij: -payloads[ij[0]][ij[1]].element_size())
+    return sorted(
+        ((i, j) for i, payload in enumerate(payloads) for j in range(len(payload))),
+        key=lambda ij: -payloads[ij[0]][ij[1]].element_size(),
+    )
 
 
 def _merge(op: str, requests: Sequence[Round | None]) -> _Message:
@@ -446,7 +498,9 @@ def _merge(op: str, requests: Sequence[Round | None]) -> _Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What Deep Gradient Compression takes over from an optimizer of torch's kind, whose momentum is over gradient and weight decay together."""
+    """What Deep Gradient Compression takes over from an optimizer of torch's kind, whose momentum is over
+    gradient and weight decay together.
+    """
 
     momentum: float
     nesterov: bool
@@ -454,14 +508,20 @@ class Taken:
     decays: Mapping[int, float]
 
     def decay(self, parameter: nn.Parameter, gradient: Tensor, scale: float = 1.0) -> None:
-        """Adds weight decay to a gradient that is `scale` times the true one. Before selection: what masking withholds of an element's momentum, it
-        then withholds of the gradient and of the decay alike, and they balance where they did."""
+        """Adds weight decay to a gradient that is `scale` times the true one. Before selection: what masking
+        withholds of an element's momentum, it then withholds of the gradient and of the decay alike, and they
+        balance where they did."""
         factor = self.decays.get(id(parameter), 0.0)
         if factor:
             gradient.add_(parameter.detach(), alpha=factor * scale)
 
     def accelerate(
-        self, velocity: dict[str, Tensor], name: str, gradient: Tensor, scale: float = 1.0, *,
+        self,
+        velocity: dict[str, Tensor],
+        name: str,
+        gradient: Tensor,
+        scale: float = 1.0,
+        *,
         more: bool = False,
     ) -> None:
         """Momentum for a gradient that is not compressed; `velocity` is kept in true units.
@@ -484,13 +544,18 @@ class Taken:
 
 
 def take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimizer) -> Taken | None:
-    """Momentum correction: Deep Gradient Compression applies the optimizer's momentum before it selects. It takes it over, in `chosen` and from the
-    optimizer; None where there is nothing to take."""
+    """Momentum correction: Deep Gradient Compression applies the optimizer's momentum before it selects. It
+    takes it over, in `chosen` and from the optimizer; None where there is nothing to take."""
     if not any(isinstance(scheme, spec.DGC) and scheme.momentum for scheme in chosen.values()):
         return None
-    used = {(float(group.get("momentum", 0.0)), bool(group.get("nesterov"))) for group in optimizer.param_groups}
+    used = {
+        (float(group.get("momentum", 0.0)), bool(group.get("nesterov"))) for group in optimizer.param_groups
+    }
     if len(used) > 1:
-        raise SpecError(f"dgc takes over the optimizer's momentum, which must be the same in all groups; got {sorted(used)}")
+        raise SpecError(
+            "dgc takes over the optimizer's momentum, which must be the same in all groups; got"
+            f" {sorted(used)}"
+        )
     momentum, nesterov = used.pop()
     for name, scheme in chosen.items():
         if isinstance(scheme, spec.DGC):
@@ -507,10 +572,15 @@ def take_momentum(chosen: dict[str, spec.Scheme], optimizer: torch.optim.Optimiz
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Of each group, what `_strip` changes."""
-    return [{key: value for key, value in group.items() if key in ("momentum", "nesterov", "weight_decay")} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key in ("momentum", "nesterov", "weight_decay")}
+        for group in optimizer.param_groups
+    ]
 
 
 def _strip(optimizer: torch.optim.Optimizer) -> None:
     """Takes momentum and weight decay away."""
     for group in optimizer.param_groups:
-        group.update(momentum=0.0, nesterov=False, **({"weight_decay": 0.0} if "weight_decay" in group else {}))
+        group.update(
+            momentum=0.0, nesterov=False, **({"weight_decay": 0.0} if "weight_decay" in group else {})
+        )

@@ -18,14 +18,39 @@ from torch.utils._pytree import tree_map_only
 
 from paceline.train._torch import plain_functions, stand_in
 
-_FORM = ("device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_quantized",
-         "is_sparse", "is_sparse_csr", "layout", "ndim", "requires_grad", "shape")
+_FORM = (
+    "device",
+    "dtype",
+    "grad_fn",
+    "is_cpu",
+    "is_cuda",
+    "is_leaf",
+    "is_meta",
+    "is_nested",
+    "is_quantized",
+    "is_sparse",
+    "is_sparse_csr",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "shape",
+)
 #: what is known of a tensor without looking at its values
-KNOWN: frozenset[Any] = frozenset({
-    *(getattr(Tensor, name).__get__ for name in _FORM),
-    Tensor.dim, Tensor.element_size, Tensor.get_device, Tensor.is_complex, Tensor.is_contiguous,
-    Tensor.is_floating_point, Tensor.nelement, Tensor.numel, Tensor.size, Tensor.stride,
-})
+KNOWN: frozenset[Any] = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in _FORM),
+        Tensor.dim,
+        Tensor.element_size,
+        Tensor.get_device,
+        Tensor.is_complex,
+        Tensor.is_contiguous,
+        Tensor.is_floating_point,
+        Tensor.nelement,
+        Tensor.numel,
+        Tensor.size,
+        Tensor.stride,
+    }
+)
 
 
 class Awaited(Tensor):
@@ -52,7 +77,7 @@ class Awaited(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None,
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """What torch calls by itself: a backward pass adds a gradient to what it finds in `p.grad`."""
         into = args[0] if args else None

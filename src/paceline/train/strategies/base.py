@@ -35,8 +35,8 @@ class _Held:
 class Strategy(ABC):
     """Attached to one model and its optimizer; the user's loop stays as it is.
 
-    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where it is used, and so does
-    whoever reads one (see `pending`).
+    After `optimizer.step()` parameters may still be on their way: the next forward pass waits for each where
+    it is used, and so does whoever reads one (see `pending`).
     """
 
     name: ClassVar[str]
@@ -63,9 +63,11 @@ class Strategy(ABC):
         return self._engine
 
     def attach(
-        self, model: nn.Module, optimizer: Optimizer, engine: Engine | None, *, alike: bool = False,
+        self, model: nn.Module, optimizer: Optimizer, engine: Engine | None, *, alike: bool = False
     ) -> None:
-        """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent round unless they are `alike` already."""
+        """Takes hold of a model: all ranks begin with the parameters and buffers of rank 0, which are sent
+        round unless they are `alike` already.
+        """
         if self._attached:
             raise RunError(f"this {self.name} strategy already serves a model; make another one")
         self._attached = True
@@ -77,7 +79,10 @@ class Strategy(ABC):
             share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
-        self._hooks = [model.register_forward_pre_hook(self._before_forward), model.register_state_dict_pre_hook(self._before_state_dict)]
+        self._hooks = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_state_dict_pre_hook(self._before_state_dict),
+        ]
         self._hold_optimizer()
         try:
             self._begin()
@@ -86,17 +91,29 @@ class Strategy(ABC):
             raise
 
     def _refuse_strangers(self) -> None:
-        """Raises where the optimizer trains a parameter that this strategy does not keep the same on all ranks."""
+        """Raises where the optimizer trains a parameter that this strategy does not keep the same on all
+        ranks.
+        """
         known = {id(p) for _, p in self.parameters}
-        strangers = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad and id(p) not in known]
+        strangers = [
+            p
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad and id(p) not in known
+        ]
         if not strangers:
             return
         names = {id(p): name for name, p in self.model.named_parameters()}
         if own := [names[id(p)] for p in strangers if id(p) in names]:
-            raise RunError(f"{own[0]!r} needs a gradient now, but did not when the model was parallelized; call paceline.train.close(model) and "
-                           "parallelize again")
-        raise SpecError(f"the optimizer trains a parameter of shape {tuple(strangers[0].shape)} that is not the model's and would differ between "
-                        "ranks; put it into the module that is parallelized, or into an optimizer of its own")
+            raise RunError(
+                f"{own[0]!r} needs a gradient now, but did not when the model was parallelized; call"
+                " paceline.train.close(model) and parallelize again"
+            )
+        raise SpecError(
+            f"the optimizer trains a parameter of shape {tuple(strangers[0].shape)} that is not the model's"
+            " and would differ between ranks; put it into the module that is parallelized, or into an"
+            " optimizer of its own"
+        )
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         """Hooks of a model go with its copies; these are not trained by the strategy."""
@@ -123,7 +140,9 @@ class Strategy(ABC):
         """What `optimizer.step` does now."""
 
     def _hear_of_scaler(self) -> None:
-        """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is what comes of it then."""
+        """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is
+        what comes of it then.
+        """
         self.hears_of_scaler = True
         self._heard_before = getattr(self.optimizer, _HEARS, None)
         setattr(self.optimizer, _HEARS, True)
@@ -133,7 +152,9 @@ class Strategy(ABC):
         return self._step(*args, **kwargs)
 
     def _plain_scaled_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's own step for those who hear of the scaler: unscaled, and left out where gradients overflowed."""
+        """The optimizer's own step for those who hear of the scaler: unscaled, and left out where gradients
+        overflowed.
+        """
         if self._heard_before:  # it does so by itself
             return self._plain_step(*args, **kwargs)
         told = {name: self.optimizer.__dict__.pop(name) for name in ("found_inf", "grad_scale")}
@@ -175,7 +196,9 @@ class Strategy(ABC):
         """Says that this rank leaves a step out, since its gradients overflowed."""
 
     def detach(self) -> None:
-        """Lets go of the model and the optimizer, which work as before; what is on its way is not waited for."""
+        """Lets go of the model and the optimizer, which work as before; what is on its way is not
+        waited for.
+        """
         for handle in self._hooks:
             handle.remove()
         if self.hears_of_scaler:
@@ -217,8 +240,11 @@ class Strategy(ABC):
     def _before_forward(self, *_: Any) -> None:
         gradients = getattr(self, "_gradients", None)
         if gradients is not None and gradients.broken and torch.is_grad_enabled():
-            raise RunError(f"rank {self.rank} of {self.world}: the last backward pass did not come to its end, so that ranks may have sent different "
-                           "gradients; call paceline.train.close(model), load a checkpoint and parallelize again")
+            raise RunError(
+                f"rank {self.rank} of {self.world}: the last backward pass did not come to its end, so that"
+                " ranks may have sent different gradients; call paceline.train.close(model), load a"
+                " checkpoint and parallelize again"
+            )
         if self._buffers_ticket is not None:
             self._buffers_ticket.wait()
             self._buffers_ticket = None
@@ -251,7 +277,9 @@ def _load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 #: methods of an optimizer that a strategy takes over, and what stands in their place on the instance
 HELD: dict[str, Callable[..., Any]] = {
-    "step": _step, "state_dict": _state_dict, "load_state_dict": _load_state_dict,
+    "step": _step,
+    "state_dict": _state_dict,
+    "load_state_dict": _load_state_dict,
 }
 
 

@@ -39,8 +39,12 @@ class DDP(Strategy):
     own_engine = False
 
     def __init__(
-        self, *, bucket_cap_mb: float | None = None, broadcast_buffers: bool | None = None,
-        find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
+        self,
+        *,
+        bucket_cap_mb: float | None = None,
+        broadcast_buffers: bool | None = None,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> None:
         super().__init__()
@@ -48,7 +52,8 @@ class DDP(Strategy):
         self._options: dict[str, Any] = {
             **{name: value for name, value in asked.items() if value is not None},
             "find_unused_parameters": find_unused_parameters,
-            "gradient_as_bucket_view": gradient_as_bucket_view, "static_graph": static_graph,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
         }
         #: whether there was a forward pass through DDP since the last step
         self._passed = False
@@ -74,7 +79,8 @@ class DDP(Strategy):
         if not self._passed and not (args or kwargs) and any(p.grad is not None for _, p in self.parameters):
             raise RunError(
                 "there are gradients, but no forward pass went through the model itself, which torch's DDP "
-                "needs to average them; call model(...) in place of its parts or methods, or use allreduce")
+                "needs to average them; call model(...) in place of its parts or methods, or use allreduce"
+            )
         result = self._plain_step(*args, **kwargs)
         self._passed = False
         return result
@@ -99,5 +105,7 @@ class DDP(Strategy):
 def refuse_twice(strategy: Strategy) -> None:
     """Raises where a model that DDP wraps already would be wrapped once more."""
     if isinstance(strategy, DDP):
-        raise SpecError("the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
-                        "name another strategy, or none")
+        raise SpecError(
+            "the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
+            "name another strategy, or none"
+        )

@@ -1,4 +1,6 @@
-"""The common part of strategies whose updates hide under the next forward pass: pieces, orders, waiting (see `deferred`, `lazy`)."""
+"""The common part of strategies whose updates hide under the next forward pass: pieces, orders, waiting (see
+`deferred`, `lazy`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from torch import Tensor, nn, optim
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.hooks import Gradients, Sequencer, Uses
-from paceline.train.layout import LEAST_BYTES, MOST_BYTES, Flat, Named, Slot, cut, flatten, group_of, groups_of, piece_bytes
+from paceline.train.layout import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    Flat,
+    Named,
+    Slot,
+    cut,
+    flatten,
+    group_of,
+    groups_of,
+    piece_bytes,
+)
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.awaited import Awaited
@@ -27,9 +40,22 @@ from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.shards import Shards
 from paceline.train.strategies.updates import settings
 
-#: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of parameters can be updated apart
-_APART = (optim.ASGD, optim.SGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop,
-          optim.Rprop, Layerwise)
+#: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of
+#: parameters can be updated apart
+_APART = (
+    optim.ASGD,
+    optim.SGD,
+    optim.Adadelta,
+    optim.Adagrad,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Rprop,
+    Layerwise,
+)
 
 
 def apart(optimizer: optim.Optimizer) -> bool:
@@ -40,17 +66,23 @@ def apart(optimizer: optim.Optimizer) -> bool:
 class Deferred(Strategy):
     """`clip_norm` clips all gradients by their common norm before the update.
 
-    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by default as the link asks for. What it
-    sends per second is measured once, unless `link_Bps` says it. Optimizers must treat every element by itself, as most of torch's do; of one
-    that is not known to, `elementwise=True` says so.
+    Neighbours of up to `least_bytes` travel together, parameters of more than `most_bytes` in parts; by
+    default as the link asks for. What it sends per second is measured once, unless `link_Bps` says it.
+    Optimizers must treat every element by itself, as most of torch's do; of one that is not known to,
+    `elementwise=True` says so.
     """
 
     #: ranks share the update out
     shares: ClassVar[bool]
 
     def __init__(
-        self, *, least_bytes: int | None = None, most_bytes: int | None = None, clip_norm: float | None = None,
-        link_Bps: float | None = None, elementwise: bool = False,  # noqa: N803
+        self,
+        *,
+        least_bytes: int | None = None,
+        most_bytes: int | None = None,
+        clip_norm: float | None = None,
+        link_Bps: float | None = None,
+        elementwise: bool = False,
     ) -> None:
         super().__init__()
         if link_Bps is not None and not link_Bps > 0:
@@ -58,8 +90,16 @@ class Deferred(Strategy):
         if clip_norm is not None and not clip_norm > 0:
             raise SpecError(f"clip_norm must be positive, got {clip_norm:g}")
         if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
-            raise SpecError(f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and {most_bytes}")
-        self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = least_bytes, most_bytes, clip_norm, link_Bps
+            raise SpecError(
+                f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and"
+                f" {most_bytes}"
+            )
+        self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = (
+            least_bytes,
+            most_bytes,
+            clip_norm,
+            link_Bps,
+        )
         self.elementwise = elementwise
         self._machine: Machine | None = None
         self.parts: list[Part] = []
@@ -81,8 +121,11 @@ class Deferred(Strategy):
 
     def _begin(self) -> None:
         if not (self.elementwise or apart(self.optimizer)):
-            raise SpecError(f"{self.name!r} updates pieces of parameters apart, and {type(self.optimizer).__name__} is not known to treat every "
-                            "element by itself; use allreduce, or say elementwise=True if it does")
+            raise SpecError(
+                f"{self.name!r} updates pieces of parameters apart, and {type(self.optimizer).__name__} is"
+                " not known to treat every element by itself; use allreduce, or say elementwise=True if it"
+                " does"
+            )
         groups = groups_of(self.optimizer)
         for name, parameter in self.parameters:
             group_of(name, parameter, groups)
@@ -90,7 +133,10 @@ class Deferred(Strategy):
         self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
         self._uses.watch()
         self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
-        self._zeroing = [_Told(self.optimizer, "zero_grad", self._zero), _Told(self.model, "zero_grad", self._zero)]
+        self._zeroing = [
+            _Told(self.optimizer, "zero_grad", self._zero),
+            _Told(self.model, "zero_grad", self._zero),
+        ]
 
     def _zero(self) -> None:
         """Gradients are thrown away, also where they would be set to zero in place: none is fetched."""
@@ -115,8 +161,10 @@ class Deferred(Strategy):
             self._seen.append((parameter, time.perf_counter()))
             return
         if id(parameter) not in self._slots:
-            raise RunError(f"{self._by_parameter[id(parameter)][0].name!r} has a gradient that does not come from its layer (a term of the loss on "
-                           "its weight, or another use of it); use fc='gradient'")
+            raise RunError(
+                f"{self._by_parameter[id(parameter)][0].name!r} has a gradient that does not come from its"
+                " layer (a term of the loss on its weight, or another use of it); use fc='gradient'"
+            )
         flat, slot = self._slots[id(parameter)]
         parts = self._by_parameter[id(parameter)]
         for part in parts:
@@ -137,8 +185,8 @@ class Deferred(Strategy):
         flat.gradient(slot).zero_()
 
     def _drop(self, part: Part) -> None:
-        """Before a gradient is overwritten: what uses it must be through. That of a pass which no step followed is added to the new one, as long as
-        the user has not thrown it away."""
+        """Before a gradient is overwritten: what uses it must be through. That of a pass which no step
+        followed is added to the new one, as long as the user has not thrown it away."""
         if part.reduced is not None:
             part.reduced.wait()
             part.reduced = None
@@ -250,8 +298,13 @@ class Deferred(Strategy):
         index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
         known = {id(p) for p in self._uses.order}
         unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
-        used, ready, outside = agree(([*(index[id(p)] for p in self._uses.order), *unused], [(index[id(p)], at) for p, at in self._seen],
-                                      tuple(self._uses.outside())))
+        used, ready, outside = agree(
+            (
+                [*(index[id(p)] for p in self._uses.order), *unused],
+                [(index[id(p)], at) for p, at in self._seen],
+                tuple(self._uses.outside()),
+            )
+        )
         order = [self.parameters[i] for i in used]
         factors = self._factors()
         sizes = self._place(order, factors)
@@ -260,9 +313,16 @@ class Deferred(Strategy):
         # a part is ready with the last of its gradients
         when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
         self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
-        self._arrangement = Arrangement(world=self.world, asked=self._asked(), used=tuple(name for name, _ in order), reads=self._uses.reads(),
-                                        factors=factors, piece_bytes=sizes, order=tuple(part.name for part in self._sequencer.order),
-                                        outside=outside)
+        self._arrangement = Arrangement(
+            world=self.world,
+            asked=self._asked(),
+            used=tuple(name for name, _ in order),
+            reads=self._uses.reads(),
+            factors=factors,
+            piece_bytes=sizes,
+            order=tuple(part.name for part in self._sequencer.order),
+            outside=outside,
+        )
         self._await(outside)
         self._restart()
 
@@ -282,17 +342,26 @@ class Deferred(Strategy):
         self._await(known.outside)
         self._restart()
 
-    def _place(self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None) -> tuple[int, int]:
-        """Parameters moved into flat memory in the order of their use, optimizer state shared out; the bytes of pieces, if not given."""
+    def _place(
+        self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
+        """Parameters moved into flat memory in the order of their use, optimizer state shared out; the bytes
+        of pieces, if not given.
+        """
         parts, rest = self._special(order, factors)
         self._flats = flatten(rest, groups_of(self.optimizer), self.world)
         least, most = self._sizes() if sizes is None else sizes
         for flat in self._flats:
             pieces = cut(flat, self.world, least, most)
-            parts += [PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces]
+            parts += [
+                PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces
+            ]
         place = {id(p): at for at, (_, p) in enumerate(order)}
-        self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))  # as the forward pass needs them
-        self._slots: dict[int, tuple[Flat, Slot]] = {id(slot.parameter): (flat, slot) for flat in self._flats for slot in flat.slots}
+        # as the forward pass needs them
+        self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))
+        self._slots: dict[int, tuple[Flat, Slot]] = {
+            id(slot.parameter): (flat, slot) for flat in self._flats for slot in flat.slots
+        }
         self._by_parameter: dict[int, list[Part]] = {}
         for part in self.parts:
             part.take(self.optimizer.state)
@@ -310,8 +379,12 @@ class Deferred(Strategy):
 
     def _fits(self, known: Arrangement) -> bool:
         """Whether an arrangement is for this model, asked for as now, on as many ranks."""
-        return (known.world == self.world and known.asked == self._asked() and sorted(known.used) == sorted(name for name, _ in self.parameters)
-                and set(known.reads) <= {name for name, _ in self.model.named_modules()})
+        return (
+            known.world == self.world
+            and known.asked == self._asked()
+            and sorted(known.used) == sorted(name for name, _ in self.parameters)
+            and set(known.reads) <= {name for name, _ in self.model.named_modules()}
+        )
 
     def _here(self) -> Machine:
         """The link and the device, measured once."""
@@ -322,21 +395,31 @@ class Deferred(Strategy):
     def _sizes(self) -> tuple[int, int]:
         """Bytes of pieces, at least and at most."""
         least, most = LEAST_BYTES, MOST_BYTES
-        if self.most_bytes is None and self.world > 1 and sum(flat.data.numel() * flat.data.element_size() for flat in self._flats) > MOST_BYTES:
+        if (
+            self.most_bytes is None
+            and self.world > 1
+            and sum(flat.data.numel() * flat.data.element_size() for flat in self._flats) > MOST_BYTES
+        ):
             least, most = piece_bytes(self._here().link_Bps, self.world)
         most = self.most_bytes or most
         return min(most, self.least_bytes or least), most
 
     def _factors(self) -> dict[str, tuple[str, int]]:
-        """By the name of a layer, what it exchanges in place of its gradient, and its rows in a step; agreed on."""
+        """By the name of a layer, what it exchanges in place of its gradient, and its rows in a step; agreed
+        on.
+        """
         return {}
 
-    def _special(self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]) -> tuple[list[Part], list[Named]]:
+    def _special(
+        self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]
+    ) -> tuple[list[Part], list[Named]]:
         """Parts of parameters that do not travel as pieces, and the parameters that do."""
         return [], parameters
 
     def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
-        """The order in which gradients travel, given the order in which they become ready, and when (seconds, by the id of the part)."""
+        """The order in which gradients travel, given the order in which they become ready, and when (seconds,
+        by the id of the part).
+        """
         return ready
 
     # -- every step ------------------------------------------------------------------------------------
@@ -378,7 +461,9 @@ class Deferred(Strategy):
             norm = [self._layer_norms(ready, now, norm)]
         for part in ready:
             assert part.reduced is not None
-            ticket = self.engine.submit(part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm])
+            ticket = self.engine.submit(
+                part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm]
+            )
             part.reduced = None
             for parameter in part.parameters:
                 self._pending.setdefault(id(parameter), []).append(ticket)
@@ -400,18 +485,27 @@ class Deferred(Strategy):
                 yield Collective("sum", [square])
             self._scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
 
-        return [self.engine.submit("norm of all gradients", job(), after=[part.reduced for part in parts if part.reduced is not None])]
+        return [
+            self.engine.submit(
+                "norm of all gradients",
+                job(),
+                after=[part.reduced for part in parts if part.reduced is not None],
+            )
+        ]
 
     def _layer_norms(self, parts: list[Part], now: list[dict[str, Any]], after: list[Ticket]) -> Ticket:
         """For layer-wise optimizers, a job that finds both norms of every parameter; updates wait for it."""
-        pieces = [part for part in parts if isinstance(part, PiecePart)]  # such optimizers have no others: `_choose` sees to it
+        # such optimizers have no others: `_choose` sees to it
+        pieces = [part for part in parts if isinstance(part, PiecePart)]
 
         def job() -> Job:
             squares = [part.measure(now, self._scale) for part in pieces]
             place = {id(p): i for i, (_, p) in enumerate(self.parameters)}
             total = squares[0].new_zeros(len(place), 2)
             for part, found in zip(pieces, squares, strict=True):
-                total.index_add_(0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found)
+                total.index_add_(
+                    0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found
+                )
             if self.shares and self.world > 1:
                 yield Collective("sum", [total])
             for part in pieces:
@@ -483,7 +577,9 @@ class Deferred(Strategy):
         return {} if self._arrangement is None else self._arrangement.kept()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After parameters and the optimizer's state: an arrangement that fits is taken up, in place of a first step that looks for one."""
+        """After parameters and the optimizer's state: an arrangement that fits is taken up, in place of a
+        first step that looks for one.
+        """
         known = Arrangement.of(state)
         if not self.parts and known is not None and self._fits(known):
             with torch.no_grad():

@@ -1,18 +1,23 @@
 """Gradients leave during the backward pass; updates and what follows them hide under the next forward pass.
 
-    overlap     all-to-all of gradients, each rank sums and updates its share (optimizer state is shared out), all-gather of parameters
-    priority    all-reduce of gradients, all ranks update everything; the layers that the next forward pass needs first go first
+    overlap     all-to-all of gradients, each rank sums and updates its share (optimizer state is shared
+                out), all-gather of parameters
+    priority    all-reduce of gradients, all ranks update everything; the layers that the next forward pass
+                needs first go first
 
-Synchronous SGD, exactly: no parameter is used before it is the new one. The first step runs plainly: it shows in which order parameters
-are used and gradients become ready. Rank 0's orders hold for all. A run that goes on from a checkpoint takes them from there, and has no such step.
+Synchronous SGD, exactly: no parameter is used before it is the new one. The first step runs plainly: it shows
+in which order parameters are used and gradients become ready. Rank 0's orders hold for all. A run that goes
+on from a checkpoint takes them from there, and has no such step.
 
-Cost of a step, with F and B the passes, C_rs and C_ag the time of reduce-scatter and all-gather on the wire, for layers that are small
-against the whole:
+Cost of a step, with F and B the passes, C_rs and C_ag the time of reduce-scatter and all-gather on the wire,
+for layers that are small against the whole:
 
-    overlap     max(F, C_ag) + max(B, C_rs)        against F + max(B, C_rs + C_ag) of an all-reduce that must end before the update
+    overlap     max(F, C_ag) + max(B, C_rs)    against F + max(B, C_rs + C_ag) of an all-reduce that must
+                                               end before the update
 
-Lee et al., Communication-Efficient Parallelization Strategy for Deep Convolutional Neural Network Training, MLHPC 2018. The schedule of
-the all-reduce is that of Jayarajan et al., Priority-based Parameter Propagation, SysML 2019.
+Lee et al., Communication-Efficient Parallelization Strategy for Deep Convolutional Neural Network Training,
+MLHPC 2018. The schedule of the all-reduce is that of Jayarajan et al., Priority-based Parameter Propagation,
+SysML 2019.
 """
 
 from __future__ import annotations
@@ -38,8 +43,9 @@ from paceline.train.strategies.parts import Part, PiecePart
 class Overlap(Deferred):
     """Overlapped gradient averaging, with message fusion.
 
-    `fc` says what fully connected layers exchange: "gradient", "rows", "factors" (see `factors`), or "auto": what takes least time on the
-    link and the device found here. Layers that are called once per pass and share no weight qualify.
+    `fc` says what fully connected layers exchange: "gradient", "rows", "factors" (see `factors`), or "auto":
+    what takes least time on the link and the device found here. Layers that are called once per pass and
+    share no weight qualify.
     """
 
     name = "overlap"
@@ -59,9 +65,19 @@ class Overlap(Deferred):
         for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        self._names = {m: n for n, m in self.model.named_modules()
-                       if type(m) is nn.Linear and m.weight.requires_grad and owners[id(m.weight)] == 1 and m.weight.dtype == torch.float32}
-        self._handles = [m.register_forward_pre_hook(self._count_rows) for m in self._names] if self.fc != "gradient" else []
+        self._names = {
+            m: n
+            for n, m in self.model.named_modules()
+            if type(m) is nn.Linear
+            and m.weight.requires_grad
+            and owners[id(m.weight)] == 1
+            and m.weight.dtype == torch.float32
+        }
+        self._handles = (
+            [m.register_forward_pre_hook(self._count_rows) for m in self._names]
+            if self.fc != "gradient"
+            else []
+        )
 
     def _count_rows(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_grad_enabled() and isinstance(layer, nn.Linear):
@@ -84,20 +100,36 @@ class Overlap(Deferred):
             for key in wanted:
                 users[key] = users.get(key, 0) + 1
         # one call per backward pass, and nobody else reads the weight
-        fit = [layer for layer, rows in self._rows.items() if len(rows) == 1 and users.get(id(layer.weight)) == 1]
+        fit = [
+            layer for layer, rows in self._rows.items() if len(rows) == 1 and users.get(id(layer.weight)) == 1
+        ]
         if self.world > 1 and self.fc != "gradient" and self._names:
             most = self._most_rows([self._rows[layer][0] if layer in fit else 0 for layer in self._names])
-            self._rows.update({layer: [rows] for layer, rows in zip(self._names, most, strict=True) if layer in fit})
+            self._rows.update(
+                {layer: [rows] for layer, rows in zip(self._names, most, strict=True) if layer in fit}
+            )
         return agree(self._choose(fit))
 
-    def _special(self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]) -> tuple[list[Part], list[Named]]:
+    def _special(
+        self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]
+    ) -> tuple[list[Part], list[Named]]:
         for handle in self._handles:
             handle.remove()
         groups = groups_of(self.optimizer)
         parts: list[Part] = [
-            FactorPart(name, layer, *factors[name], self.optimizer, groups, self.rank, self.world, self._factors_ready,
-                       lambda: not self._gradients.enabled)
-            for layer, name in self._names.items() if name in factors
+            FactorPart(
+                name,
+                layer,
+                *factors[name],
+                self.optimizer,
+                groups,
+                self.rank,
+                self.world,
+                self._factors_ready,
+                lambda: not self._gradients.enabled,
+            )
+            for layer, name in self._names.items()
+            if name in factors
         ]
         taken = {id(p) for part in parts for p in part.parameters}
         return parts, [(name, p) for name, p in parameters if id(p) not in taken]
@@ -126,7 +158,9 @@ class Overlap(Deferred):
         parts = [part for part in self.parts if isinstance(part, FactorPart)]
         for part, rows in zip(parts, self._most_rows([part.seen for part in parts]), strict=True):
             part.rows = max(part.rows, rows)
-        self._arrangement = replace(self._arrangement, factors={part.name: (part.mode, part.rows) for part in parts})
+        self._arrangement = replace(
+            self._arrangement, factors={part.name: (part.mode, part.rows) for part in parts}
+        )
 
     def _choose(self, layers: list[nn.Linear]) -> dict[str, tuple[str, int]]:
         """By name, what a layer exchanges (where not its gradient) and its rows per step."""
@@ -136,7 +170,9 @@ class Overlap(Deferred):
         found = {}
         for layer in layers:
             shape = Shape(n_in=layer.in_features, n_out=layer.out_features, rows=self._rows[layer][0])
-            mode = shape.choose(self.world, machine.link_Bps, machine.flops) if machine is not None else self.fc
+            mode = (
+                shape.choose(self.world, machine.link_Bps, machine.flops) if machine is not None else self.fc
+            )
             if mode != "gradient" and not (mode == "rows" and shape.n_out % self.world):
                 found[self._names[layer]] = (mode, shape.rows)
         return found
@@ -150,8 +186,9 @@ class Overlap(Deferred):
 class Priority(Deferred):
     """All-reduce in pieces; bottom layers, which the next forward pass needs first, overtake where they can.
 
-    Which can is found once, by playing the first backward pass on the link found here: whenever the link is free, of the pieces that are ready
-    the one needed first goes. The order found holds for all ranks and steps.
+    Which can is found once, by playing the first backward pass on the link found here: whenever the link is
+    free, of the pieces that are ready the one needed first goes. The order found holds for all ranks and
+    steps.
     """
 
     name = "priority"

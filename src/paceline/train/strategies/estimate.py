@@ -1,7 +1,9 @@
-"""How long a step takes under each strategy, from a profile of the model and a probe of the machine: the model behind `auto`.
+"""How long a step takes under each strategy, from a profile of the model and a probe of the machine: the
+model behind `auto`.
 
-One link per rank, which carries one message after another; one thread that computes the passes and one that encodes, sums and updates
-(both on one core where a rank has no more). Bytes are those that strategies count themselves; see each strategy's file.
+One link per rank, which carries one message after another; one thread that computes the passes and one that
+encodes, sums and updates (both on one core where a rank has no more). Bytes are those that strategies count
+themselves; see each strategy's file.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from paceline.train.transport import small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Seconds that encoding and decoding take by name of the scheme, per gradient element and per call; per element, of a copy (float32)."""
+    """Seconds that encoding and decoding take by name of the scheme, per gradient element and per call; per
+    element, of a copy (float32).
+    """
 
     encode_s: Mapping[str, float] = field(default_factory=dict)
     decode_s: Mapping[str, float] = field(default_factory=dict)
@@ -48,16 +52,23 @@ class Setting:
 
     @property
     def turn_s(self) -> float:
-        """Seconds that a message costs the passes: threads that send it hold the interpreter for about as long as it takes on a bare link."""
+        """Seconds that a message costs the passes: threads that send it hold the interpreter for about as
+        long as it takes on a bare link.
+        """
         return self.machine.latency_s
 
     @property
     def gap_s(self) -> float:
-        """Seconds that a message keeps the link besides its bytes: several are in flight, so that their latencies overlap."""
+        """Seconds that a message keeps the link besides its bytes: several are in flight, so that their
+        latencies overlap.
+        """
         return self.machine.latency_s / IN_FLIGHT
 
     def reply_s(self, op: str, size: float) -> float:
-        """Seconds after its last byte until a message of this kind and size has come. Reductions go round the ring unless they are small."""
+        """Seconds after its last byte until a message of this kind and size has come.
+
+        Reductions go round the ring unless they are small.
+        """
         if op == "gather" or small(size, self.world):
             return self.machine.latency_s
         measured = self.machine.reduce_latency_s
@@ -66,12 +77,20 @@ class Setting:
     def wire_s(self, scheme: Scheme, layer: Layer) -> float:
         """Of a layer's messages, on a link that carries nothing else."""
         machine = self.machine
-        rate = {"exchange": machine.link_Bps, "sum": machine.reduce_Bps, "half": machine.half_Bps or machine.reduce_Bps}[_carried(scheme)]
+        rate = {
+            "exchange": machine.link_Bps,
+            "sum": machine.reduce_Bps,
+            "half": machine.half_Bps or machine.reduce_Bps,
+        }[_carried(scheme)]
         return cost.sent_bytes(scheme, layer.shape, self.world) / rate
 
     def carry_s(self, op: str, size: float, messages: float = 1) -> float:
-        """Processor time of a rank that sends so many bytes in so many messages, besides what delays the passes anyway."""
-        return max(0.0, self.machine.message_s - self.turn_s) * messages + size * self.machine.byte_s.get(op, 0.0)
+        """Processor time of a rank that sends so many bytes in so many messages, besides what delays the
+        passes anyway.
+        """
+        return max(0.0, self.machine.message_s - self.turn_s) * messages + size * self.machine.byte_s.get(
+            op, 0.0
+        )
 
     def copy_s(self, size: float) -> float:
         """Of a copy, or one pass over two operands, of so many bytes of float32."""
@@ -87,7 +106,9 @@ def _carried(scheme: Scheme) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns; seconds until each message's reply."""
+    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns;
+    seconds until each message's reply.
+    """
 
     ready_s: float
     phases: tuple[float, ...]
@@ -95,50 +116,87 @@ class _Bucket:
 
 
 def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]) -> float:
-    """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and complete before the update."""
+    """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and
+    complete before the update.
+    """
     ordered = order_of(profile.layers)
     waiting: list[_Bucket] = []
     turns = carried = 0.0
     sizes = [counted(layer.bytes, scheme(layer), layer.shape, at.cores == 1) for layer in ordered]
     for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
         chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
-        encode = sum(_work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen)
-        decode = sum(_work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen)
+        encode = sum(
+            _work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen
+        )
+        decode = sum(
+            _work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen
+        )
         asked = [cost.exchanges(one, layer.shape) for one, layer in chosen]
         stages = max(map(len, asked))
         # of the same stage, all are sent at once; what goes as it is with the first
-        replies = tuple(_reply_s([sent[stage] for sent in asked if stage < len(sent)], at) for stage in range(stages))
+        replies = tuple(
+            _reply_s([sent[stage] for sent in asked if stage < len(sent)], at) for stage in range(stages)
+        )
         wire = sum(at.wire_s(one, layer) for one, layer in chosen)
         # what is agreed on first is small, and the encoder waits for it
         agreed = (encode / 2, 0.0) * (stages - 1)
         turns += stages * at.turn_s
         carried += at.carry_s("exchange", 0.0, stages)
-        carried += sum(at.carry_s(_carried(one), cost.sent_bytes(one, layer.shape, at.world), 0) for one, layer in chosen)
-        waiting.append(_Bucket(turns + max(layer.ready_s for _, layer in chosen), (*agreed, encode / 2 if agreed else encode, wire, decode), replies))
+        carried += sum(
+            at.carry_s(_carried(one), cost.sent_bytes(one, layer.shape, at.world), 0) for one, layer in chosen
+        )
+        waiting.append(
+            _Bucket(
+                turns + max(layer.ready_s for _, layer in chosen),
+                (*agreed, encode / 2 if agreed else encode, wire, decode),
+                replies,
+            )
+        )
     backward = profile.backward_s + turns
     # all cores together have the passes, the encoders and the messages to do
     shared = (backward + carried + at.threads * sum(sum(bucket.phases[::2]) for bucket in waiting)) / at.cores
     end = max(backward, shared, _flow(waiting, at))
-    taken = profile.momentum and any(isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers)
+    taken = profile.momentum and any(
+        isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers
+    )
     # without momentum, the update is one addition: two operands read, one written
-    return profile.forward_s + end + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
+    return (
+        profile.forward_s
+        + end
+        + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
+    )
 
 
 def _reply_s(sent: Sequence[Exchange], at: Setting) -> float:
     """Of messages that are sent together, each kind as one."""
-    return max(at.reply_s(op, sum(one.bytes for one in sent if one.op == op)) for op in {one.op for one in sent})
+    return max(
+        at.reply_s(op, sum(one.bytes for one in sent if one.op == op)) for op in {one.op for one in sent}
+    )
 
 
 def ddp_s(profile: Profile, at: Setting) -> float:
-    """Seconds of a step of torch's DistributedDataParallel: the thread of the backward pass copies into buckets, and out of them at the end."""
+    """Seconds of a step of torch's DistributedDataParallel: the thread of the backward pass copies into
+    buckets, and out of them at the end.
+    """
     ordered = order_of(profile.layers)
     pace = 1 + at.copy_s(profile.bytes) / profile.backward_s
     sent = 2 * (at.world - 1) / at.world / (at.machine.whole_Bps or at.machine.reduce_Bps)
     waiting = []
     for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES):
         size = sum(ordered[i].bytes for i in members)
-        waiting.append(_Bucket(pace * max(ordered[i].ready_s for i in members), (0.0, sent * size), (at.reply_s("sum", size),)))
-    return profile.forward_s + max(pace * profile.backward_s, _flow(waiting, at)) + at.copy_s(profile.bytes) + profile.update_s
+        waiting.append(
+            _Bucket(
+                pace * max(ordered[i].ready_s for i in members),
+                (0.0, sent * size),
+                (at.reply_s("sum", size),),
+            )
+        )
+    return (
+        profile.forward_s
+        + max(pace * profile.backward_s, _flow(waiting, at))
+        + at.copy_s(profile.bytes)
+        + profile.update_s
+    )
 
 
 class _Link:
@@ -173,7 +231,9 @@ def _flow(waiting: Sequence[_Bucket], at: Setting) -> float:
     return end
 
 
-def _work(scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], call: Mapping[str, float]) -> float:
+def _work(
+    scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], call: Mapping[str, float]
+) -> float:
     if isinstance(scheme, Float32):
         return at.copy_s(layer.bytes)
     return layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0)
@@ -181,8 +241,8 @@ def _work(scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A part of the overlapped strategies: seconds of both exchanges on the link, of sum and update, and of processor time for them all; when it is
-    ready and needed."""
+    """A part of the overlapped strategies: seconds of both exchanges on the link, of sum and update, and of
+    processor time for them all; when it is ready and needed."""
 
     ready_s: float
     need_s: float
@@ -216,7 +276,10 @@ def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bo
         worker = 0.0
         summed: dict[int, float] = {}
         for part in in_order:
-            worker = max(worker, link.send(middle + pace * part.ready_s, part.out_s) + at.machine.latency_s) + part.sum_s
+            worker = (
+                max(worker, link.send(middle + pace * part.ready_s, part.out_s) + at.machine.latency_s)
+                + part.sum_s
+            )
             summed[id(part)] = worker
         end = worker = middle + backward
         for part in by_need:  # updates go in this order; those whose sums are still to come hold up the rest
@@ -244,7 +307,9 @@ def _urgent_first(by_ready: Sequence[_Sent], at: Setting) -> list[_Sent]:
 
 
 def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[list[_Sent], float]:
-    """What travels, and the seconds that the backward pass takes more (or less) for it: copies into flat memory, products left to others."""
+    """What travels, and the seconds that the backward pass takes more (or less) for it: copies into flat
+    memory, products left to others.
+    """
     link, update, spent = at.machine.link_Bps, profile.update_s / max(1, profile.bytes), 0.0
     least, _ = piece_bytes(link, at.world)
     out: list[_Sent] = []
@@ -256,12 +321,23 @@ def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[
             back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
             share = 1.0 if mode == "factors" else 1 / at.world
             # a product of few rows is a pass over the weight
-            product = max(2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes))
+            product = max(
+                2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes)
+            )
             whole = max(product * at.world * share, at.copy_s(layer.bytes) * share)
             spent -= product
             sent = shape.sent_bytes(mode, at.world)
-            out.append(_Sent(layer.ready_s, layer.need_s, (sent - back) / link, whole, update * layer.bytes * share, back / link,
-                             at.carry_s("exchange", sent, 1 + (back > 0))))
+            out.append(
+                _Sent(
+                    layer.ready_s,
+                    layer.need_s,
+                    (sent - back) / link,
+                    whole,
+                    update * layer.bytes * share,
+                    back / link,
+                    at.carry_s("exchange", sent, 1 + (back > 0)),
+                )
+            )
             continue
         spent += at.copy_s(layer.bytes)
         small.append(layer)
@@ -280,21 +356,30 @@ def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -
     size = total / count
     way = (at.world - 1) / at.world * size
     share = 1 / at.world if shares else 1.0
-    one = _Sent(max(layer.ready_s for layer in layers), min(layer.need_s for layer in layers),
-                way / at.machine.link_Bps if shares else 2 * way / at.machine.reduce_Bps,
-                at.copy_s(size) if shares else at.copy_s(size) / 2, update * size * share, way / at.machine.link_Bps if shares else 0.0,
-                at.carry_s("exchange" if shares else "sum", 2 * way, 2 if shares else 1))
+    one = _Sent(
+        max(layer.ready_s for layer in layers),
+        min(layer.need_s for layer in layers),
+        way / at.machine.link_Bps if shares else 2 * way / at.machine.reduce_Bps,
+        at.copy_s(size) if shares else at.copy_s(size) / 2,
+        update * size * share,
+        way / at.machine.link_Bps if shares else 0.0,
+        at.carry_s("exchange" if shares else "sum", 2 * way, 2 if shares else 1),
+    )
     return [replace(one) for _ in range(count)]
 
 
 def _mode(layer: Layer, at: Setting) -> str:
     if len(layer.shape) != 2 or not layer.rows:
         return "gradient"
-    return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows).choose(at.world, at.machine.link_Bps, at.machine.flops)
+    return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows).choose(
+        at.world, at.machine.link_Bps, at.machine.flops
+    )
 
 
 def step_s(strategy: str, profile: Profile, at: Setting) -> float:
-    """Seconds of a step under a strategy of this name; `none` does not communicate, `auto` takes what is fastest."""
+    """Seconds of a step under a strategy of this name; `none` does not communicate, `auto` takes what is
+    fastest.
+    """
     name = strategy.partition(":")[0]
     if at.world == 1 or name == "none":
         return profile.compute_s
@@ -324,7 +409,9 @@ def allowed(strategy: str) -> tuple[str, ...]:
 
 #: what `auto` may lose, and the compression that this allows
 LOSSES: Mapping[str, tuple[str, ...]] = {
-    "none": (), "rounding": ("bf16", "fp16"), "some": ("bf16", "fp16", "terngrad", "dgc"),
+    "none": (),
+    "rounding": ("bf16", "fp16"),
+    "some": ("bf16", "fp16", "terngrad", "dgc"),
 }
 NO_LOSS = "none"
 #: what `auto` chooses from in any case

@@ -1,15 +1,20 @@
 """Fully connected layers exchange input activations and output errors in place of weight gradients.
 
-The gradient of a weight (n_out x n_in) is E' X with the errors E (b x n_out) and inputs X (b x n_in) of a batch, so that ranks can send
-these factors and multiply afterwards. Bytes that one of P ranks sends, b samples on each, 4 bytes an element:
+The gradient of a weight (n_out x n_in) is E' X with the errors E (b x n_out) and inputs X (b x n_in) of a
+batch, so that ranks can send these factors and multiply afterwards. Bytes that one of P ranks sends, b
+samples on each, 4 bytes an element:
 
-    gradient    2 (P-1)/P n_in n_out                                 reduce-scatter and all-gather
-    rows        (P-1) b n_in + (P-1)/P b n_out + (P-1)/P n_in n_out    gather X, each rank gets the columns of E for the rows of the weight
-                                                                     that it updates, all-gather of the updated weight
-    factors     (P-1) b (n_in + n_out)                               gather both; every rank multiplies and updates everything
+    gradient    2 (P-1)/P n_in n_out
+                reduce-scatter and all-gather
+    rows        (P-1) b n_in + (P-1)/P b n_out + (P-1)/P n_in n_out
+                gather X, each rank gets the columns of E for the rows of the weight that it updates,
+                all-gather of the updated weight
+    factors     (P-1) b (n_in + n_out)
+                gather both; every rank multiplies and updates everything
 
-`rows` is how Lee et al. (MLHPC 2018) treat fully connected layers (they share out columns; the sum of both exchanges is the same to a
-factor of at most P). `factors` is the sufficient factor broadcasting of Xie et al. (UAI 2016); it multiplies P times as much.
+`rows` is how Lee et al. (MLHPC 2018) treat fully connected layers (they share out columns; the sum of both
+exchanges is the same to a factor of at most P). `factors` is the sufficient factor broadcasting of Xie et al.
+(UAI 2016); it multiplies P times as much.
 """
 
 from __future__ import annotations
@@ -45,27 +50,45 @@ class Shape:
         others, share = world - 1, (world - 1) / world
         weight, inputs, errors = self.n_in * self.n_out, self.rows * self.n_in, self.rows * self.n_out
         elements = {
-            "gradient": 2 * share * weight, "rows": others * inputs + share * (errors + weight), "factors": others * (inputs + errors),
+            "gradient": 2 * share * weight,
+            "rows": others * inputs + share * (errors + weight),
+            "factors": others * (inputs + errors),
         }
         return 4.0 * elements[mode]
 
     def extra_flops(self, mode: str, world: int) -> float:
-        """Multiplications and additions beyond the local weight gradient, whose product all modes need once."""
+        """Multiplications and additions beyond the local weight gradient, whose product all modes need
+        once.
+        """
         product = 2.0 * self.rows * self.n_in * self.n_out
         return product * (world - 1) if mode == "factors" else 0.0
 
-    def choose(self, world: int, link_Bps: float, flops: float) -> str:  # noqa: N803
-        """The mode of least time on the wire and in products, for a link of `link_Bps` and a device of `flops` per second."""
+    def choose(self, world: int, link_Bps: float, flops: float) -> str:
+        """The mode of least time on the wire and in products, for a link of `link_Bps` and a device of
+        `flops` per second.
+        """
         allowed = [mode for mode in MODES if mode != "rows" or self.n_out % world == 0]
-        return min(allowed, key=lambda mode: self.sent_bytes(mode, world) / link_Bps + self.extra_flops(mode, world) / flops)
+        return min(
+            allowed,
+            key=lambda mode: self.sent_bytes(mode, world) / link_Bps + self.extra_flops(mode, world) / flops,
+        )
 
 
 class FactorPart(Part):
     """A fully connected layer whose weight gradient never travels."""
 
     def __init__(
-        self, name: str, layer: nn.Linear, mode: str, rows: int, optimizer: Optimizer, groups: Mapping[int, int], rank: int, world: int,
-        ready: Callable[[FactorPart], None], paused: Callable[[], bool],
+        self,
+        name: str,
+        layer: nn.Linear,
+        mode: str,
+        rows: int,
+        optimizer: Optimizer,
+        groups: Mapping[int, int],
+        rank: int,
+        world: int,
+        ready: Callable[[FactorPart], None],
+        paused: Callable[[], bool],
     ) -> None:
         held = [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
         super().__init__(name, held, rank, world)
@@ -87,7 +110,9 @@ class FactorPart(Part):
         self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
         #: of all ranks, where somebody reads them
         self._whole: list[Tensor] = []
-        self.twins = [clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)]
+        self.twins = [
+            clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)
+        ]
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
 
     # -- in the model ----------------------------------------------------------------------------------
@@ -97,13 +122,17 @@ class FactorPart(Part):
         return self.gradients
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """The layer; where gradients are wanted, without one of its own for the weight. In a copy of the model, a plain layer."""
+        """The layer; where gradients are wanted, without one of its own for the weight. In a copy of the
+        model, a plain layer.
+        """
         if not torch.is_grad_enabled() or layer is not self.layer:
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
         self.seen = x.numel() // layer.in_features
-        out: Tensor = _Linear.apply(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self)  # type: ignore[no-untyped-call]
+        out: Tensor = _Linear.apply(
+            x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self
+        )  # type: ignore[no-untyped-call]
         return out
 
     def keep(self, x: Tensor, errors: Tensor) -> None:
@@ -112,7 +141,9 @@ class FactorPart(Part):
         self._errors.append(errors.reshape(-1, errors.shape[-1]))
         if not self._paused():
             if self.waiting < 1:
-                raise RunError(f"{self.name} ran more than once in a pass, but only once in the first; use fc='gradient'")
+                raise RunError(
+                    f"{self.name} ran more than once in a pass, but only once in the first; use fc='gradient'"
+                )
             self._ready(self)
 
     def release(self) -> None:
@@ -121,21 +152,29 @@ class FactorPart(Part):
     # -- jobs ------------------------------------------------------------------------------------------
 
     def _padded(self, parts: list[Tensor], width: int) -> Tensor:
-        """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their size.
+        """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their
+        size.
 
-        In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot know that.
+        In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot
+        know that.
         """
         like = self._memory[0]
         parts = [part.to(like.dtype) for part in parts]
         count = sum(len(part) for part in parts)
         if count > self.rows:
-            raise RunError(f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest batch, or use fc='gradient'")
+            raise RunError(
+                f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest"
+                " batch, or use fc='gradient'"
+            )
         if count == self.rows and len(parts) == 1:
             return parts[0].contiguous()
         return torch.cat([*parts, like.new_zeros((self.rows - count, width))])
 
     def reduce(self) -> Job:
-        inputs, errors = self._padded(self._inputs, self.layer.in_features), self._padded(self._errors, self.layer.out_features)
+        inputs, errors = (
+            self._padded(self._inputs, self.layer.in_features),
+            self._padded(self._errors, self.layer.out_features),
+        )
         self._inputs, self._errors = [], []
         if self.mode == "rows":
             columns = errors.view(self.rows, self.world, -1).transpose(0, 1).contiguous()
@@ -185,9 +224,12 @@ class FactorPart(Part):
         """Entries of state that are as large as what is updated here, by the place of the parameter."""
         if self.mode != "rows":
             return []
-        return [(i, name, value) for i, (twin, values) in enumerate(zip(self.twins, self.values, strict=True))
-                for name, value in next(iter(twin.state.values()), {}).items()
-                if isinstance(value, Tensor) and value.shape == values.shape]
+        return [
+            (i, name, value)
+            for i, (twin, values) in enumerate(zip(self.twins, self.values, strict=True))
+            for name, value in next(iter(twin.state.values()), {}).items()
+            if isinstance(value, Tensor) and value.shape == values.shape
+        ]
 
     def shared(self) -> list[Tensor]:
         return [value for _, _, value in self._split()]

@@ -1,7 +1,9 @@
-"""Averaging for a model that torch's DistributedDataParallel wraps already: its buckets, the engine's messages, as a communication hook.
+"""Averaging for a model that torch's DistributedDataParallel wraps already: its buckets, the engine's
+messages, as a communication hook.
 
-DDP decides when a bucket is full and waits for it; gradients are compressed and averaged as everywhere else, parameter by parameter, so that
-state outlives the buckets, which DDP fills otherwise from its second step on. Buffers and `no_sync` are DDP's own.
+DDP decides when a bucket is full and waits for it; gradients are compressed and averaged as everywhere else,
+parameter by parameter, so that state outlives the buckets, which DDP fills otherwise from its second step on.
+Buffers and `no_sync` are DDP's own.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ from paceline.train.transport import said
 
 
 class Hooked(Averaging):
-    """What an averaging strategy does, within DDP. DDP keeps its hook for good: once let go, it goes on as DDP alone would."""
+    """What an averaging strategy does, within DDP.
+
+    DDP keeps its hook for good: once let go, it goes on as DDP alone would.
+    """
 
     name = "averaging"
 
     def __init__(self, like: Averaging) -> None:
-        super().__init__(like.scheme, by_name=like.by_name, seed=like.seed, fused=like.fused, scaler=like.scaler)
+        super().__init__(
+            like.scheme, by_name=like.by_name, seed=like.seed, fused=like.fused, scaler=like.scaler
+        )
         self._let_go = False
 
     def _listen(self) -> None:
@@ -38,9 +45,7 @@ class Hooked(Averaging):
         # DDP sees to gradients that are ready
         watched = self._watched()
         self._held = {id(parameter) for parameter in watched}
-        self._gradients = Gradients(
-            (), self._ready, self._done, watched=watched, before=self._before_adding,
-        )
+        self._gradients = Gradients((), self._ready, self._done, watched=watched, before=self._before_adding)
         #: whether DDP will bring the next pass together: once after each forward pass outside `no_sync`
         self._syncs = False
         #: parameters that the pass did not use, with their places in buckets
@@ -48,10 +53,15 @@ class Hooked(Averaging):
         try:
             self.model.register_comm_hook(None, lambda _, bucket: self._hook(bucket))
         except RuntimeError as error:
-            raise SpecError(f"this DistributedDataParallel takes no communication hook: {said(error)}; pass the module that it wraps") from None
+            raise SpecError(
+                f"this DistributedDataParallel takes no communication hook: {said(error)}; pass the module"
+                " that it wraps"
+            ) from None
 
     def _hook(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """What DDP calls with a `torch.distributed.GradBucket`; the future of its memory with the means in it."""
+        """What DDP calls with a `torch.distributed.GradBucket`; the future of its memory with the means in
+        it.
+        """
         if self._let_go:
             return allreduce_hook(self.model.process_group, bucket)  # type: ignore[arg-type]
         self._gradients.begin()
@@ -59,14 +69,18 @@ class Hooked(Averaging):
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._take_out(parameter, gradient)
         buffer = bucket.buffer()
-        done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+        done: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         title = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
         self._tickets.append(self.engine.submit(title, self._bucket(bucket, names), future=done))
         return done
 
     def _done(self) -> None:
-        """Before DDP waits for its futures: it would not tell what went wrong in the words that it was said in."""
+        """Before DDP waits for its futures: it would not tell what went wrong in the words that it was said
+        in.
+        """
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             ticket.wait()
@@ -74,7 +88,8 @@ class Hooked(Averaging):
         self._syncs = False
         unused, self._unused = self._unused, []
         if unused:
-            # DDP leaves gradients that no rank used as they were; compressors may have sent what they held back
+            # DDP leaves gradients that no rank used as they were; compressors may have sent what they held
+            # back
             after_backward(lambda: _give(unused))
 
     @property
@@ -148,9 +163,14 @@ def _give(means: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
 
 
 def within_ddp(strategy: Strategy) -> Strategy:
-    """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by DDP, too."""
+    """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by
+    DDP, too.
+    """
     refuse_twice(strategy)
     if type(strategy) is not Averaging:
-        raise SpecError(f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in DistributedDataParallel, which averages "
-                        "gradients, too; pass the module that it wraps, or use allreduce or a compressed strategy (terngrad, dgc, ...)")
+        raise SpecError(
+            f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in"
+            " DistributedDataParallel, which averages gradients, too; pass the module that it wraps, or use"
+            " allreduce or a compressed strategy (terngrad, dgc, ...)"
+        )
     return Hooked(strategy)

@@ -1,13 +1,15 @@
 """Lazy update of the bottom layers: their gradients add up for a few steps and then travel as one message.
 
-The bottom layers' gradients are ready last, so that no computation is left to hide them under; that is where an all-reduce shows. Layers
-above are treated as `priority` does. The interval adapts to what adding up does to the gradient: with A what has been added up (its mean
-over ranks) and G the latest, it grows by one where G points the way of A and is not small against it, and shrinks where neither holds:
+The bottom layers' gradients are ready last, so that no computation is left to hide them under; that is where
+an all-reduce shows. Layers above are treated as `priority` does. The interval adapts to what adding up does
+to the gradient: with A what has been added up (its mean over ranks) and G the latest, it grows by one where G
+points the way of A and is not small against it, and shrinks where neither holds:
 
     direction    |G - A|^2 + |G|^2 <= |A|^2
     magnitude    count |G|^2 <= |A|^2
 
-Bytes per step: those of the upper layers, and of the lower 1 / interval. Synchronous SGD with a larger batch for some layers: not exact.
+Bytes per step: those of the upper layers, and of the lower 1 / interval. Synchronous SGD with a larger batch
+for some layers: not exact.
 
 Lee et al., lazy parameter update, Journal of Parallel and Distributed Computing 2022.
 """
@@ -28,17 +30,24 @@ from paceline.train.strategies.parts import Part, PiecePart
 
 
 class Lazy(Deferred):
-    """`share`: of the gradient bytes, counted from the bottom, that are lazy; `most`: the longest interval; `adapt=False` keeps `interval`."""
+    """`share`: of the gradient bytes, counted from the bottom, that are lazy; `most`: the longest interval;
+    `adapt=False` keeps `interval`.
+    """
 
     name = "lazy"
     paper = "Lee et al., JPDC 2022"
     exact = False
     shares = False
 
-    def __init__(self, *, share: float = 0.3, interval: int = 2, most: int = 8, adapt: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *, share: float = 0.3, interval: int = 2, most: int = 8, adapt: bool = True, **options: Any
+    ) -> None:
         super().__init__(**options)
         if not 0 <= share <= 1 or not 1 <= interval <= most:
-            raise SpecError(f"share is from 0 to 1 and 1 <= interval <= most; got share={share:g}, interval={interval}, most={most}")
+            raise SpecError(
+                f"share is from 0 to 1 and 1 <= interval <= most; got share={share:g}, interval={interval},"
+                f" most={most}"
+            )
         self.share, self.interval, self.most, self.adapt = share, interval, most, adapt
         self._lazy: list[PiecePart] = []
         self._count_added = 0
@@ -50,18 +59,26 @@ class Lazy(Deferred):
         self._before: torch.Tensor | None = None
 
     def scaled_by(self, scaler: Any) -> None:
-        raise SpecError("lazy adds gradients up over several steps, whose loss scales differ; train in bf16 or float32, or use another strategy")
+        raise SpecError(
+            "lazy adds gradients up over several steps, whose loss scales differ; train in bf16 or float32,"
+            " or use another strategy"
+        )
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         if self._passed and self._kept([parameter]):
-            raise RunError("lazy counts backward passes as steps; run all but the last of a step within paceline.train.of(model).no_sync()")
+            raise RunError(
+                "lazy counts backward passes as steps; run all but the last of a step within"
+                " paceline.train.of(model).no_sync()"
+            )
         super()._ready(parameter)
 
     def _step(self, closure: Any = None) -> Any:
         self._passed = False
         return super()._step(closure)
 
-    def _place(self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None) -> tuple[int, int]:
+    def _place(
+        self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
         found = super()._place(order, factors, sizes)
         pieces = [part for part in self.parts if isinstance(part, PiecePart)]
         total, held = sum(part.piece.bytes for part in pieces), 0.0
@@ -73,7 +90,11 @@ class Lazy(Deferred):
         lazy = set(map(id, self._lazy))
         slots = {id(p) for part in self._lazy for p in part.parameters}
         # a parameter cut in two must not be lazy in part
-        self._lazy = [part for part in self._lazy if all(id(other) in lazy for p in part.parameters for other in self._by_parameter[id(p)])]
+        self._lazy = [
+            part
+            for part in self._lazy
+            if all(id(other) in lazy for p in part.parameters for other in self._by_parameter[id(p)])
+        ]
         self._lazy_parameters = slots & {id(p) for part in self._lazy for p in part.parameters}
         self._before = torch.zeros_like(self._lazy[-1].piece.grad) if self._lazy else None
         return found
@@ -82,7 +103,8 @@ class Lazy(Deferred):
         raise RunError(
             "lazy adds gradients of the bottom layers up over several steps, so that p.grad cannot be read "
             "or changed (by clip_grad_norm_, clip_grad_value_, GradScaler...); to clip, pass clip_norm= to "
-            "parallelize")
+            "parallelize"
+        )
 
     def _hide(self) -> None:
         """Has the first step refuse what the others must refuse, though its gradients are plain ones."""
@@ -102,7 +124,8 @@ class Lazy(Deferred):
             super()._put(flat, slot, gradient)
 
     def _put_nothing(self, flat: Flat, slot: Slot) -> None:
-        if id(slot.parameter) not in self._lazy_parameters or not self._count_added:  # else what was added up stays
+        # else what was added up stays
+        if id(slot.parameter) not in self._lazy_parameters or not self._count_added:
             super()._put_nothing(flat, slot)
 
     @property

@@ -1,9 +1,11 @@
 """Replicas that drift apart and are averaged now and then.
 
-    local       every `period` steps parameters are averaged                         (Stich, Local SGD Converges Fast, ICLR 2019)
-    post-local  every step at first, then as local                                   (Lin et al., Don't Use Large Mini-Batches, ICLR 2020)
-    diloco      every `period` steps the mean drift is the gradient of an outer SGD
-                with Nesterov momentum                                               (Douillard et al., DiLoCo, 2023)
+    local       every `period` steps parameters are averaged
+                (Stich, Local SGD Converges Fast, ICLR 2019)
+    post-local  every step at first, then as local
+                (Lin et al., Don't Use Large Mini-Batches, ICLR 2020)
+    diloco      every `period` steps the mean drift is the gradient of an outer SGD with Nesterov momentum
+                (Douillard et al., DiLoCo, 2023)
 
 Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every
 `period` steps the average. Optimizer state stays local. `drop_momentum` clears it after averaging.
@@ -55,7 +57,9 @@ class LocalSGD(Strategy):
         return result
 
     def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A rank whose gradients overflowed leaves out its update; the step counts, so that all ranks average at the same ones."""
+        """A rank whose gradients overflowed leaves out its update; the step counts, so that all ranks average
+        at the same ones.
+        """
         result = self._plain_scaled_step(*args, **kwargs)
         self._stepped()
         return result
@@ -89,7 +93,8 @@ class LocalSGD(Strategy):
             if first != last:
                 raise RunError(
                     f"rank {self.rank} of {self.world}: replicas would be averaged after step {first} of one "
-                    f"rank and step {last} of another; call synchronize() on all ranks, or on none")
+                    f"rank and step {last} of another; call synchronize() on all ranks, or on none"
+                )
             yield from average(tensors, self.world)
 
         self.engine.submit("parameters", job()).wait()
@@ -110,7 +115,9 @@ class LocalSGD(Strategy):
         """Nothing is on its way that this rank has not waited for."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Also this rank's own replica, which is another than the others' between two averages, and its own state of the optimizer."""
+        """Also this rank's own replica, which is another than the others' between two averages, and its own
+        state of the optimizer.
+        """
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         state = copy.deepcopy(self._plain_state())
         return {"steps": self.steps, "met": self._met, "model": own, "optimizer": state}
@@ -159,7 +166,9 @@ class PostLocalSGD(LocalSGD):
 
 
 class DiLoCo(LocalSGD):
-    """An outer optimizer on the mean drift of `period` local steps; the papers take 500 steps, 0.7 and 0.9, and AdamW inside."""
+    """An outer optimizer on the mean drift of `period` local steps; the papers take 500 steps, 0.7 and 0.9,
+    and AdamW inside.
+    """
 
     name = "diloco"
     paper = "Douillard et al., 2023"
@@ -171,7 +180,9 @@ class DiLoCo(LocalSGD):
     def _begin(self) -> None:
         super()._begin()
         self._start = [p.detach().clone() for _, p in self.parameters]
-        self._outer = torch.optim.SGD(self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0)
+        self._outer = torch.optim.SGD(
+            self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
+        )
 
     def _join(self) -> None:
         drift = [start - p.detach() for start, (_, p) in zip(self._start, self.parameters, strict=True)]
@@ -186,7 +197,11 @@ class DiLoCo(LocalSGD):
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "start": [t.clone() for t in self._start], "outer": self._outer.state_dict()}
+        return {
+            **super().state_dict(),
+            "start": [t.clone() for t in self._start],
+            "outer": self._outer.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -1,6 +1,7 @@
 """What deferred strategies send: pieces of flat memory, or the factors of a fully connected layer's gradient.
 
-A part has a gradient that is reduced during the backward pass and an update that follows `optimizer.step()`; both are jobs of the engine.
+A part has a gradient that is reduced during the backward pass and an update that follows `optimizer.step()`;
+both are jobs of the engine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Part(ABC):
         """Where the reduced gradient is, as far as this rank updates it."""
 
     def mean(self) -> Job:
-        """A job: the mean over ranks of the gradient, as far as this rank updates it, added to what is held of passes before."""
+        """A job: the mean over ranks of the gradient, as far as this rank updates it, added to what is held
+        of passes before.
+        """
         yield from self.reduce()
         for result, held in zip(self.results, self._held, strict=False):
             result.add_(held)
@@ -121,18 +124,29 @@ class PiecePart(Part):
     def _stretches(self) -> list[slice]:
         """Of each parameter, the elements of it that this rank updates."""
         start, stop = self.own.start, self.own.stop
-        return [slice(max(slot.start, start) - start, max(0, min(slot.stop, stop) - start)) for slot in self.piece.slots]
+        return [
+            slice(max(slot.start, start) - start, max(0, min(slot.stop, stop) - start))
+            for slot in self.piece.slots
+        ]
 
     def measure(self, now: Settings, scale: float | None) -> Tensor:
-        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the update that follows is prepared."""
+        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the
+        update that follows is prepared.
+        """
         assert isinstance(self.twin, Layerwise)
         if scale is not None:
             self.gradient.mul_(scale)
         group = self.twin.param_groups[0]
         group.update(now[self.piece.flat.group])
         both = self.twin.measure(self.values, self.gradient, group, self.twin.state[self.values])
-        return torch.stack([torch.stack([t[part].square().sum() if part.stop > part.start else t.new_zeros(()) for t in both])
-                            for part in self._stretches()])
+        return torch.stack(
+            [
+                torch.stack(
+                    [t[part].square().sum() if part.stop > part.start else t.new_zeros(()) for t in both]
+                )
+                for part in self._stretches()
+            ]
+        )
 
     def _finish(self) -> None:
         assert isinstance(self.twin, Layerwise) and self.norms is not None
@@ -154,7 +168,8 @@ class PiecePart(Part):
         yield Collective("exchange", [self.piece.grad], [self.arrived], own=False)
         rows = list(self.arrived.view(self.world, -1))
         rows[self.rank] = self.piece.grad.view(self.world, -1)[self.rank]
-        total = torch.add(rows[0], rows[1], out=self.gradient)  # in the order of ranks: the same sums in every run
+        # in the order of ranks: the same sums in every run
+        total = torch.add(rows[0], rows[1], out=self.gradient)
         for row in rows[2:]:
             total.add_(row)
         total.div_(self.world)
@@ -163,7 +178,11 @@ class PiecePart(Part):
         if self.norms is not None:
             self._finish()
         else:
-            update(self.twin, now[self.piece.flat.group], self.gradient if scale is None else self.gradient.mul_(scale))
+            update(
+                self.twin,
+                now[self.piece.flat.group],
+                self.gradient if scale is None else self.gradient.mul_(scale),
+            )
         if self.shares:
             yield Collective("gather", [self.values], [self.piece.data], last=True)
 
@@ -185,8 +204,11 @@ class PiecePart(Part):
         """Entries of its state that are as long as what it updates."""
         entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
         count = self.own.stop - self.own.start
-        return {name: value for name, value in entries.items()
-                if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count}
+        return {
+            name: value
+            for name, value in entries.items()
+            if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count
+        }
 
     def shared(self) -> list[Tensor]:
         return list(self._split().values()) if self.shares else []

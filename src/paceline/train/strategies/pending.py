@@ -1,8 +1,9 @@
 """Parameters whose new values are on their way: whoever reads one waits for it.
 
-Between `optimizer.step()` and the next forward pass a user may read parameters in any way: a moving average, a norm that is logged, a
-copy of the model. While an update is on its way its parameters are of the class `Pending`, which sees every function of torch that is
-given one; from the forward pass on, before which modules wait for what they use, they are plain parameters again and cost nothing.
+Between `optimizer.step()` and the next forward pass a user may read parameters in any way: a moving average,
+a norm that is logged, a copy of the model. While an update is on its way its parameters are of the class
+`Pending`, which sees every function of torch that is given one; from the forward pass on, before which
+modules wait for what they use, they are plain parameters again and cost nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class Pending(nn.Parameter):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _LOOKS:
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
@@ -46,7 +51,9 @@ class Pending(nn.Parameter):
 
 
 def await_with(parameter: nn.Parameter, bring: Callable[[], None]) -> None:
-    """From now on, whoever reads the parameter calls `bring` first, which waits for the value and says `here`."""
+    """From now on, whoever reads the parameter calls `bring` first, which waits for the value and says
+    `here`.
+    """
     if type(parameter) is nn.Parameter:
         parameter.__class__ = Pending
         setattr(parameter, _ARRIVE, bring)

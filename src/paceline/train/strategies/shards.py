@@ -70,8 +70,13 @@ class Shards:
                 raise RunError(answer.decode())
         for part in self._parts:
             own = part.shared()
-            yield part, [own if rank == self._rank else self._received(own, messages)
-                         for rank, messages in enumerate(sent)]
+            yield (
+                part,
+                [
+                    own if rank == self._rank else self._received(own, messages)
+                    for rank, messages in enumerate(sent)
+                ],
+            )
 
     def together(self, ticket: Ticket) -> None:
         """Waits for gradients that all ranks read together; says where another rank has gone on without."""
@@ -107,8 +112,10 @@ class Shards:
             return list(like)
         data = bytearray().join(next(messages) for _ in range(_count(size)))
         apart = torch.frombuffer(data, dtype=torch.uint8).split([tensor.nbytes for tensor in like])
-        return [piece.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device)
-                for piece, tensor in zip(apart, like, strict=True)]
+        return [
+            piece.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device)
+            for piece, tensor in zip(apart, like, strict=True)
+        ]
 
     def _wait(self, there: Callable[[], bool], rank: int) -> None:
         """Returns when there is something; raises where that rank cannot send it any more."""
@@ -118,11 +125,13 @@ class Shards:
             if self._there(self._key(f"left/{rank}")) and not there():
                 raise RunError(
                     f"rank {self._rank} of {self._world}: the optimizer's state is shared out over the "
-                    f"ranks, and rank {rank} has ended with its part; call optimizer.state_dict() earlier")
+                    f"ranks, and rank {rank} has ended with its part; call optimizer.state_dict() earlier"
+                )
             if time.monotonic() > deadline:
                 raise RunError(
                     f"rank {self._rank} of {self._world}: no answer from rank {rank}, which keeps a part of "
-                    f"the optimizer's state, in {self._engine.timeout_s:g} s")
+                    f"the optimizer's state, in {self._engine.timeout_s:g} s"
+                )
             time.sleep(pause)
             pause = min(_LATER_S, 2 * pause)
 
@@ -151,7 +160,8 @@ class Shards:
         if [part.updates for part in self._parts] != list(updates):
             refusal = (
                 f"rank {to} of {self._world} asked for the optimizer's state between backward() and step(), "
-                f"while rank {self._rank} went on with that step; call optimizer.state_dict() after the step")
+                f"while rank {self._rank} went on with that step; call optimizer.state_dict() after the step"
+            )
             self._store.set(f"{key}/0", refusal)
             return
         messages = [_HERE, *(one for shard in data for one in _cut(shard))]
@@ -166,7 +176,8 @@ class Shards:
         if self.reads < reads and self.position > position:
             refusal = (
                 f"rank {of} of {self._world} reads or changes p.grad, which all ranks must do together where "
-                f"gradients are shared out, but rank {self._rank} has gone on; do it on all ranks")
+                f"gradients are shared out, but rank {self._rank} has gone on; do it on all ranks"
+            )
             self._store.set(self._key(f"{number}/{self._rank}/0"), refusal)
             return True
         return self.reads >= reads

@@ -1,4 +1,6 @@
-"""The user's optimizer on flat stretches of parameters: a clone of it per piece, with the state of just that piece."""
+"""The user's optimizer on flat stretches of parameters: a clone of it per piece, with the state of just that
+piece.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def clone(optimizer: Optimizer, group: int, flat: Tensor) -> Optimizer:
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Learning rate and the like of each group, as they are now."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
 
 
 def update(twin: Optimizer, now: Mapping[str, Any], gradient: Tensor) -> None:
@@ -37,10 +41,16 @@ def update(twin: Optimizer, now: Mapping[str, Any], gradient: Tensor) -> None:
     flat.grad = None
 
 
-def take_state(twin: Optimizer, full: Mapping[Any, Mapping[str, Any]], slots: list[Slot], start: int, stop: int) -> None:
+def take_state(
+    twin: Optimizer, full: Mapping[Any, Mapping[str, Any]], slots: list[Slot], start: int, stop: int
+) -> None:
     """Fills a clone's state for elements [start, stop) of a buffer from the state of whole parameters."""
     (flat,) = twin.param_groups[0]["params"]
-    found = [(slot, full[slot.parameter]) for slot in slots if full.get(slot.parameter) and slot.start < stop and slot.stop > start]
+    found = [
+        (slot, full[slot.parameter])
+        for slot in slots
+        if full.get(slot.parameter) and slot.start < stop and slot.stop > start
+    ]
     for slot, entries in found:
         for name, value in entries.items():
             own = twin.state[flat]
@@ -48,13 +58,23 @@ def take_state(twin: Optimizer, full: Mapping[Any, Mapping[str, Any]], slots: li
                 if name not in own:
                     own[name] = flat.new_zeros(stop - start, dtype=value.dtype)
                 low, high = max(slot.start, start), min(slot.stop, stop)
-                own[name][low - start : high - start] = value.reshape(-1)[low - slot.start : high - slot.start]
+                own[name][low - start : high - start] = value.reshape(-1)[
+                    low - slot.start : high - slot.start
+                ]
             else:
                 own.setdefault(name, value.clone() if isinstance(value, Tensor) else copy.copy(value))
 
 
-def spread_state(entries: Mapping[str, Any], whole: Mapping[str, Tensor], slots: list[Slot], start: int, into: dict[Any, dict[str, Any]]) -> None:
-    """The reverse for one piece: `whole` holds the piece's state tensors gathered from all ranks, from element `start` of the buffer on."""
+def spread_state(
+    entries: Mapping[str, Any],
+    whole: Mapping[str, Tensor],
+    slots: list[Slot],
+    start: int,
+    into: dict[Any, dict[str, Any]],
+) -> None:
+    """The reverse for one piece: `whole` holds the piece's state tensors gathered from all ranks, from
+    element `start` of the buffer on.
+    """
     stop = start + (next(iter(whole.values())).numel() if whole else 0)
     for slot in slots:
         target = into.setdefault(slot.parameter, {})
@@ -65,4 +85,6 @@ def spread_state(entries: Mapping[str, Any], whole: Mapping[str, Tensor], slots:
             if name not in target:
                 target[name] = slot.parameter.new_zeros(slot.parameter.shape, dtype=whole[name].dtype)
             low, high = max(slot.start, start), min(slot.stop, stop)
-            target[name].view(-1)[low - slot.start : high - slot.start] = whole[name][low - start : high - start]
+            target[name].view(-1)[low - slot.start : high - slot.start] = whole[name][
+                low - start : high - start
+            ]

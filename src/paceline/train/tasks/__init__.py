@@ -1,8 +1,11 @@
-"""Ready-made tasks: real data that is here already, a network, a target; for time to accuracy and for trying strategies out.
+"""Ready-made tasks: real data that is here already, a network, a target; for time to accuracy and for trying
+strategies out.
 
     digits-cnn    handwritten digits of scikit-learn (1,797 images of 8 x 8), a small convolutional network
-    digits-deep   the same digits, a deeper network without normalisation: harder to train with large or compressed steps
-    text-mlp      the next character of the Python language reference that ships with Python, a feed-forward language model
+    digits-deep   the same digits, a deeper network without normalisation: harder to train with large or
+                  compressed steps
+    text-mlp      the next character of the Python language reference that ships with Python, a feed-forward
+                  language model
 """
 
 from __future__ import annotations

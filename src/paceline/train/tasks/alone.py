@@ -1,7 +1,9 @@
-"""A task's run on several ranks, acted out by one process: for accuracies on machines with fewer cores than ranks.
+"""A task's run on several ranks, acted out by one process: for accuracies on machines with fewer cores than
+ranks.
 
-Each rank's gradients are computed in turn and go through that rank's own compressor, with the random numbers that it would draw; nothing is sent.
-Tests hold it against real processes. For compressed and plain averaging (`ddp`, `allreduce` and the schemes), not for strategies that defer.
+Each rank's gradients are computed in turn and go through that rank's own compressor, with the random numbers
+that it would draw; nothing is sent. Tests hold it against real processes. For compressed and plain averaging
+(`ddp`, `allreduce` and the schemes), not for strategies that defer.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ class Acted:
             if self._taken is not None:
                 for gradient in own:
                     self._taken.decay(parameter, gradient)
-            exchanges = [rank[name].exchange(name, gradient, gradient) for rank, gradient in zip(self._ranks, own, strict=True)]
+            exchanges = [
+                rank[name].exchange(name, gradient, gradient)
+                for rank, gradient in zip(self._ranks, own, strict=True)
+            ]
             asked = [next(exchange) for exchange in exchanges]
             while asked:
                 came = _carried_out(asked)
@@ -81,8 +86,17 @@ def _carried_out(asked: list[Round]) -> list[list[Tensor]]:
 
 
 def train(
-    task: str, strategy: str = "ddp", *, world: int = 2, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
-    optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None,
+    task: str,
+    strategy: str = "ddp",
+    *,
+    world: int = 2,
+    seed: int = 0,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    optimizer: str = "sgd",
+    weight_decay: float | None = None,
+    warmup: int | None = None,
 ) -> dict[str, Any]:
     """What `loop.train` gives, of as many ranks."""
     chosen = get(task)
@@ -96,12 +110,19 @@ def train(
         gradients = []
         for rank in range(world):
             mine = indices[rank * len(indices) // world : (rank + 1) * len(indices) // world]
-            loss = torch.nn.functional.cross_entropy(net(chosen.train[0][mine]), chosen.train[1][mine]) * (len(mine) * world / len(indices))
+            loss = torch.nn.functional.cross_entropy(net(chosen.train[0][mine]), chosen.train[1][mine]) * (
+                len(mine) * world / len(indices)
+            )
             found = torch.autograd.grad(loss, list(net.parameters()))
             gradients.append(dict(zip(dict(net.named_parameters()), found, strict=True)))
         acted.mean(gradients)
         opt.step()
-    return {"accuracy": accuracy(net, chosen), "final_loss": final_loss(net, chosen), "seconds": time.perf_counter() - began, "reached": None}
+    return {
+        "accuracy": accuracy(net, chosen),
+        "final_loss": final_loss(net, chosen),
+        "seconds": time.perf_counter() - began,
+        "reached": None,
+    }
 
 
 def several(runs: list[dict[str, Any]], raw: str | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""The course of a run: how many samples each step takes, which they are, and what share of the learning rate it has."""
+"""The course of a run: how many samples each step takes, which they are, and what share of the learning rate
+it has.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,33 @@ class Step:
     rate: float
 
 
-def course(task: Task, *, steps: int | None = None, batch: int | None = None, warmup: int | None = None, growth: float | None = None) -> list[Step]:
-    """The steps of a run: warm-up, then the rate falls to zero; or, with `growth`, the rate stays and the batch is multiplied by that, twice.
+def course(
+    task: Task,
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    warmup: int | None = None,
+    growth: float | None = None,
+) -> list[Step]:
+    """The steps of a run: warm-up, then the rate falls to zero; or, with `growth`, the rate stays and the
+    batch is multiplied by that, twice.
 
     `steps` of the starting batch: a run whose batch grows sees as many samples in fewer steps.
     """
     count = len(task.train[1])
     batch = batch or task.batch
     if not 0 < batch <= count:
-        raise SpecError(f"{task.name} has {count} samples to train on; the batch must be 1 to that, got {batch}")
+        raise SpecError(
+            f"{task.name} has {count} samples to train on; the batch must be 1 to that, got {batch}"
+        )
     total = steps if steps is not None else task.epochs * count // batch
     rise = warmup if warmup is not None else round(task.warmup * total)
     if growth is None:
         return [Step(batch, annealed(step, total, rise)) for step in range(1, total + 1)]
     samples = total * batch
-    grown = BatchGrowth(batch=batch, most=count, factor=growth, at=tuple(round(share * samples) for share in _GROWS_AT))
+    grown = BatchGrowth(
+        batch=batch, most=count, factor=growth, at=tuple(round(share * samples) for share in _GROWS_AT)
+    )
     found: list[Step] = []
     seen = 0
     while seen < samples:
@@ -50,7 +64,9 @@ def course(task: Task, *, steps: int | None = None, batch: int | None = None, wa
 
 
 def batches(task: Task, sizes: Sequence[int], seed: int, start: int = 0) -> Iterator[Tensor]:
-    """Indices of the samples of each step, from step `start` on; every epoch in another order, without a break between."""
+    """Indices of the samples of each step, from step `start` on; every epoch in another order, without a
+    break between.
+    """
     count = len(task.train[1])
     at = sum(sizes[:start])
     epoch, order = -1, torch.empty(0, dtype=torch.int64)

@@ -44,5 +44,14 @@ def predict(log: Record, task: Task, strategy: str, net: nn.Module, rows: int) -
         seconds = step_s(strategy, profile, setting)
         forward, update = profile.forward_s, profile.update_s
         first = 8 if kind == "auto" else 2
-        log.write("predicted", step=first, compute_backward_s=profile.backward_s, seconds={
-            "forward": forward, "backward": seconds - forward - update, "update": update, "step": seconds})
+        log.write(
+            "predicted",
+            step=first,
+            compute_backward_s=profile.backward_s,
+            seconds={
+                "forward": forward,
+                "backward": seconds - forward - update,
+                "update": update,
+                "step": seconds,
+            },
+        )

@@ -1,9 +1,12 @@
-"""The loop of a task on one rank: what `paceline train` runs, under our launcher, torchrun or `paceline schedule`.
+"""The loop of a task on one rank: what `paceline train` runs, under our launcher, torchrun or `paceline
+schedule`.
 
-    torchrun --nproc-per-node 2 -m paceline.train.tasks.loop --task digits-cnn --strategy terngrad --checkpoint FOLDER --every 20
+    torchrun --nproc-per-node 2 -m paceline.train.tasks.loop --task digits-cnn --strategy terngrad
+        --checkpoint FOLDER --every 20
 
-A run is a function of its seed: batches are drawn for all ranks together and shared out, so that step k is the same step for any number of
-ranks, and a run that was interrupted goes on where its last checkpoint left it.
+A run is a function of its seed: batches are drawn for all ranks together and shared out, so that step k is
+the same step for any number of ranks, and a run that was interrupted goes on where its last checkpoint left
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ _KEPT_STEPS = 8
 _ONE_BY_ONE = ("ps-async", "ps-bounded")
 
 
-def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None, weight_decay: float | None = None) -> torch.optim.Optimizer:
+def optimizer_for(
+    name: str, model: nn.Module, task: Task, lr: float | None, weight_decay: float | None = None
+) -> torch.optim.Optimizer:
     """sgd or lars, with the task's settings where none are given."""
     if lr is not None and not lr > 0:
         raise SpecError(f"the learning rate must be positive, got {lr:g}")
@@ -47,26 +52,50 @@ def optimizer_for(name: str, model: nn.Module, task: Task, lr: float | None, wei
     if not decay >= 0:
         raise SpecError(f"weight decay must be 0 or more, got {decay:g}")
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr or task.lr, momentum=task.momentum, weight_decay=decay)
+        return torch.optim.SGD(
+            model.parameters(), lr=lr or task.lr, momentum=task.momentum, weight_decay=decay
+        )
     if name == "lars":
-        return LARS(model.parameters(), lr=lr or 10 * task.lr, momentum=task.momentum, weight_decay=decay, eta=0.02)
+        return LARS(
+            model.parameters(), lr=lr or 10 * task.lr, momentum=task.momentum, weight_decay=decay, eta=0.02
+        )
     raise UnknownName("optimizer", name, ("sgd", "lars"), "optimizers: sgd, lars")
 
 
 def shared(planned: Sequence[Step], world: int) -> Sequence[Step]:
     """The same steps, if every rank gets a sample of the first, the smallest."""
     if planned and world > planned[0].batch:
-        raise SpecError(f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample")
+        raise SpecError(
+            f"a batch of {planned[0].batch} cannot be shared by {world} ranks; each needs a sample"
+        )
     return planned
 
 
 def train(
-    task: str, strategy: str = "ddp", *, seed: int = 0, steps: int | None = None, batch: int | None = None, lr: float | None = None,
-    optimizer: str = "sgd", weight_decay: float | None = None, warmup: int | None = None, growth: float | None = None, noise: bool = False,
-    record: str | None = None, board: bool = False, checkpoint: str | None = None, every: int = 50, keep: int = 2,
-    timeout_s: float = 120.0, options: dict[str, Any] | None = None, evaluations: int = 0, stop_at_target: bool = False,
+    task: str,
+    strategy: str = "ddp",
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    optimizer: str = "sgd",
+    weight_decay: float | None = None,
+    warmup: int | None = None,
+    growth: float | None = None,
+    noise: bool = False,
+    record: str | None = None,
+    board: bool = False,
+    checkpoint: str | None = None,
+    every: int = 50,
+    keep: int = 2,
+    timeout_s: float = 120.0,
+    options: dict[str, Any] | None = None,
+    evaluations: int = 0,
+    stop_at_target: bool = False,
 ) -> dict[str, Any]:
-    """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached, as seen in one of `evaluations` looks.
+    """Trains a task; the accuracy at the end, seconds, losses, and when the target was reached, as seen in
+    one of `evaluations` looks.
 
     Seconds are those of training: looks are not counted.
     """
@@ -75,7 +104,8 @@ def train(
     torch.manual_seed(seed)
     model = chosen.model()
     if lr is None and optimizer == "sgd" and strategy.partition(":")[0] in _ONE_BY_ONE:
-        lr = chosen.lr / world  # the linear scaling rule: as many updates as ranks make up one of the whole batch
+        # the linear scaling rule: as many updates as ranks make up one of the whole batch
+        lr = chosen.lr / world
     own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
     peak = [group["lr"] for group in own.param_groups]
     meter = Meter(model, strategy) if noise else None
@@ -85,15 +115,29 @@ def train(
     look_every = max(1, len(planned) // evaluations) if evaluations else 0
     with Record(record, rank=rank, board=board) as log:
         shown = Shown(rank, len(planned), job.start)
-        log.write("run", task=task, strategy=strategy, world=world, seed=seed, batch=planned[0].batch if planned else 0, start=job.start)
+        log.write(
+            "run",
+            task=task,
+            strategy=strategy,
+            world=world,
+            seed=seed,
+            batch=planned[0].batch if planned else 0,
+            start=job.start,
+        )
         if record:
             predict(log, chosen, strategy, net, planned[0].batch // world)
         trace = _Trace(net, len(planned)) if record else None
-        for number, indices in zip(job.steps(len(planned)), batches(chosen, [one.batch for one in planned], seed, job.start), strict=False):
+        for number, indices in zip(
+            job.steps(len(planned)),
+            batches(chosen, [one.batch for one in planned], seed, job.start),
+            strict=False,
+        ):
             for group, top in zip(opt.param_groups, peak, strict=True):
                 group["lr"] = top * planned[number - 1].rate
             mine = indices[rank * len(indices) // world : (rank + 1) * len(indices) // world]
-            done = step(net, opt, chosen.train[0][mine], chosen.train[1][mine], len(mine) * world / len(indices))
+            done = step(
+                net, opt, chosen.train[0][mine], chosen.train[1][mine], len(mine) * world / len(indices)
+            )
             losses.append(job.mean(done.loss))
             measured = {"noise_samples": meter.after(len(indices))} if meter is not None else {}
             log.write("step", step=number, loss=losses[-1], batch=len(indices), **done.seconds, **measured)
@@ -108,8 +152,16 @@ def train(
                         break
                 looked += time.perf_counter() - now
         seconds = time.perf_counter() - began - looked
-        found = {"accuracy": accuracy(net, chosen), "seconds": seconds, "losses": losses, "reached": reached, "started_at": job.start,
-                 "final_loss": final_loss(net, chosen), "stopped": job.stopped, "steps": job.start + len(losses)}
+        found = {
+            "accuracy": accuracy(net, chosen),
+            "seconds": seconds,
+            "losses": losses,
+            "reached": reached,
+            "started_at": job.start,
+            "final_loss": final_loss(net, chosen),
+            "stopped": job.stopped,
+            "steps": job.start + len(losses),
+        }
         log.write("end", **{key: value for key, value in found.items() if key != "losses"})
         if trace is not None:
             log.timeline(trace.events or (), trace.phases, f"{task}, {strategy}, {world} ranks, measured")
@@ -132,12 +184,15 @@ class _Trace:
             self.phases += done.phases
         elif number >= self._from:
             self.events = ()
-            with contextlib.suppress(SpecError):  # torch's own DDP, parameter servers: they have no engine to look into
+            # torch's own DDP, parameter servers: they have no engine to look into
+            with contextlib.suppress(SpecError):
                 self.events = pt.of(self._net).engine.record()
 
 
 def several(runs: list[dict[str, Any]], raw: str | None = None) -> list[dict[str, Any]]:
-    """Several trainings one after another in the same processes; rank 0 appends each to the file `raw` as it ends."""
+    """Several trainings one after another in the same processes; rank 0 appends each to the file `raw` as it
+    ends.
+    """
     return [noted(run, train(**run), raw if dist.get_rank() == 0 else None) for run in runs]
 
 
@@ -163,7 +218,10 @@ def main() -> None:
         print(f"paceline: {error}", file=sys.stderr, flush=True)
         os._exit(2)  # peers may hang: leave without waiting for their sockets
     if dist.get_rank() == 0:
-        print(f"accuracy {found['accuracy']:.4f} loss {found['final_loss']!r} from step {found['started_at']}", flush=True)
+        print(
+            f"accuracy {found['accuracy']:.4f} loss {found['final_loss']!r} from step {found['started_at']}",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

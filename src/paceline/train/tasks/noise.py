@@ -14,7 +14,9 @@ _PLAIN = ("ddp", "allreduce")
 
 
 class Meter:
-    """Looks at each gradient as it is complete, before it is averaged: make it before `parallelize`, whose hooks come after."""
+    """Looks at each gradient as it is complete, before it is averaged: make it before `parallelize`, whose
+    hooks come after.
+    """
 
     def __init__(self, model: nn.Module, strategy: str) -> None:
         allowed(strategy)
@@ -29,7 +31,9 @@ class Meter:
             self._own += float(parameter.grad.double().square().sum())
 
     def after(self, batch: int) -> float | None:
-        """The scale in samples, after a step of `batch` over all ranks; None while the signal is lost in the noise. All ranks take part."""
+        """The scale in samples, after a step of `batch` over all ranks; None while the signal is lost in the
+        noise. All ranks take part.
+        """
         world = dist.get_world_size()
         if self._scale is None:
             self._scale = NoiseScale(batch // world, world)
@@ -45,4 +49,7 @@ class Meter:
 def allowed(strategy: str) -> None:
     """Raises where the scale cannot be measured."""
     if strategy not in _PLAIN:
-        raise SpecError(f"the noise scale is measured with {' or '.join(_PLAIN)}, whose gradients are there before and after; got {strategy!r}")
+        raise SpecError(
+            f"the noise scale is measured with {' or '.join(_PLAIN)}, whose gradients are there before and"
+            f" after; got {strategy!r}"
+        )

@@ -1,4 +1,6 @@
-"""Progress of runs on a terminal: rank 0 of the run appends to a file, the process that the user started draws a bar."""
+"""Progress of runs on a terminal: rank 0 of the run appends to a file, the process that the user started
+draws a bar.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Shown:
 
 @contextmanager
 def bars(names: list[str]) -> Iterator[dict[str, str]]:
-    """Draws a bar for runs that come one after another, if standard error is a terminal; the environment to start them with."""
+    """Draws a bar for runs that come one after another, if standard error is a terminal; the environment to
+    start them with.
+    """
     if not sys.stderr.isatty():
         yield {}
         return
@@ -59,8 +63,17 @@ def _draw(path: Path, names: list[str], over: threading.Event) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress, path.open(encoding="utf-8") as lines:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        path.open(encoding="utf-8") as lines,
+    ):
         run, bar, rest = 0, None, ""
         while not over.wait(_EVERY_S):
             rest += lines.read()
@@ -73,4 +86,8 @@ def _draw(path: Path, names: list[str], over: threading.Event) -> None:
                     bar = progress.add_task(names[run % len(names)], total=found["total"], loss="")
                     run += 1
                 if bar is not None:
-                    progress.update(bar, completed=found["step"], loss="" if found["loss"] is None else f"loss {found['loss']:.3f}")
+                    progress.update(
+                        bar,
+                        completed=found["step"],
+                        loss="" if found["loss"] is None else f"loss {found['loss']:.3f}",
+                    )

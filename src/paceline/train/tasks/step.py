@@ -26,11 +26,15 @@ class Done:
     @property
     def seconds(self) -> dict[str, float]:
         """By phase, and of the step, as the record has them."""
-        return {f"{name}_s": end - start for name, start, end in self.phases} | {"step_s": self.phases[-1][2] - self.phases[0][1]}
+        return {f"{name}_s": end - start for name, start, end in self.phases} | {
+            "step_s": self.phases[-1][2] - self.phases[0][1]
+        }
 
 
 def step(net: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, weight: float = 1.0) -> Done:
-    """Forward, backward, update; the loss counts `weight` times, for a rank with more or fewer samples than the mean of all."""
+    """Forward, backward, update; the loss counts `weight` times, for a rank with more or fewer samples than
+    the mean of all.
+    """
     start = time.perf_counter()
     opt.zero_grad()
     loss = torch.nn.functional.cross_entropy(net(x), y) * weight

@@ -1,4 +1,5 @@
-"""`text-mlp`: the next character of the Python language reference, as `pydoc_data` ships it with every Python.
+"""`text-mlp`: the next character of the Python language reference, as `pydoc_data` ships it with every
+Python.
 
 The network is that of Bengio et al., A Neural Probabilistic Language Model, 2003, over characters.
 """
@@ -25,8 +26,18 @@ def task() -> Task:
     place = {character: i for i, character in enumerate(_ALPHABET)}
     codes = torch.tensor([place.get(character, 0) for character in text], dtype=torch.int64)
     cut = len(codes) * 9 // 10
-    return Task(name="text-mlp", model=model, train=_samples(codes[:cut], _TRAIN, 0), test=_samples(codes[cut:], _TEST, 1),
-                batch=512, epochs=32, lr=0.2, momentum=0.9, weight_decay=1e-3, target=0.5)
+    return Task(
+        name="text-mlp",
+        model=model,
+        train=_samples(codes[:cut], _TRAIN, 0),
+        test=_samples(codes[cut:], _TEST, 1),
+        batch=512,
+        epochs=32,
+        lr=0.2,
+        momentum=0.9,
+        weight_decay=1e-3,
+        target=0.5,
+    )
 
 
 def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,4 +47,10 @@ def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, 
 
 def model() -> nn.Module:
     """Embeddings of the last characters, a hidden layer, 120,000 parameters."""
-    return nn.Sequential(nn.Embedding(len(_ALPHABET), 24), nn.Flatten(), nn.Linear(24 * CONTEXT, 256), nn.Tanh(), nn.Linear(256, len(_ALPHABET)))
+    return nn.Sequential(
+        nn.Embedding(len(_ALPHABET), 24),
+        nn.Flatten(),
+        nn.Linear(24 * CONTEXT, 256),
+        nn.Tanh(),
+        nn.Linear(256, len(_ALPHABET)),
+    )
