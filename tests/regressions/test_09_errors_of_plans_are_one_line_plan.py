@@ -31,6 +31,7 @@ MADE = [
             errors.UnknownSizes,
             errors.CaptureError,
             errors.PlanError,
+            errors.DoesNotFit,
             errors.RunError,
             errors.DataError,
             EngineAway,

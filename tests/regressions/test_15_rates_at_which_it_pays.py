@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from paceline.predict.relaxed import without
 
 from paceline.cli import main
 from paceline.spec.whatif import BreakEven
+from paceline.sync import without
 from paceline.whatif.compare import find_break_even
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject

@@ -34,6 +34,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     help="How fast will this network train there, how much memory does it need, and what is in the way?",
 )
+app.meta.suppress_keyboard_interrupt = False
 
 for _command in (
     predict.predict,

@@ -52,7 +52,7 @@ class Served(Way):
             sent, back = (
                 _coded_bytes(coding, layer.parameters, count) if self.relax.compress else (whole, whole)
             )
-            seconds = found.way_s(sent, count) + found.sum_s(sent, count)
+            seconds = found.way_s(sent, count) + found.sum_s(whole, count)  # servers add up what they decoded
             up.append(ranks.part(REDUCE, [], seconds, layer.ready, ranks.layout.update))
             down.append(ranks.part(GATHER, [], found.way_s(back, count), 0, layer.needed))
         return up + sorted(down, key=lambda transfer: transfer.needed)

@@ -355,7 +355,7 @@ def published(place: Rendezvous, number: int) -> ServerSpec:
         start=start,
         parts=parts,
         policy=policy,
-        moments=unpacked(store.take(f"moments/{number}")),
+        moments=tuple(unpacked(store.take(f"moments/{number}"))),
         checkpoint=None if folder is None else Path(folder),
         **fields,
     )
