@@ -34,13 +34,13 @@ from document import DOCS, fill
 #: strategy -> learning rate, momentum, options
 SETTINGS: dict[str, tuple[float, float, dict[str, Any]]] = {
     "ps-sync": (0.1, 0.9, {}),
-    "ps-async": (0.02, 0.7, {}),
-    "ps-async, staleness-aware": (0.1, 0.7, {"staleness_aware": True}),
+    "ps-async": (0.05, 0.7, {}),
+    "ps-async, staleness-aware": (0.05, 0.7, {"staleness_aware": True}),
     "ps-bounded": (0.05, 0.7, {"staleness": 2}),
     "ps-backup": (0.05, 0.9, {"backups": 1}),
     "easgd": (0.1, 0.9, {"period": 4}),
     "easgd-sync": (0.1, 0.9, {"period": 4}),
-    "hogwild": (0.05, 0.0, {}),
+    "hogwild": (0.1, 0.0, {}),
     "gossip": (0.1, 0.9, {"period": 1}),
 }
 RATES = (0.02, 0.05, 0.1)
