@@ -159,11 +159,14 @@ def test_interrupted_while_commands_are_imported(capsys, monkeypatch):
 
 # -- processes -------------------------------------------------------------------------------------
 
-#: a search whose bounding takes for ever, in two workers that say who they are
+#: a search whose bounding takes for ever, in two workers that say who they are; it hears Ctrl-C also where the
+#: tests are a background job, which shells make deaf to it
 SLOW = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from paceline.plan import search
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def slow(task):
     (Path(sys.argv[1]) / str(os.getpid())).touch()
