@@ -159,8 +159,8 @@ def test_interrupted_while_commands_are_imported(capsys, monkeypatch):
 
 # -- processes -------------------------------------------------------------------------------------
 
-#: a search whose bounding takes for ever, in two workers that say who they are; it hears Ctrl-C also where the
-#: tests are a background job, which shells make deaf to it
+#: a search whose bounding takes for ever, in two workers that say who they are; it hears Ctrl-C also where
+#: the tests are a background job, which shells make deaf to it
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
