@@ -19,9 +19,10 @@ from paceline.spec import checks
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
-from paceline.spec.plan import PRECISIONS, Plan
+from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import PLAN_PRECISIONS, Recompute
 from paceline.spec.workload import Workload
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def settings(plan: Plan, text: str, options: dict[str, Any]) -> dict[str, Any]:
         "batch": plan.mbs or None,
         "seq": plan.seq or None,
         "precision": plan.precision if said else None,
-        "checkpointing": True if plan.recompute == "full" else None,
+        "checkpointing": True if plan.recompute is Recompute.FULL else None,
     }
     return {**{name: value for name, value in found.items() if value is not None}, **options}
 
@@ -324,9 +325,9 @@ def worded(plan: Plan, text: str, options: dict[str, Any]) -> Plan:
         if name not in ("seq", "precision"):
             words = "batch, sequence, precision and recomputation are words of the plan"
             raise SpecError(f"{name} does not go with a cluster; {words}")
-        if name == "precision" and value not in PRECISIONS:
+        if name == "precision" and value not in PLAN_PRECISIONS:
             raise SpecError(
-                f"precision {value!r} is for captured models; a plan takes {', '.join(PRECISIONS)}"
+                f"precision {value!r} is for captured models; a plan takes {', '.join(PLAN_PRECISIONS)}"
             )
         planned = getattr(plan, name)
         said = planned != getattr(Plan, name) or (name == "precision" and planned in text)

@@ -13,18 +13,19 @@ from paceline.plan import evidence
 from paceline.plan.general import plan_module
 from paceline.plan.run import plan_transformer
 from paceline.plan.space import Limits, Space
-from paceline.spec.plan import CONTEXTS, OFFLOADS, RECOMPUTE, SCHEDULES, SHARDINGS, Plan
+from paceline.spec.plan import SCHEDULES, Plan
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import ContextExchange, Offload, Recompute, Sharding
 
 MODEL = Transformer(name="small", layers=8, hidden=2048, heads=16, ffn=8192, vocab=32_000, seq=2048)
 NODE = pl.clusters.get("1xdgx-a100")
 #: words of each field in the order in which a plan has them
 WORDS = {
-    "sharding": SHARDINGS,
+    "sharding": Sharding,
     "schedule": ("", *SCHEDULES),
-    "recompute": RECOMPUTE,
-    "context": CONTEXTS,
-    "offload": OFFLOADS,
+    "recompute": Recompute,
+    "context": ContextExchange,
+    "offload": Offload,
 }
 NEVER = {
     "hsdp",

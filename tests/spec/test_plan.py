@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError, SpecError
 from paceline.predict.simulated import predict
-from paceline.spec.plan import SCHEDULES, SHARDINGS, Plan, problems, resolve, stage_layers
+from paceline.spec.plan import SCHEDULES, Plan, problems, resolve, stage_layers
+from paceline.spec.vocabulary import Sharding
 
 LLAMA = transformers.get("llama3-70b")
 
@@ -120,7 +121,7 @@ PLANS = st.builds(
     mbs=st.integers(0, 5),
     gbs=st.integers(0, 300),
     seq=st.sampled_from([0, 2048, 1000]),
-    sharding=st.sampled_from(SHARDINGS),
+    sharding=st.sampled_from(Sharding),
     shard=st.sampled_from([0, 0, 2, 3, 8]),
     sp=st.booleans(),
     schedule=st.sampled_from(["", *SCHEDULES]),
@@ -168,7 +169,7 @@ def test_stages_hold_all_layers(layers, pp, vpp):
 
 
 def test_a_written_plan_reads_as_itself():
-    for sharding in SHARDINGS[1:]:
+    for sharding in tuple(Sharding)[1:]:
         plan = resolve(Plan.parse(f"{sharding} tp=4 pp=2 gbs=256 mbs=2 sp recompute=full"), 64, LLAMA)
         again = resolve(Plan.parse(str(plan)), 64, LLAMA)
         assert again == plan

@@ -21,7 +21,8 @@ from paceline.errors import PlanError
 from paceline.predict import distributed, parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import AVERAGES, MODES, Relaxation, compressions, relaxed_words
+from paceline.spec.synchronisation import AVERAGES, Relaxation, compressions, relaxed_words
+from paceline.spec.vocabulary import Mode
 from paceline.sync.accuracy import _KNOWN, accuracy
 from paceline.sync.layers import Layers
 
@@ -55,7 +56,7 @@ relaxations = st.builds(
     ratio=st.sampled_from([0.0, 0.001, 0.25]),
     rank=st.integers(0, 8),
     average=st.sampled_from(AVERAGES),
-    mode=st.sampled_from(MODES),
+    mode=st.sampled_from(Mode),
     period=st.integers(0, 600),
     island=st.integers(0, 8),
     servers=st.integers(0, 64),
@@ -71,7 +72,7 @@ def test_words_round_trip(relax):
 
 
 def test_every_relaxation_says_what_it_may_cost():
-    assert set(_KNOWN) == {*AVERAGES, *MODES} - {"replicas"}
+    assert set(_KNOWN) == {*AVERAGES, *Mode} - {"replicas"}
     for name in (*compressions(), "overlap", "easgd"):
         found = accuracy(Plan.parse(name if name in relaxed_words() else f"compress={name}").relax)
         assert found.what and found.source

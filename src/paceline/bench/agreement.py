@@ -10,6 +10,7 @@ from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError
 from paceline.predict import distributed, simulated
 from paceline.spec.plan import Plan
+from paceline.spec.vocabulary import Precision, Recompute, Sharding
 
 MODELS = (
     "gpt3-1.3b",
@@ -33,6 +34,9 @@ CLUSTERS = (
     "16xp4d",
 )
 _ANY = (1, 1, 2, 4, 8, 16)
+#: shardings of plans with and without a pipeline
+_PIPELINED = (Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2)
+_UNPIPELINED = (Sharding.DDP, Sharding.ZERO1, Sharding.FSDP, Sharding.FSDP, Sharding.HSDP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,9 @@ def random_plan(draw: random.Random, devices: int, experts: bool) -> Plan:
     micro_batches = (
         draw.choice((pp // 2, pp, 2 * pp, 2 * pp + 1, 4 * pp)) if pp > 1 else draw.choice((1, 2, 8))
     )
-    sharding = (
-        draw.choice(("ddp", "zero1", "zero2") if pp > 1 else ("ddp", "zero1", "fsdp", "fsdp", "hsdp"))
-        if dp * cp > 1
-        else "none"
-    )
+    sharding = Sharding.NONE
+    if dp * cp > 1:
+        sharding = draw.choice(_PIPELINED if pp > 1 else _UNPIPELINED)
     return Plan(
         dp=dp,
         tp=tp,
@@ -105,7 +107,7 @@ def random_plan(draw: random.Random, devices: int, experts: bool) -> Plan:
         sharding=sharding,
         sp=tp > 1 and draw.random() < 0.5,
         schedule=schedule,
-        recompute=draw.choice(("none", "selective", "full")),
-        precision=draw.choice(("bf16", "bf16", "fp8")),
+        recompute=draw.choice(tuple(Recompute)),
+        precision=draw.choice((Precision.BF16, Precision.BF16, Precision.FP8)),
         framework=draw.choice(("", "", "megatron-2022", "nemo", "torch", "jax")),
     )

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.catalog import frameworks
 from paceline.errors import SpecError
 from paceline.spec.framework import Framework
+from paceline.spec.vocabulary import Precision, Recompute, Sharding
 
 #: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per
 #: tensor (cuBLAS)
@@ -102,7 +103,7 @@ def _torch(row: Mapping[str, Any]) -> Framework:
 def _with_options(row: Mapping[str, Any], name: str) -> Framework:
     """The framework called `name` as a row says that it was run."""
     experts = row.get("family") == "moe-lm"
-    name = "deepspeed" if name == "megatron-deepspeed" and sharding(row) == "fsdp" else name
+    name = "deepspeed" if name == "megatron-deepspeed" and sharding(row) is Sharding.FSDP else name
     found = frameworks.get(_bridge(row) if "Megatron-Bridge" in row["framework"] and experts else name)
     if "overlap disabled" in (row.get("options") or ""):
         return replace(found, tp_overlap="none", p2p_overlap=False, dp_overlap=False)
@@ -129,23 +130,23 @@ def _bigscience(row: Mapping[str, Any]) -> Framework:
     )
 
 
-def sharding(row: Mapping[str, Any]) -> str:
+def sharding(row: Mapping[str, Any]) -> Sharding:
     """What the data-parallel ranks of a row share."""
     text = (row.get("sharding") or "").lower()
     if "offload" in text:
         raise SpecError("offloaded to the host")
     words = (
-        ("zero3", "fsdp"),
-        ("zero2", "zero2"),
-        ("fsdp", "fsdp"),
-        ("shard_grad_op", "fsdp"),
-        ("zero1", "zero1"),
-        ("distributed", "zero1"),
+        ("zero3", Sharding.FSDP),
+        ("zero2", Sharding.ZERO2),
+        ("fsdp", Sharding.FSDP),
+        ("shard_grad_op", Sharding.FSDP),
+        ("zero1", Sharding.ZERO1),
+        ("distributed", Sharding.ZERO1),
     )
     for word, kind in words:
         if word in text:
             return kind
-    return "ddp"
+    return Sharding.DDP
 
 
 def sequence_parallel(row: Mapping[str, Any]) -> bool:
@@ -159,22 +160,22 @@ def sequence_parallel(row: Mapping[str, Any]) -> bool:
     return any(word in row["framework"] for word in always) and int(float(row["tp"] or 1)) > 1
 
 
-def recompute(row: Mapping[str, Any]) -> str:
+def recompute(row: Mapping[str, Any]) -> Recompute:
     """What of a row's activations is computed again."""
     text = (row.get("recompute") or "").lower()
-    return next((kind for kind in ("none", "selective", "full") if kind in text), "none")
+    return next((kind for kind in Recompute if kind in text), Recompute.NONE)
 
 
-def precision(row: Mapping[str, Any]) -> str:
+def precision(row: Mapping[str, Any]) -> Precision:
     """Of the products in the layers."""
     text = (row.get("precision") or "").lower()
     for word, kind in (
-        ("fp4", "fp4"),
-        ("fp8", "fp8"),
-        ("float8", "fp8"),
-        ("bf16", "bf16"),
-        ("fp16", "fp16"),
-        ("fp32", "fp32"),
+        ("fp4", Precision.FP4),
+        ("fp8", Precision.FP8),
+        ("float8", Precision.FP8),
+        ("bf16", Precision.BF16),
+        ("fp16", Precision.FP16),
+        ("fp32", Precision.FP32),
     ):
         if word in text:
             return kind

@@ -34,6 +34,7 @@ from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Planned, Question, Ranked
+from paceline.spec.vocabulary import Sharding
 from paceline.train.launch import run
 from paceline.units import parse
 
@@ -235,7 +236,7 @@ def _time(model: str, options: Mapping[str, Any], plan: Plan, alone: bool) -> fl
     if alone:
         recompute(module, plan.recompute)
     # torch's own, which is what such plans are predicted as
-    elif plan.sharding == "ddp" and plan.relax.plain:
+    elif plan.sharding is Sharding.DDP and plan.relax.plain:
         wrapped, optimizer = pt.parallelize(
             recompute(module, plan.recompute), optimizer, plan="ddp", bucket_cap_mb=plan.bucket_bytes / 2**20
         )
@@ -310,7 +311,7 @@ def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float,
     """Computation over its prediction, and the bandwidth over that assumed with which measured steps are met
     best.
     """
-    plans = {(plan.mbs, plan.recompute): plan for plan in truth.steps}
+    plans: dict[tuple[int, str], Plan] = {(plan.mbs, plan.recompute): plan for plan in truth.steps}
     compute = 1.0
     for _ in range(REPEATS):  # a little of a step does not scale with it
         device = calibrated(where, compute, 1.0).device

@@ -27,6 +27,7 @@ from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, compressions
+from paceline.spec.vocabulary import Recompute
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
@@ -118,7 +119,7 @@ def plan_module(
                 failed, reason = failed + 1, reason or str(error)
                 continue
             # nothing of it repeats
-            if plan.recompute == "full" and any(_same(t, plan, found) for t in tried):
+            if plan.recompute is Recompute.FULL and any(_same(t, plan, found) for t in tried):
                 failed += 1
                 continue
             if not found.fit.fits:
@@ -237,7 +238,7 @@ def _notes(allow: Sequence[str], interrupted: bool, undecided: int) -> Iterator[
 def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
     """Whether recomputation changes neither time nor memory of a plan."""
     plain = tried.prediction
-    return tried.plan == replace(plan, recompute="none") and (plain.step_s, plain.peak_bytes) == (
+    return tried.plan == replace(plan, recompute=Recompute.NONE) and (plain.step_s, plain.peak_bytes) == (
         found.step_s,
         found.peak_bytes,
     )
@@ -276,7 +277,7 @@ class Captured:
     def get(self, plan: Plan) -> Workload:
         if self.fixed:
             return self.fixed
-        key = plan.mbs, plan.recompute == "full"
+        key = plan.mbs, plan.recompute is Recompute.FULL
         if key not in self._kept:
             self._kept[key] = capture(self._model, batch=plan.mbs, checkpointing=key[1], **self.options)
             self.name = self._kept[key].name
@@ -345,7 +346,7 @@ def _kind(relax: Relaxation) -> str:
     """What a way to bring gradients together changes: the word that allows it."""
     if relax.compress:
         return "compress"
-    return "" if relax.mode in ("replicas", "ps-sync") else "staleness"
+    return "" if relax.mode.every_step else "staleness"
 
 
 #: fields of a state; those that a state does not name have no effect under its sharding

@@ -22,9 +22,10 @@ from paceline.errors import PlanError, nearest
 from paceline.plan import evidence
 from paceline.spec import schedules as orders
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import OFFLOADS, RECOMPUTE, SHARDINGS, Plan, divisors, problems, resolve
+from paceline.spec.plan import Plan, divisors, problems, resolve
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Offload, Recompute, Sharding
 
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange
 #: behind
@@ -314,7 +315,7 @@ class Space:
         if "framework" not in self.limits.fixed:
             return [(name, FAMILIES[name]) for name in self.limits.among("framework", FAMILIES)]
         given = frameworks.get(self.limits.fixed["framework"]).name
-        return [(given, FAMILIES.get(given, (SCHEDULES, SHARDINGS)))]
+        return [(given, FAMILIES.get(given, (SCHEDULES, tuple(Sharding))))]
 
     def _precision(self, cluster: Cluster) -> list[str]:
         """The usual one of a device: half the bits where its matrix units take them."""
@@ -345,7 +346,7 @@ class Space:
         """Sequence parallel or not, what is recomputed, and how context is exchanged."""
         even = (self.seq // mesh.cp * mbs) % mesh.tp == 0
         for sp in (False, True) if mesh.tp > 1 and even else (False,):
-            for recompute in RECOMPUTE:
+            for recompute in Recompute:
                 for context in (
                     ("ring", "all-to-all")
                     if mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
@@ -401,7 +402,7 @@ class Space:
                 for shard in self._shards(mesh, cluster)
                 for way in gathers
             ]
-        choices = [{**state, "offload": offload} for state in found for offload in OFFLOADS]
+        choices = [{**state, "offload": offload} for state in found for offload in Offload]
         return [choice for choice in choices if self.limits.keep(choice, _STATE)]
 
     def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:

@@ -23,6 +23,7 @@ from paceline.predict.gradients import Exchange
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Offload
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -220,7 +221,10 @@ class Table:
         def find() -> Array:
             steps = [self.step(block, shape) for shape in block.shapes]
             return np.array(
-                [replace(step, plan=replace(step.plan, offload="activations")).copying_s for step in steps]
+                [
+                    replace(step, plan=replace(step.plan, offload=Offload.ACTIVATIONS)).copying_s
+                    for step in steps
+                ]
             )
 
         return self.once(("copying", *block.alike), find)

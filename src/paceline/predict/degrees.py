@@ -11,6 +11,7 @@ from paceline.sim.cuts import places
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors, fewest_micro_batches, problems
+from paceline.spec.vocabulary import Offload, Precision, Recompute, Sharding
 from paceline.spec.workload import Workload
 
 
@@ -31,9 +32,14 @@ def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
 def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     devices = cluster.device_count
     dp = plan.dp or max(1, devices // plan.pp)
-    shard = plan.shard or (math.gcd(dp, cluster.node_devices) if plan.sharding == "hsdp" else 0)
+    shard = plan.shard or (math.gcd(dp, cluster.node_devices) if plan.sharding is Sharding.HSDP else 0)
     schedule = (plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")) if plan.pp > 1 else ""
     whole = dp * workload.batch
+    sharding = plan.sharding
+    if dp == 1 and sharding is not Sharding.HSDP:
+        sharding = Sharding.NONE
+    elif sharding is Sharding.NONE:
+        sharding = Sharding.DDP
     return replace(
         plan,
         dp=dp,
@@ -44,19 +50,13 @@ def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1),
         seq=workload.seq or 0,
         shard=shard,
-        sharding=(
-            "none"
-            if dp == 1 and plan.sharding != "hsdp"
-            else plan.sharding
-            if plan.sharding != "none"
-            else "ddp"
-        ),
+        sharding=sharding,
         schedule=schedule,
         vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,
-        recompute="full" if workload.options.get("checkpointing") else "none",
-        offload="none",
+        recompute=Recompute.FULL if workload.options.get("checkpointing") else Recompute.NONE,
+        offload=Offload.NONE,
         adapters=False,
-        precision=workload.precision,
+        precision=Precision(workload.precision),
     )
 
 
@@ -72,14 +72,16 @@ def _fixed(plan: Plan, workload: Workload) -> Iterator[str]:
         yield f"mbs {plan.mbs}, but the workload was captured with batch {workload.batch}"
     if plan.seq not in (0, workload.seq):
         yield f"seq {plan.seq}, but the workload was captured with {workload.seq or 'none'}"
-    if plan.recompute != "none" and not (plan.recompute == "full" and workload.options.get("checkpointing")):
+    if plan.recompute is not Recompute.NONE and not (
+        plan.recompute is Recompute.FULL and workload.options.get("checkpointing")
+    ):
         yield (
             f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes"
             " blocks)"
         )
     if plan.precision not in (Plan.precision, workload.precision, workload.precision.removeprefix("amp_")):
         yield f"precision {plan.precision}, but the workload was captured in {workload.precision}"
-    if plan.offload != "none" or plan.adapters:
+    if plan.offload is not Offload.NONE or plan.adapters:
         yield (
             f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for"
             " captured modules"
@@ -105,14 +107,17 @@ def _nearest(given: Plan, filled: Plan, workload: Workload, cluster: Cluster) ->
     ):
         for schedule, vpp in tried if pp > 1 else (("", 1),):
             dp = devices // pp
+            sharding = Sharding.NONE
+            if dp > 1:
+                sharding = Sharding.DDP if given.sharding is Sharding.NONE else given.sharding
             plan = replace(
                 filled,
                 dp=dp,
                 pp=pp,
                 schedule=schedule,
                 vpp=vpp,
-                shard=math.gcd(dp, filled.shard) if filled.sharding == "hsdp" else 0,
-                sharding="none" if dp == 1 else given.sharding if given.sharding != "none" else "ddp",
+                shard=math.gcd(dp, filled.shard) if filled.sharding is Sharding.HSDP else 0,
+                sharding=sharding,
             )
             whole = dp * filled.mbs * (pp if schedules.get(schedule).equal_rounds else 1)
             least = -(-fewest_micro_batches(plan) * dp * filled.mbs // whole)

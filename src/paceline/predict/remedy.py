@@ -15,6 +15,7 @@ from paceline.errors import PacelineError
 from paceline.predict.memory import stage_memory
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.prediction import Fit, Memory
+from paceline.spec.vocabulary import Offload, Recompute, Sharding
 
 if TYPE_CHECKING:
     from paceline.predict.distributed import Step
@@ -84,7 +85,7 @@ def _larger(step: Step) -> Remedy | None:
             step.plan,
             dp=step.plan.dp * 2**power,
             gbs=step.plan.gbs * 2**power,
-            sharding=step.plan.sharding.replace("none", "ddp"),
+            sharding=Sharding.DDP if step.plan.sharding is Sharding.NONE else step.plan.sharding,
         )
         near = nearest(replace(step, cluster=cluster, plan=plan))
         if near is not None:
@@ -108,14 +109,14 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     shared = plan.dp * plan.cp > 1
     if plan.tp > 1 and not plan.sp:
         yield "sp", replace(plan, sp=True)
-    if shared and plan.sharding in ("none", "ddp"):
-        yield "zero1", replace(plan, sharding="zero1")
-    if plan.recompute == "none":
-        yield "recompute=selective", replace(plan, recompute="selective")
+    if shared and plan.sharding.whole:
+        yield "zero1", replace(plan, sharding=Sharding.ZERO1)
+    if plan.recompute is Recompute.NONE:
+        yield "recompute=selective", replace(plan, recompute=Recompute.SELECTIVE)
     if plan.mbs > 1:
         yield f"mbs={plan.mbs // 2}", replace(plan, mbs=plan.mbs // 2)
-    if plan.recompute != "full":
-        yield "recompute=full", replace(plan, recompute="full")
+    if plan.recompute is not Recompute.FULL:
+        yield "recompute=full", replace(plan, recompute=Recompute.FULL)
     for axis in ("tp", "pp", "cp"):
         if plan.dp % 2 == 0:
             more, dp = 2 * getattr(plan, axis), plan.dp // 2
@@ -124,8 +125,8 @@ def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
                 f"{axis}={more} dp={dp}",
                 replace(plan, **{axis: more, "dp": dp, "sharding": kind, "shard": 0}),
             )
-    if shared and plan.sharding in ("none", "ddp", "zero1", "zero2") and plan.pp == 1:
-        yield "fsdp", replace(plan, sharding="fsdp")
-    if plan.offload == "none":
-        yield "offload=optimizer", replace(plan, offload="optimizer")
-        yield "offload=activations", replace(plan, offload="activations")
+    if shared and not plan.sharding.shards_parameters and plan.pp == 1:
+        yield "fsdp", replace(plan, sharding=Sharding.FSDP)
+    if plan.offload is Offload.NONE:
+        yield "offload=optimizer", replace(plan, offload=Offload.OPTIMIZER)
+        yield "offload=activations", replace(plan, offload=Offload.ACTIVATIONS)

@@ -24,14 +24,16 @@ from paceline.spec.facts import read_text
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
-
-#: what the data-parallel ranks share: nothing; gradients (ddp); and optimizer state, gradients, parameters in
-#: turn; hsdp shards within groups and replicates across them
-SHARDINGS = ("none", "ddp", "zero1", "zero2", "fsdp", "hsdp")
-RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
-OFFLOADS = ("none", "optimizer", "activations")
-CONTEXTS = ("ring", "all-to-all")
+from paceline.spec.vocabulary import (
+    PLAN_PRECISIONS,
+    ContextExchange,
+    Offload,
+    Precision,
+    Recompute,
+    Sharding,
+    Word,
+    member,
+)
 
 _SYNONYMS = {
     "zero3": "fsdp",
@@ -43,20 +45,25 @@ _SYNONYMS = {
     "zbv": "zb-v",
     "zbh1": "zb-h1",
 }
+_ENUMS: dict[str, type[Word]] = {
+    "sharding": Sharding,
+    "recompute": Recompute,
+    "precision": Precision,
+    "offload": Offload,
+    "context": ContextExchange,
+}
 _WORDS: dict[str, Collection[str]] = {
-    "sharding": SHARDINGS,
+    "sharding": tuple(Sharding),
     "schedule": SCHEDULES,
-    "recompute": RECOMPUTE,
-    "precision": PRECISIONS,
-    "offload": OFFLOADS,
-    "context": CONTEXTS,
+    "recompute": tuple(Recompute),
+    "precision": PLAN_PRECISIONS,
+    "offload": tuple(Offload),
+    "context": tuple(ContextExchange),
 }
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
 _FLAGS = ("sp", "reshard", "adapters")
 #: sizes that may be 0: `resolve` fills them in
 _FILLED = ("dp", "mbs", "gbs", "seq", "shard", "prefetch")
-#: words that `resolve` knows; the schedule may be empty, and captured modules have more precisions
-_CHECKED = {field: words for field, words in _WORDS.items() if field != "precision"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +82,20 @@ class Plan:
     mbs: int = 0
     gbs: int = 0
     seq: int = 0
-    sharding: str = "ddp"
+    sharding: Sharding = Sharding.DDP
     #: devices that share one copy of the parameters under hsdp
     shard: int = 0
     #: sequence parallel: norms and dropouts on 1/tp of the tokens
     sp: bool = False
     schedule: str = ""
-    recompute: str = "none"
-    precision: str = "bf16"
-    context: str = "ring"
+    recompute: Recompute = Recompute.NONE
+    precision: Precision = Precision.BF16
+    context: ContextExchange = ContextExchange.RING
     bucket_bytes: float = 25e6
     #: layers whose parameters are gathered ahead, and whether they are dropped again after the forward pass
     prefetch: int = 1
     reshard: bool = True
-    offload: str = "none"
+    offload: Offload = Offload.NONE
     #: only low-rank adapters are trained: no gradients, state or reduction of the weights themselves
     adapters: bool = False
     #: whose kernels and overlap: a name of `spec.framework`
@@ -102,12 +109,12 @@ class Plan:
                 object.__setattr__(
                     self, size, checks.whole(f"plan: {size}", value, int(size not in _FILLED), PlanError)
                 )
-        for field, words in _CHECKED.items():
-            value = getattr(self, field)
-            if value not in words and (value or field != "schedule"):
-                raise PlanError(f"plan: {field}={value}: expected one of {', '.join(words)}")
+        for field, kind in _ENUMS.items():
+            if type(value := getattr(self, field)) is not kind:
+                object.__setattr__(self, field, member(kind, f"plan: {field}", value))
+        if self.schedule:
+            _choice("plan: schedule", self.schedule, SCHEDULES)
         checks.name("plan: framework", self.framework, PlanError)
-        checks.name("plan: precision", self.precision, PlanError)
 
     @staticmethod
     def parse(text: str) -> Plan:
@@ -159,7 +166,7 @@ class Plan:
         ]
         bucket = [f"bucket={self.bucket_bytes / 1e6:g}MB"] if self.bucket_bytes != Plan.bucket_bytes else []
         framework = [f"framework={self.framework}"] if self.framework else []
-        kind = [self.sharding] if self.sharding != "none" else []
+        kind = [self.sharding] if self.sharding is not Sharding.NONE else []
         relaxed = [str(self.relax)] if not self.relax.plain else []
         return " ".join(
             [
@@ -215,23 +222,23 @@ def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
         degree, colon, kind = value.partition(":")
         if colon:
             yield "dp", _whole("dp", degree)
-        yield "sharding", _choice("dp", _SYNONYMS.get(kind, kind) if colon else degree, SHARDINGS)
+        yield "sharding", _choice("plan: dp", _SYNONYMS.get(kind, kind) if colon else degree, tuple(Sharding))
     elif key == "zero":
         yield (
             "sharding",
             _choice(
-                "zero", {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}.get(value, value), SHARDINGS
+                "plan: zero",
+                {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}.get(value, value),
+                tuple(Sharding),
             ),
         )
     elif key in _SIZES:
         yield key, _whole(key, value)
     elif key in _FLAGS:
-        yield (
-            key,
-            _choice(key, value.lower(), ("true", "false", "1", "0", "yes", "no")) in ("true", "1", "yes"),
-        )
+        truth = _choice(f"plan: {key}", value.lower(), ("true", "false", "1", "0", "yes", "no"))
+        yield key, truth in ("true", "1", "yes")
     elif key in _WORDS:
-        yield key, _choice(key, value, _WORDS[key])
+        yield key, _choice(f"plan: {key}", value, _WORDS[key])
     elif key == "bucket":
         try:
             size = units.parse(value, "bytes")
@@ -261,9 +268,9 @@ def _whole(key: str, value: str) -> int:
     return int(value)
 
 
-def _choice(key: str, value: str, allowed: Collection[str]) -> str:
+def _choice(what: str, value: str, allowed: Collection[str]) -> str:
     if value not in allowed:
-        raise PlanError(f"plan: {key}={value}: expected one of {', '.join(allowed)}")
+        raise PlanError(f"{what}={value}: expected one of {', '.join(allowed)}")
     return value
 
 
@@ -286,14 +293,10 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
-    shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding == "hsdp" else 0)
-    sharding = (
-        "none"
-        if plan.sharding == "ddp" and dp * plan.cp == 1
-        else "ddp"
-        if plan.sharding == "none" and dp * plan.cp > 1
-        else plan.sharding
-    )
+    shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding is Sharding.HSDP else 0)
+    sharding = plan.sharding
+    if sharding.whole:
+        sharding = Sharding.DDP if dp * plan.cp > 1 else Sharding.NONE
     # two chunks are what they have
     vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp
     seq = plan.seq or (model.seq if model else 1)
@@ -332,7 +335,7 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
             f"ep {plan.ep} does not divide dp {plan.dp} x cp {plan.cp} x tp {plan.tp} ="
             f" {plan.dp * plan.cp * plan.tp}"
         )
-    if plan.shard and plan.sharding != "hsdp":
+    if plan.shard and plan.sharding is not Sharding.HSDP:
         yield f"shard {plan.shard} is of hsdp, but the sharding is {plan.sharding}"
     elif plan.shard and plan.dp % plan.shard:
         yield f"hsdp shard {plan.shard} does not divide dp {plan.dp}"
@@ -348,7 +351,7 @@ def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[st
         yield f"pp {plan.pp} x {each} = {plan.pp * chunks} chunks for {model.layers} layers"
     if model.heads % plan.tp:
         yield f"tp {plan.tp} does not divide {model.heads} heads"
-    elif plan.context == "all-to-all" and model.heads // plan.tp % plan.cp:
+    elif plan.context is ContextExchange.ALL_TO_ALL and model.heads // plan.tp % plan.cp:
         yield (
             f"all-to-all: cp {plan.cp} does not divide the {model.heads} heads / tp {plan.tp} ="
             f" {model.heads // plan.tp} of a rank"
@@ -438,13 +441,9 @@ def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Pl
     shard = (
         max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
     )
-    kind = (
-        given.sharding
-        if plan.dp * plan.cp > 1 and given.sharding != "none"
-        else "ddp"
-        if plan.dp * plan.cp > 1
-        else "none"
-    )
+    kind = Sharding.NONE
+    if plan.dp * plan.cp > 1:
+        kind = given.sharding if given.sharding is not Sharding.NONE else Sharding.DDP
     orders = [("", 1)]
     if plan.pp > 1:
         chunked = plan.schedule if schedules.get(plan.schedule).chunked else "interleaved"

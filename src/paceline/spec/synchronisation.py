@@ -15,6 +15,7 @@ from paceline import units
 from paceline.errors import PlanError, UnitError, UnknownName
 from paceline.spec.compression import SCHEMES, Scheme, from_dict
 from paceline.spec.framework import Framework
+from paceline.spec.vocabulary import Mode, member
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,22 +109,9 @@ def get(name: str) -> Synchronisation:
 #: next forward pass, with activations and errors in place of the gradients of fully connected layers (Lee et
 #: al. 2018); or what the next pass needs first, first
 AVERAGES = ("allreduce", "overlap", "priority")
-#: who keeps the parameters, and who waits for whom
-MODES = (
-    "replicas",
-    "local-sgd",
-    "diloco",
-    "ps-sync",
-    "ps-async",
-    "ps-bounded",
-    "ps-backup",
-    "easgd",
-    "gossip",
-    "hogwild",
-)
 #: steps between two exchanges where a plan does not say: Lin et al. 2020, Douillard et al. 2023, Zhang et al.
 #: 2015
-PERIODS = {"local-sgd": 8, "diloco": 500, "easgd": 10}
+PERIODS = {Mode.LOCAL_SGD: 8, Mode.DILOCO: 500, Mode.EASGD: 10}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +123,7 @@ class Relaxation:
     ratio: float = 0.0
     rank: int = 0
     average: str = "allreduce"
-    mode: str = "replicas"
+    mode: Mode = Mode.REPLICAS
     #: steps from one exchange to the next
     period: int = 0
     #: devices that average every step, where islands of them exchange once in a period
@@ -146,6 +134,10 @@ class Relaxation:
     staleness: int = 0
     #: workers whose gradients a step does not wait for (ps-backup)
     backup: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.mode) is not Mode:
+            object.__setattr__(self, "mode", member(Mode, "plan: mode", self.mode))
 
     @property
     def plain(self) -> bool:
@@ -168,7 +160,7 @@ class Relaxation:
     @property
     def label(self) -> str:
         """What it is called in a table."""
-        return self.compress or (self.mode if self.mode != "replicas" else self.average)
+        return self.compress or (self.mode if self.mode is not Mode.REPLICAS else self.average)
 
     def __str__(self) -> str:
         """The words of a plan that `read_relaxation` reads."""
@@ -177,7 +169,9 @@ class Relaxation:
             if self.compress
             else []
         )
-        words += [self.average] * (self.average != "allreduce") + [self.mode] * (self.mode != "replicas")
+        words += [self.average] * (self.average != "allreduce") + [self.mode] * (
+            self.mode is not Mode.REPLICAS
+        )
         words += [f"ratio={self.ratio:g}"] * (self.ratio > 0)
         return " ".join(
             [*words, *(f"{name}={value}" for name in RELAXED_SIZES if (value := getattr(self, name)))]
@@ -205,7 +199,7 @@ def relaxed_words() -> tuple[str, ...]:
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    return {"compress": compressions(), "average": AVERAGES, "mode": MODES}
+    return {"compress": compressions(), "average": AVERAGES, "mode": tuple(Mode)}
 
 
 def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:

@@ -29,14 +29,13 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN, Relaxation
+from paceline.spec.vocabulary import Mode, Sharding
 from paceline.spec.workload import ITEMSIZE, Workload
 from paceline.sync import rarely
 from paceline.sync.compressed import Compressed
 from paceline.sync.overlapped import Overlapped, Prioritised
 from paceline.sync.served import Served
 
-#: modes whose replicas average every step, so that the simulation of a step holds all there is
-EVERY_STEP = ("replicas", "ps-sync")
 #: word of a plan -> the way that it names
 WAYS: dict[str, Callable[[Relaxation], Way]] = {
     "allreduce": lambda relax: USUAL,
@@ -56,9 +55,9 @@ _SETTINGS = {
 def way_of(plan: Plan) -> Way:
     """What of a plan's way of synchronising happens every step."""
     relax = plan.relax
-    if relax.mode == "ps-sync":
+    if relax.mode is Mode.PS_SYNC:
         return WAYS["ps-sync"](relax)
-    if relax.mode != "replicas":
+    if relax.mode is not Mode.REPLICAS:
         return rarely.Alone(relax)
     return Compressed(relax) if relax.compress else WAYS[relax.average](relax)
 
@@ -66,13 +65,13 @@ def way_of(plan: Plan) -> Way:
 def check(plan: Plan) -> None:
     """That a way of synchronising goes with the rest of the plan."""
     relax = plan.relax
-    if plan.sharding not in ("none", "ddp"):
+    if not plan.sharding.whole:
         raise PlanError(
             f"plan cannot run: {relax.label} averages whole replicas, but {plan.sharding} shards them; leave"
             f" {plan.sharding} out"
         )
-    if relax.compress and (relax.mode not in EVERY_STEP or relax.average != "allreduce"):
-        other = relax.mode if relax.mode != "replicas" else relax.average
+    if relax.compress and (not relax.mode.every_step or relax.average != "allreduce"):
+        other = relax.mode if relax.mode is not Mode.REPLICAS else relax.average
         raise PlanError(
             f"plan cannot run: {relax.compress} is modelled for gradients that are averaged every step, not"
             f" with {other}"
@@ -109,7 +108,7 @@ def captured(
 ) -> DistributedPrediction:
     """A captured module under a resolved plan."""
     found = ranks(workload, cluster, plan, conditions)
-    if plan.relax.mode in EVERY_STEP:
+    if plan.relax.mode.every_step:
         return replace(found.prediction(), timeline=found.timeline()) if trace else found.prediction()
     width = max((ITEMSIZE[p.dtype] for p in workload.parameters), default=4)
     return rarely.predict(
@@ -133,7 +132,7 @@ def transformer(step: Step, *, simulate: bool, trace: bool = False) -> Distribut
     check(step.plan)
     made = averaged(step)
     found = Simulation(made).prediction(trace) if simulate else made.prediction()
-    if step.plan.relax.mode == "replicas":
+    if step.plan.relax.mode is Mode.REPLICAS:
         return replace(found, plan=str(step.plan), accuracy=way_of(step.plan).accuracy)
     return rarely.predict(_replica(step, found))
 
@@ -145,10 +144,11 @@ def averaged(step: Step) -> Step:
         return step
     # for layers that are scattered and gathered by bucket, what ZeRO-1 does
     if plan.relax.average == "overlap":
-        return replace(
-            step, plan=replace(plan, sharding="zero1" if plan.dp > 1 else plan.sharding, relax=PLAIN)
-        )
-    return replace(step, way=rarely.Alone(plan.relax) if plan.relax.mode != "replicas" else way_of(plan))
+        sharding = Sharding.ZERO1 if plan.dp > 1 else plan.sharding
+        return replace(step, plan=replace(plan, sharding=sharding, relax=PLAIN))
+    return replace(
+        step, way=rarely.Alone(plan.relax) if plan.relax.mode is not Mode.REPLICAS else way_of(plan)
+    )
 
 
 def _replica(step: Step, alone: DistributedPrediction) -> rarely.Replica:
@@ -163,7 +163,7 @@ def _replica(step: Step, alone: DistributedPrediction) -> rarely.Replica:
         raise PlanError(
             "plan cannot run: islands of a transformer are its replicas; leave island out and give tp or pp"
         )
-    plan = replace(p, relax=replace(p.relax, island=1)) if p.relax.mode in ("local-sgd", "diloco") else p
+    plan = replace(p, relax=replace(p.relax, island=1)) if p.relax.mode.averages_rarely else p
     return rarely.Replica(
         alone=replace(alone, plan=str(p)),
         cluster=step.cluster,

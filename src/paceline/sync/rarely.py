@@ -32,6 +32,7 @@ from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part, Stage
 from paceline.spec.synchronisation import Relaxation
+from paceline.spec.vocabulary import Mode
 from paceline.sync.accuracy import accuracy
 from paceline.sync.servers import Servers, neighbour_s, servers
 
@@ -119,9 +120,9 @@ def periodic(replica: Replica) -> Added:
     islands = replica.replicas // island(replica.plan, replica.cluster, replica.replicas)
     seconds = {AVERAGING: replica.average_s(replica.master_bytes, islands) / relax.every}
     # read and write parameters; and the copy, the momentum, their difference
-    moved = 3 if relax.mode == "local-sgd" else 6
+    moved = 3 if relax.mode is Mode.LOCAL_SGD else 6
     seconds[OUTER] = moved * replica.master_bytes / replica.cluster.device.memory_bandwidth_Bps / relax.every
-    more = 2 * replica.master_bytes if relax.mode == "diloco" else 0.0
+    more = 2 * replica.master_bytes if relax.mode is Mode.DILOCO else 0.0
     what = f"{islands} islands average {relax.every} steps apart"
     return Added(
         seconds=seconds, more_bytes=more, remarks=(Evidence(what=what, kind="declared", source="the plan"),)
@@ -133,7 +134,9 @@ def island(plan: Plan, cluster: Cluster, replicas: int) -> int:
     SGD.
     """
     usual = (
-        math.gcd(replicas, cluster.node_devices) if plan.relax.mode == "diloco" and cluster.nodes > 1 else 1
+        math.gcd(replicas, cluster.node_devices)
+        if plan.relax.mode is Mode.DILOCO and cluster.nodes > 1
+        else 1
     )
     size = plan.relax.island or usual
     if replicas % size:
@@ -171,7 +174,7 @@ def straggling(replica: Replica) -> tuple[float, float]:
 def asynchronous(replica: Replica) -> Added:
     """Workers that wait for servers only: mean value analysis of the closed network they form."""
     relax, found = replica.plan.relax, _servers(replica)
-    size = replica.master_bytes if relax.mode == "easgd" else replica.parameters * replica.gradient_bytes
+    size = replica.master_bytes if relax.mode is Mode.EASGD else replica.parameters * replica.gradient_bytes
     local = relax.every * replica.alone.step_s
     think = local + 2 * (found.latency_s + size / found.worker_Bps)
     whole = size * replica.width
@@ -187,7 +190,7 @@ def asynchronous(replica: Replica) -> Added:
     curve = solve(stations, replica.replicas, variability=VARIABILITY if replica.replicas > 1 else 0.0)
     cycle = replica.replicas / float(curve.throughput[-1])
     seconds = {SERVERS: (cycle - local) / relax.every}
-    if relax.mode == "ps-bounded":
+    if relax.mode is Mode.PS_BOUNDED:
         bound = max(1, relax.staleness)
         # over a window of so many steps the slowest worker is late by less per step
         seconds[WAITING] = (
@@ -198,7 +201,7 @@ def asynchronous(replica: Replica) -> Added:
         )
     late = (
         f"gradients are late by {replica.replicas - 1} updates on average"
-        if relax.mode != "easgd"
+        if relax.mode is not Mode.EASGD
         else f"centre met every {relax.every} steps"
     )
     busy = float(curve.utilisation[-1].max())
@@ -209,7 +212,7 @@ def asynchronous(replica: Replica) -> Added:
         *_hosts(found),
     )
     return Added(
-        seconds=seconds, more_bytes=replica.master_bytes if relax.mode == "easgd" else 0.0, remarks=remarks
+        seconds=seconds, more_bytes=replica.master_bytes if relax.mode is Mode.EASGD else 0.0, remarks=remarks
     )
 
 
@@ -320,7 +323,7 @@ def _seconds(replica: Replica, more: Added) -> tuple[dict[str, float], dict[str,
     own = {part.name: part.seconds for part in replica.alone.breakdown}
     late = own.pop(WAITING, 0.0)
     # over the steps of a period, workers are late by less per step
-    if late and relax.mode in ("local-sgd", "diloco"):
+    if late and relax.mode.averages_rarely:
         added[WAITING] = late / math.sqrt(relax.every)
     return own, added
 
@@ -361,7 +364,7 @@ class Alone(Way):
         self.relax = relax
 
     def replicas(self, ranks: Ranks) -> Group:
-        periodic = self.relax.mode in ("local-sgd", "diloco")
+        periodic = self.relax.mode.averages_rarely
         return ranks.cluster.group(island(ranks.plan, ranks.cluster, ranks.plan.dp) if periodic else 1)
 
     def transfers(self, ranks: Ranks) -> list[Transfer]:

@@ -48,7 +48,7 @@ def _captured(subject: Subject, workload: Workload, found: DistributedPrediction
     conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
     way = USUAL if plan.relax.plain else sync.way_of(plan)
     ranks = Ranks(workload, subject.cluster, plan, conditions.synchronisation, timed, way)
-    seen = plan.pp == 1 and plan.relax.mode in sync.EVERY_STEP
+    seen = plan.pp == 1 and plan.relax.mode.every_step
     sends = [exchange for transfer in (ranks.transfers() if seen else ()) for exchange in transfer.exchanges]
     sent = _sent(sends, ranks.group, subject.cluster, ranks.library)
     runs = np.bincount(timed.step.index, minlength=timed.packed.size) * plan.micro_batches / plan.pp

@@ -20,6 +20,7 @@ from paceline.spec.facts import read_text
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import Workload
 
 #: captured once per model and settings in a process: sweeps and comparisons ask again and again
@@ -81,7 +82,7 @@ class Subject:
         """Model, cluster and the words of the plan."""
         plan = replace(self.plan, seq=self.plan.seq or self.model.seq or 0)
         if isinstance(self.model, Workload):
-            plan = replace(plan, precision=self.model.precision)
+            plan = replace(plan, precision=Precision(self.model.precision))
         return f"{self.model.name} on {self.cluster.name}: {plan}"
 
     @property

@@ -19,6 +19,7 @@ from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Memory
 from paceline.spec.transformer import Transformer, from_columns
+from paceline.spec.vocabulary import Precision, Recompute
 
 #: Gbit/s of a node's network where a row does not say: one 400 Gbit/s port per device since Hopper, 200 on
 #: Ampere nodes
@@ -88,7 +89,7 @@ def _case(
 
     def naive() -> dict[str, float]:
         model, cluster, plan, _ = make()
-        peak = cluster.device.peak("bf16" if plan.precision in ("fp8", "fp4") else plan.precision)
+        peak = cluster.device.peak("bf16" if plan.precision.scaled else plan.precision)
         return {
             "step_s": model.flops(plan.gbs * plan.seq, plan.seq) / peak / cluster.device_count,
             "peak_bytes": 16.0 * model.parameters,
@@ -133,15 +134,15 @@ _VTRAIN = (
 
 def vtrain_multi(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """64 to 512 A100, Megatron-DeepSpeed, 1F1B, all activations recomputed."""
-    return _vtrain(folder, "vtrain_a100_multi.csv", "full", frameworks.vtrain())
+    return _vtrain(folder, "vtrain_a100_multi.csv", Recompute.FULL, frameworks.vtrain())
 
 
 def vtrain_single(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     """2 to 8 A100 of one node, activations kept: steps take three times the forward pass, not four."""
-    return _vtrain(folder, "vtrain_a100_single.csv", "none", frameworks.vtrain_single())
+    return _vtrain(folder, "vtrain_a100_single.csv", Recompute.NONE, frameworks.vtrain_single())
 
 
-def _vtrain(folder: Path, file: str, recompute: str, framework: Framework) -> Iterable[Case] | None:
+def _vtrain(folder: Path, file: str, recompute: Recompute, framework: Framework) -> Iterable[Case] | None:
     path = find(folder / "published", file)
     if path is None:
         return None
@@ -166,7 +167,14 @@ def _vtrain(folder: Path, file: str, recompute: str, framework: Framework) -> It
                 seq=seq,
             )
             plan = Plan(
-                dp=dp, tp=tp, pp=pp, mbs=micro, gbs=batch, seq=seq, recompute=recompute, precision="fp16"
+                dp=dp,
+                tp=tp,
+                pp=pp,
+                mbs=micro,
+                gbs=batch,
+                seq=seq,
+                recompute=recompute,
+                precision=Precision.FP16,
             )
             return model, cluster_of("a100-sxm-80gb", gpus, 8, VTRAIN_GBPS, 8), plan, framework
 
@@ -416,8 +424,8 @@ def _least_recomputed(model: Transformer, cluster: Cluster, plan: Plan, framewor
     """The plan with as little computed again as its memory allows, for frameworks whose micro-batch cannot be
     smaller.
     """
-    kinds = (replace(plan, recompute=kind) for kind in ("none", "selective"))
+    kinds = (replace(plan, recompute=kind) for kind in (Recompute.NONE, Recompute.SELECTIVE))
     return next(
         (p for p in kinds if api.predict(model, p, cluster, framework=framework).fit.fits),
-        replace(plan, recompute="full"),
+        replace(plan, recompute=Recompute.FULL),
     )

@@ -16,6 +16,7 @@ from paceline.spec.plan import Plan, resolve
 from paceline.spec.planned import Planned
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Facts:
         best, sizes = planned.best, planned.sizes
         plan = best.plan if best.plan.dp else resolve(best.plan, best.cluster.device_count, sizes)
         # of a captured module: what autocast is told
-        plan = replace(plan, precision=plan.precision.removeprefix("amp_"))
+        plan = replace(plan, precision=Precision(plan.precision.removeprefix("amp_")))
         return Facts(
             model=checks.name("model name", planned.model),
             plan=plan,

@@ -1,0 +1,134 @@
+"""The closed sets of words of a plan, as enums whose members are the words that users type.
+
+Schedules, compressors and ways of averaging are open sets: they are registered by name (`spec.schedules`,
+`spec.compression`, `spec.synchronisation`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from paceline.errors import PacelineError, PlanError
+
+
+class Word(StrEnum):
+    """A word of a plan; it prints as it is typed."""
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+Kind = TypeVar("Kind", bound=Word)
+
+
+class Sharding(Word):
+    """What the data-parallel ranks share out: nothing, or optimizer state, gradients and parameters in turn.
+
+    HSDP shards within groups of ranks and replicates across them.
+    """
+
+    NONE = "none"
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    FSDP = "fsdp"
+    HSDP = "hsdp"
+
+    @property
+    def whole(self) -> bool:
+        """Each rank holds parameters, gradients and optimizer state in full."""
+        return self in (Sharding.NONE, Sharding.DDP)
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Gradients are reduced by reduce-scatter, each rank keeping its own part."""
+        return self in (Sharding.ZERO2, Sharding.FSDP, Sharding.HSDP)
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Parameters are gathered layer by layer before they are used."""
+        return self in (Sharding.FSDP, Sharding.HSDP)
+
+
+class Recompute(Word):
+    """Activations that the backward pass computes again."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class Precision(Word):
+    """Number format of matrix products; `amp_...`: parameters in fp32, products under autocast."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP4 = "fp4"
+    AMP_BF16 = "amp_bf16"
+    AMP_FP16 = "amp_fp16"
+
+    @property
+    def autocast(self) -> bool:
+        """Parameters stay in fp32; only captured modules are predicted so."""
+        return self in (Precision.AMP_BF16, Precision.AMP_FP16)
+
+    @property
+    def scaled(self) -> bool:
+        """Narrower than 16 bits, with scale factors; everything but matrix products stays in bf16."""
+        return self in (Precision.FP8, Precision.FP4)
+
+
+#: precisions that words of a plan may name
+PLAN_PRECISIONS = tuple(precision for precision in Precision if not precision.autocast)
+
+
+class Offload(Word):
+    """What is kept in the host's memory between its uses."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+
+
+class ContextExchange(Word):
+    """How context-parallel ranks see one another's keys and values."""
+
+    RING = "ring"
+    ALL_TO_ALL = "all-to-all"
+
+
+class Mode(Word):
+    """Who keeps the parameters, and who waits for whom."""
+
+    REPLICAS = "replicas"
+    LOCAL_SGD = "local-sgd"
+    DILOCO = "diloco"
+    PS_SYNC = "ps-sync"
+    PS_ASYNC = "ps-async"
+    PS_BOUNDED = "ps-bounded"
+    PS_BACKUP = "ps-backup"
+    EASGD = "easgd"
+    GOSSIP = "gossip"
+    HOGWILD = "hogwild"
+
+    @property
+    def every_step(self) -> bool:
+        """All ranks exchange gradients in every step and wait for them."""
+        return self in (Mode.REPLICAS, Mode.PS_SYNC)
+
+    @property
+    def averages_rarely(self) -> bool:
+        """Islands of ranks train apart and average their parameters once in a period."""
+        return self in (Mode.LOCAL_SGD, Mode.DILOCO)
+
+
+def member(kind: type[Kind], what: str, value: str, error: type[PacelineError] = PlanError) -> Kind:
+    """The member of `kind` that `value` spells; `error` names `what` and the words that are allowed."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise error(f"{what}={value}: expected one of {', '.join(kind)}") from None
