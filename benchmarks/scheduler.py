@@ -13,8 +13,8 @@ import sys
 import time
 from itertools import product
 
-from paceline.sched.simulate import Settings, simulate
-from paceline.sched.study import Setup, paired
+from paceline.sched.simulate import SimulationSettings, simulate
+from paceline.sched.study import StudySetup, paired
 
 POLICIES = ("fifo", "srtf", "las", "marginal")
 PAIRS = (
@@ -25,11 +25,11 @@ PAIRS = (
 )
 
 
-def timed(setup: Setup) -> None:
+def timed(setup: StudySetup) -> None:
     """One line: CPU seconds of the simulation and what they hold."""
     trace, shape = setup.prepare()
     start = time.process_time()
-    outcome = simulate(trace.jobs, shape, setup.make_policy(), Settings(clock_s=trace.clock_s))
+    outcome = simulate(trace.jobs, shape, setup.make_policy(), SimulationSettings(clock_s=trace.clock_s))
     spent = time.process_time() - start
     jobs = len(outcome.done)
     print(
@@ -43,10 +43,12 @@ def timed(setup: Setup) -> None:
 def growth() -> None:
     for policy in POLICIES:
         for jobs in (1000, 4000, 16000):
-            timed(Setup(trace="philly-like", policy=policy, jobs=jobs, cluster="64x4xv100", load=0.9))
+            timed(StudySetup(trace="philly-like", policy=policy, jobs=jobs, cluster="64x4xv100", load=0.9))
     for policy in ("srtf", "las"):
         for nodes in (64, 256, 1024):
-            timed(Setup(trace="philly-like", policy=policy, jobs=4000, cluster=f"{nodes}x4xv100", load=0.9))
+            timed(
+                StudySetup(trace="philly-like", policy=policy, jobs=4000, cluster=f"{nodes}x4xv100", load=0.9)
+            )
 
 
 def early_ends(clusters: list[str]) -> None:
@@ -58,7 +60,7 @@ def early_ends(clusters: list[str]) -> None:
         ("trials", "philly-like"), clusters or ["philly", "helios"], (0.9, 1.2)
     ):
         for without, knowing in PAIRS:
-            setup = Setup(
+            setup = StudySetup(
                 trace=trace,
                 policy=without,
                 jobs=1500,
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> None:
         early_ends(arguments[1:])
     elif arguments[:1] == ["--philly"]:
         for policy in ("fifo", "srtf", "las"):
-            timed(Setup(trace="philly", policy=policy, data=arguments[1]))
+            timed(StudySetup(trace="philly", policy=policy, data=arguments[1]))
     else:
         growth()
 

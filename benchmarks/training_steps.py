@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from paceline.bench.strategies import Comparison, Row
+    from paceline.bench.strategies import StrategyComparison, StrategyTiming
 
 #: bytes per second: 1 Gbit/s, unshaped, 100 Mbit/s, 20 Mbit/s; the slowest last, since time may run out
 LINKS = (125e6, None, 12.5e6, 2.5e6)
@@ -131,7 +131,7 @@ def row(places: Sequence[Place], output: Path, until: float, cores: Sequence[int
         )
 
 
-def render(found: Comparison) -> str:
+def render(found: StrategyComparison) -> str:
     """A table for each model and number of hosts, and what comes out of them."""
     places = dict.fromkeys(
         (row.model, row.batch, row.hosts)
@@ -145,7 +145,7 @@ def render(found: Comparison) -> str:
     )
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[StrategyTiming]) -> str:
     links = sorted({row.link_Bps for row in rows}, key=lambda link: link or float("inf"))
     names = list(dict.fromkeys(row.strategy for row in rows))
     by = {(row.strategy, row.link_Bps): row for row in rows}
@@ -177,7 +177,7 @@ def _table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _behind(found: Comparison) -> list[str]:
+def _behind(found: StrategyComparison) -> list[str]:
     """How far `auto` is behind the fastest strategy, place by place, and `overlap` ahead of DDP."""
     lines = [
         (
@@ -199,8 +199,8 @@ def _behind(found: Comparison) -> list[str]:
     return ["Ratios of steps, round by round; medians:\n\n" + "\n".join(lines)] if len(lines) > 2 else []
 
 
-def _summary(found: Comparison) -> str:
-    def ratio(over: str, under: str, **where: Any) -> list[tuple[float, Row]]:
+def _summary(found: StrategyComparison) -> str:
+    def ratio(over: str, under: str, **where: Any) -> list[tuple[float, StrategyTiming]]:
         """Seconds of one strategy over those of another, place by place, the largest first."""
         held = [row for row in found.rows if all(getattr(row, key) == value for key, value in where.items())]
         pairs = [
@@ -214,7 +214,7 @@ def _summary(found: Comparison) -> str:
             ((statistics.median(rounds), b) for rounds, b in pairs if rounds), key=lambda pair: -pair[0]
         )
 
-    def named(pair: tuple[float, Row], form: str = "{:.2f}") -> str:
+    def named(pair: tuple[float, StrategyTiming], form: str = "{:.2f}") -> str:
         return f"{form.format(pair[0])} ({pair[1].model}, {pair[1].hosts} hosts, {pair[1].link})"
 
     errors = found.errors()

@@ -24,8 +24,8 @@ from paceline.plan.table import Table
 from paceline.predict.distributed import Step
 from paceline.predict.memory import in_flight
 from paceline.predict.simulated import Simulation
-from paceline.sched import Job, Scaling, Shape, policies
-from paceline.sched.live import Daemon, Setup
+from paceline.sched import ClusterShape, Job, ScaledSpeed, policies
+from paceline.sched.live import Daemon, DaemonSettings
 from paceline.sched.simulate import simulate
 from paceline.sim.schedules import in_order
 from paceline.spec import compression, schedules
@@ -106,7 +106,11 @@ REGISTER = "from paceline.sched.policies import register\n"
         ("json.py", "", "there is a module called 'json' already; give the file another name"),
         ("mine.txt", "", "expected a Python file, FILE.py"),
         ("wrong.py", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
-        ("taken.py", f"{REGISTER}register(dict, name='fifo')", "'fifo' is registered already, by .*order.py"),
+        (
+            "taken.py",
+            f"{REGISTER}register(dict, name='fifo')",
+            "'fifo' is registered already, by .*ranked.py",
+        ),
         ("nameless.py", f"{REGISTER}register(dict)", "a policy is registered by its name"),
     ],
 )
@@ -140,7 +144,7 @@ def test_a_file_runs_once_and_may_import_its_neighbours(unchanged, tmp_path):
     (tmp_path / "beside.py").write_text("NAME = 'patient'\n")
     file = tmp_path / "extension_of_a_test.py"
     file.write_text(
-        f"import beside\n{REGISTER}from paceline.sched.policies.order import Fifo\n"
+        f"import beside\n{REGISTER}from paceline.sched.policies.ranked import Fifo\n"
         "register(lambda **options: Fifo(**options), name=beside.NAME, title='as fifo')\n"
     )
     try:
@@ -158,13 +162,16 @@ def test_a_file_runs_once_and_may_import_its_neighbours(unchanged, tmp_path):
 def test_policy_decides(load):
     load("policy")
     jobs = [
-        Job(name="large", work=100.0, devices=4, speed=Scaling(1.0), submit_s=0.0),
-        Job(name="next", work=100.0, devices=4, speed=Scaling(1.0), submit_s=1.0),
-        *(Job(name=f"s{i}", work=100.0, devices=1, speed=Scaling(1.0), submit_s=2.0 + i) for i in range(8)),
+        Job(name="large", work=100.0, devices=4, speed=ScaledSpeed(1.0), submit_s=0.0),
+        Job(name="next", work=100.0, devices=4, speed=ScaledSpeed(1.0), submit_s=1.0),
+        *(
+            Job(name=f"s{i}", work=100.0, devices=1, speed=ScaledSpeed(1.0), submit_s=2.0 + i)
+            for i in range(8)
+        ),
     ]
 
     def starts(policy):
-        done = simulate(jobs, Shape.parse("1x4xv100"), policies.get(policy)).done
+        done = simulate(jobs, ClusterShape.parse("1x4xv100"), policies.get(policy)).done
         return [one.name for one in sorted(done, key=lambda one: one.start_s)]
 
     assert starts("smallest")[-1] == "next"
@@ -184,7 +191,7 @@ def test_policy_on_the_command_line_and_in_other_processes(call):
 
 def test_policy_drives_the_live_scheduler(load, tmp_path):
     mine = load("policy").Smallest
-    setup = Setup(state=tmp_path, nodes="2x1", policy="smallest(patience_s=9)")
+    setup = DaemonSettings(state=tmp_path, nodes="2x1", policy="smallest(patience_s=9)")
     daemon = Daemon(setup, say=lambda text: None)
     try:
         policy = daemon.ledger.machine.state.policy

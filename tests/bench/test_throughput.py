@@ -11,7 +11,7 @@ from paceline.bench.throughput import conductor, measure, score
 from paceline.bench.throughput.conductor import done, profiles
 from paceline.bench.throughput.dataset import SET, curves
 from paceline.bench.throughput.here import compare
-from paceline.bench.throughput.runs import Run, grid, standard
+from paceline.bench.throughput.runs import ThroughputRun, grid, standard
 from paceline.errors import SpecError, UnknownName
 from paceline.queueing.coarse import coarse
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.timeout(280)
 def test_runs_are_taken_once(tmp_path):
     out = tmp_path / "set.csv"
     runs = [
-        Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n, slow=slow)
+        ThroughputRun(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n, slow=slow)
         for n, slow in ((1, 1.0), (2, 1.0), (2, 2.5))
     ]
     assert (
         measure.take(
-            [*runs, Run(model="mlp", mode="sync", link_Mbps=300, servers=2, workers=8)],
+            [*runs, ThroughputRun(model="mlp", mode="sync", link_Mbps=300, servers=2, workers=8)],
             out,
             hosts=4,
             seconds=100,
@@ -59,7 +59,7 @@ def test_disturbed_runs_are_taken_again(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(conductor, "_ODD", 0.0)
     out = tmp_path / "set.csv"
-    runs = [Run(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n) for n in (1, 2, 3)]
+    runs = [ThroughputRun(model="mlp", mode="async", link_Mbps=300, servers=1, workers=n) for n in (1, 2, 3)]
     assert measure.take(runs, out, hosts=5, seconds=100, loopback=True, tries=2) == []
     rows = list(csv.DictReader(out.read_text().splitlines()))
     taken = Counter(row["workers"] for row in rows)

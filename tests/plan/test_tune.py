@@ -57,7 +57,7 @@ def test_a_described_model_is_allocated_and_learns(net):
 def test_both_factors_are_found_again(net):
     where, captured = clusters.get("2x1xhaswell-cori@100Mb/s"), Captured(net, {})
     slower = tune.calibrated(where, 3.0, 0.5)
-    truth = tune.Measured(
+    truth = tune.MeasuredPlans(
         steps={plan: parallel.predict(captured.get(plan), slower, plan).step_s for plan in PLANS},
         alone={(8, "none"): tune.predict(captured.get(PLANS[0]), slower.device).step_s},
         refused={},
@@ -76,7 +76,7 @@ def test_what_ran_is_worth_what_it_took(net):
     where, captured = clusters.get("2x1xhaswell-cori@100Mb/s"), Captured(net, {})
     found = tune.plan_module(captured, (where,), gbs=16, top=100).top
     best, second = found[0], found[1]
-    truth = tune.Measured(steps={best.plan: 3 * best.prediction.step_s}, alone={}, refused={})
+    truth = tune.MeasuredPlans(steps={best.plan: 3 * best.prediction.step_s}, alone={}, refused={})
     ranked = tune._ranked(found, truth, {best.plan: 1.0})
     assert (
         ranked[0].plan == best.plan

@@ -15,7 +15,7 @@ from paceline.errors import DataError, SpecError, UnknownName
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
 from paceline.queueing.estimate import fine, knee, throughput
-from paceline.queueing.profile import WIRE, JobProfile, Link, ProfiledRun, from_rows
+from paceline.queueing.profile import WIRE, HostLink, JobProfile, ProfiledRun, from_rows
 from paceline.queueing.simulate import simulate
 
 
@@ -44,7 +44,7 @@ def job(mode="async", compute=0.1, size=1e6, rate=1e7, update=0.001, servers=1, 
         down_bytes=size,
         mode=mode,
         servers=servers,
-        link=Link(rate_Bps=rate),
+        link=HostLink(rate_Bps=rate),
         runs=(from_rows([rows]),),
         **more,
     )
@@ -144,7 +144,7 @@ def test_profile_round_trip(tmp_path):
             down_bytes=1,
             mode="async",
             servers=1,
-            link=Link(rate_Bps=1e6),
+            link=HostLink(rate_Bps=1e6),
             runs=(),
         )
 
@@ -217,7 +217,7 @@ def test_slow_workers_survive_the_file_and_other_links(tmp_path):
 
 def test_a_burst_gathers_while_the_other_end_is_the_limit():
     """Half of each transfer fits into the buckets of both ends, and they are full again by the next step."""
-    shaped = replace(job(size=1e6, rate=1e7), link=Link(rate_Bps=1e7, burst_bytes=WIRE * 5e5))
+    shaped = replace(job(size=1e6, rate=1e7), link=HostLink(rate_Bps=1e7, burst_bytes=WIRE * 5e5))
     parts = simulate(shaped, 1).parts
     assert parts["up"] == pytest.approx(0.5 * WIRE * 1e6 / 1e7, rel=0.05) == parts["down"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import DataError, SpecError
-from paceline.queueing.synchronous import Measured, SynchronousModel
+from paceline.queueing.synchronous import MeasuredStep, SynchronousModel
 
 TRUE = SynchronousModel(
     local={1: ((8.0, 32.0), (0.1, 0.31)), 4: ((8.0, 32.0), (0.12, 0.35))},
@@ -21,7 +21,7 @@ PLACES = [(1, 1), (1, 4), (2, 2), (2, 4), (2, 8)]
 def rows(model, places, noise=0.0):
     source = np.random.default_rng(0)
     return [
-        Measured(
+        MeasuredStep(
             nodes=n,
             replicas=r,
             widest=-(-r // n),
@@ -65,7 +65,7 @@ def test_round_trip_and_errors():
     with pytest.raises(DataError, match="one replica on one node"):
         SynchronousModel.fit(rows(TRUE, [(2, 4)]))
     with pytest.raises(SpecError, match="nodes <= replicas"):
-        Measured(nodes=3, replicas=2, widest=1, batch=1, step_s=1)
+        MeasuredStep(nodes=3, replicas=2, widest=1, batch=1, step_s=1)
 
 
 @pytest.mark.skipif("PACELINE_DATA" not in os.environ, reason="needs the Pollux measurements (PACELINE_DATA)")

@@ -10,9 +10,9 @@ import pytest
 from paceline.cli import main
 from paceline.errors import PacelineError, SpecError
 from paceline.sched import traces
-from paceline.sched.live import Order, Run, read
-from paceline.sched.live.run import Folder
-from paceline.sched.live.slurm import Slurm
+from paceline.sched.live import Attempt, JobSpec, read
+from paceline.sched.live.run import AttemptFolder
+from paceline.sched.live.slurm import SlurmDriver
 from paceline.spec.names import checked_name, file_name
 
 BAD = ["a\n", "a\nb", "a\r", "a\tb", "\x1b[31mred", "a\x00b", "a\u2028b", "a\u202eb", "\ud800"]
@@ -57,7 +57,7 @@ def test_a_file_name_is_one_plain_word(name):
 @pytest.mark.parametrize("name", BAD)
 def test_a_job_file_is_refused_with_one_line(tmp_path, capsys, name):
     with pytest.raises(SpecError, match="job name .* holds the control character") as error:
-        Order.of({"name": name, "command": "true", "seconds": 5}, tmp_path, "jobs.toml")
+        JobSpec.of({"name": name, "command": "true", "seconds": 5}, tmp_path, "jobs.toml")
     assert str(error.value).isprintable() and str(error.value).startswith("jobs.toml: ")
     if name == "\ud800":  # no file can hold it
         return
@@ -74,7 +74,7 @@ def test_a_job_file_is_refused_with_one_line(tmp_path, capsys, name):
 
 def test_tenants_too(tmp_path):
     with pytest.raises(SpecError, match="tenant name .* holds the control character"):
-        Order.of({"name": "a", "command": "true", "seconds": 5, "tenant": "x\ny"}, tmp_path)
+        JobSpec.of({"name": "a", "command": "true", "seconds": 5, "tenant": "x\ny"}, tmp_path)
 
 
 @pytest.mark.parametrize("row", ['"a\nb",0,1,60,x', 'a,0,1,60,"x\ny"'])
@@ -98,7 +98,7 @@ def slurm(monkeypatch, tmp_path):
         return ""
 
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(Slurm, "_ask", ask)
+    monkeypatch.setattr(SlurmDriver, "_ask", ask)
     return asked
 
 
@@ -106,9 +106,9 @@ def slurm(monkeypatch, tmp_path):
 def test_what_slurm_gets_holds_no_commands_of_a_name(slurm, monkeypatch, tmp_path, name):
     """The script is run, with a stand-in for srun that prints its words; the state folder's name is odd."""
     state = tmp_path / "it's %j $(touch pwned) `touch pwned`"
-    run = Run(job=name, attempt=1, allocation=((0, 1),))
-    driver = Slurm(state)
-    driver.launch(run, Folder(driver.state, run), ["node1"])
+    run = Attempt(job=name, attempt=1, allocation=((0, 1),))
+    driver = SlurmDriver(state)
+    driver.launch(run, AttemptFolder(driver.state, run), ["node1"])
     words, script = slurm[-1]
     given = dict(word.split("=", 1) for word in words if "=" in word)
     assert set(given["--job-name"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -129,5 +129,5 @@ def test_what_slurm_gets_holds_no_commands_of_a_name(slurm, monkeypatch, tmp_pat
         timeout=30,
     )
     parts = found.stdout.split("\0")
-    assert parts[-3:] == [str(Folder(driver.state, run).path), "slurm", ""]
+    assert parts[-3:] == [str(AttemptFolder(driver.state, run).path), "slurm", ""]
     assert not list(here.iterdir()) and not found.stderr

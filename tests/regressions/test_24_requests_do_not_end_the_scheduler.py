@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paceline.errors import SpecError
-from paceline.sched.live import Daemon, Driver, Node, Order, Setup, drivers, forecast
-from paceline.sched.live.client import Client
+from paceline.sched.live import Daemon, DaemonSettings, Driver, JobSpec, Node, drivers, forecast
+from paceline.sched.live.client import DaemonClient
 from paceline.sched.live.driver import RUNNING
 from paceline.sched.policy import Policy
 
@@ -40,7 +40,7 @@ class Endless(Driver):
 @contextlib.contextmanager
 def serving(state, policy="fifo"):
     """A daemon whose loop runs in a thread of its own; it must come to its end only when it is told to."""
-    daemon = Daemon(Setup(state=state, policy=policy, interval_s=0.0))
+    daemon = Daemon(DaemonSettings(state=state, policy=policy, interval_s=0.0))
     failed = []
 
     def loop():
@@ -296,7 +296,7 @@ def test_a_policy_that_fails_in_a_request_changes_nothing(engine, tmp_path, monk
 
     monkeypatch.setitem(policies.POLICIES, "failing", (Failing, ""))
     with serving(tmp_path / "state", "failing") as daemon:
-        client = Client(tmp_path / "state")
+        client = DaemonClient(tmp_path / "state")
         client.ask("submit", orders=[order("a")])
         end = time.monotonic() + 30
         while client.ask("queue")[0]["state"] != "running":
@@ -364,9 +364,9 @@ def test_fifty_clients_at_once(engine, tmp_path, monkeypatch):
 
 def test_a_thousand_jobs_are_copied_quickly(engine, tmp_path):
     """What the loop itself does for an ETA is a copy in which jobs are shared."""
-    live = Daemon(Setup(state=tmp_path / "state"))
+    live = Daemon(DaemonSettings(state=tmp_path / "state"))
     try:
-        live.submit([Order.of(order(f"j{i}"), tmp_path) for i in range(20)])
+        live.submit([JobSpec.of(order(f"j{i}"), tmp_path) for i in range(20)])
         live.turn()
         question = live.ask("j19")
         assert question.machine is not live.machine and question.machine.state is not live.machine.state

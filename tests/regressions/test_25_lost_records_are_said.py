@@ -7,7 +7,7 @@ import time
 import pytest
 
 from paceline.errors import RunError
-from paceline.sched.live import Daemon, Order, Setup
+from paceline.sched.live import Daemon, DaemonSettings, JobSpec
 from paceline.sched.live.store import Store
 
 RECORDS = ("state.db", "state.db-wal", "state.db-shm", "journal.jsonl")
@@ -17,7 +17,7 @@ def order(place, name="a"):
     """A job that leaves a line beside the state folder each time it runs, and says that it is done."""
     done = "open(os.environ['PACELINE_PROGRESS'], 'a').write('100 100\\n')"
     code = f"import os; open('ran', 'a').write('x'); {done}"
-    return Order.of(
+    return JobSpec.of(
         {"name": name, "command": [sys.executable, "-S", "-c", code], "work": 100, "rates": {"1": 10}}, place
     )
 
@@ -25,7 +25,9 @@ def order(place, name="a"):
 def run(place, orders):
     """States of the jobs once all are over, and the lines that the daemon said."""
     lines = []
-    live = Daemon(Setup(state=place / "state", nodes="1x1", policy="fifo", interval_s=0.0), say=lines.append)
+    live = Daemon(
+        DaemonSettings(state=place / "state", nodes="1x1", policy="fifo", interval_s=0.0), say=lines.append
+    )
     try:
         live.submit(orders)
         end = time.monotonic() + 60
@@ -62,7 +64,7 @@ def test_a_new_job_of_an_old_name_really_runs(tmp_path):
 def test_progress_of_an_old_job_is_not_that_of_a_new_one(tmp_path):
     run(tmp_path, [order(tmp_path)])
     forget(tmp_path)
-    live = Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo"))
+    live = Daemon(DaemonSettings(state=tmp_path / "state", nodes="1x1", policy="fifo"))
     try:
         live.submit([order(tmp_path)])
         assert live.queue()[0]["done"] == 0
@@ -72,7 +74,7 @@ def test_progress_of_an_old_job_is_not_that_of_a_new_one(tmp_path):
 
 def test_records_of_a_backup_do_not_know_later_attempts(tmp_path):
     """Both are put back as they were before the job ran: it runs again, in an attempt of its own."""
-    live = Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo"))
+    live = Daemon(DaemonSettings(state=tmp_path / "state", nodes="1x1", policy="fifo"))
     live.submit([order(tmp_path)])
     live.close()
     shutil.copytree(tmp_path / "state", tmp_path / "backup")

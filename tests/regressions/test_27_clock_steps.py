@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paceline.sched.live import Daemon, Order, Setup
+from paceline.sched.live import Daemon, DaemonSettings, JobSpec
 from paceline.sched.live import run as live_run
 
 HOUR = 3600.0
@@ -23,7 +23,7 @@ pathlib.Path("checkpointed").touch()
 
 def order(place, name="a", code="pass", **more):
     given = {"name": name, "command": [sys.executable, "-S", "-c", code], "work": 100, "rates": {"1": 10}}
-    return Order.of({**given, **more}, place)
+    return JobSpec.of({**given, **more}, place)
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def daemon(tmp_path):
 
     def make(**more):
         made.append(
-            Daemon(Setup(state=tmp_path / "state", nodes="1x1", policy="fifo", interval_s=0.0), **more)
+            Daemon(
+                DaemonSettings(state=tmp_path / "state", nodes="1x1", policy="fifo", interval_s=0.0), **more
+            )
         )
         return made[-1]
 
@@ -101,9 +103,9 @@ def test_a_broken_gang_has_its_time_too(daemon, tmp_path, step):
     live.submit([order(tmp_path, code=CHECKPOINTS)])
     until(live, lambda: (tmp_path / "ready").exists())
     (run,) = live.ledger.runs.values()
-    live.carrier._broken(run)
+    live.reconciler._broken(run)
     step(2 * HOUR)
-    live.carrier._broken(run)
+    live.reconciler._broken(run)
     assert not list((tmp_path / "state/jobs/a").glob("*/kill"))
     (tmp_path / "go").touch()
     until(live, lambda: (tmp_path / "checkpointed").exists())
@@ -185,5 +187,5 @@ def test_records_of_earlier_versions_are_read():
         "stop_s": 1.7e9,
         "outcome": "",
     }
-    run = live_run.Run.from_dict(old)
+    run = live_run.Attempt.from_dict(old)
     assert run.folder(live_run.Path("/state")) == live_run.Path("/state/jobs/a/1")

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.errors import RunError
-from paceline.sched.live import Daemon, Order, Setup
+from paceline.sched.live import Daemon, DaemonSettings, JobSpec
 from paceline.sched.live.store import Store
 
 
@@ -29,10 +29,10 @@ def loose():
 
 
 def served(state, **more):
-    live = Daemon(Setup(state=state, nodes="1x1", policy="fifo"), **more)
+    live = Daemon(DaemonSettings(state=state, nodes="1x1", policy="fifo"), **more)
     live.submit(
         [
-            Order.of(
+            JobSpec.of(
                 {
                     "name": "a",
                     "command": "true",
@@ -58,7 +58,7 @@ def test_what_a_run_is_told_is_private_too(loose, tmp_path):
     live = served(tmp_path / "state")
     live.submit(
         [
-            Order.of(
+            JobSpec.of(
                 {"name": "b", "command": "true", "seconds": 5, "environment": {"TOKEN": "secret"}}, tmp_path
             )
         ]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import SpecError, UnknownName
 from paceline.sched import (
+    ClusterShape,
     Ended,
     Job,
     Machine,
@@ -19,8 +20,7 @@ from paceline.sched import (
     Policy,
     Preempted,
     Report,
-    Scaling,
-    Shape,
+    ScaledSpeed,
     Submit,
     Tick,
     policies,
@@ -29,17 +29,21 @@ from paceline.sched import (
 from paceline.sched.decision import Resize, Start, Stop, devices
 from paceline.sched.nodes import Nodes
 from paceline.sched.placement import STRATEGIES
-from paceline.sched.simulate import Settings, simulate
+from paceline.sched.simulate import SimulationSettings, simulate
 
 
 def job(name, seconds=100.0, devices=1, **more):
     return Job(
-        name=name, work=seconds, speed=Scaling(devices, more.pop("overhead", 0.0)), devices=devices, **more
+        name=name,
+        work=seconds,
+        speed=ScaledSpeed(devices, more.pop("overhead", 0.0)),
+        devices=devices,
+        **more,
     )
 
 
 def test_start_end_and_reason():
-    machine = Machine(Shape.parse("1x2xv100"), policies.get("fifo"))
+    machine = Machine(ClusterShape.parse("1x2xv100"), policies.get("fifo"))
     [first] = machine.handle(Submit(time_s=0, job=job("a", devices=2)))
     assert isinstance(first, Start) and first.allocation == ((0, 2),) and first.reason == "first in the queue"
     assert machine.handle(Submit(time_s=1, job=job("b"))) == []
@@ -49,7 +53,7 @@ def test_start_end_and_reason():
 
 
 def test_shorter_job_stops_a_longer_one():
-    machine = Machine(Shape.parse("1x1xv100"), policies.get("srtf"))
+    machine = Machine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=job("long", 1000)))
     stop, start = machine.handle(Submit(time_s=100, job=job("short", 10)))
     assert (
@@ -63,17 +67,18 @@ def test_shorter_job_stops_a_longer_one():
 def test_a_checkpoint_takes_its_time_when_a_job_is_moved_not_when_it_crashes():
     jobs = [job("long", 1000, restart_s=30, checkpoint_s=20), job("short", 10, restart_s=0, submit_s=100)]
     ends = {
-        done.name: done.end_s for done in simulate(jobs, Shape.parse("1x1xv100"), policies.get("srtf")).done
+        done.name: done.end_s
+        for done in simulate(jobs, ClusterShape.parse("1x1xv100"), policies.get("srtf")).done
     }
     assert ends == pytest.approx({"short": 110, "long": 110 + 20 + 30 + (1000 - 70)})
-    machine = Machine(Shape.parse("1x1xv100"), policies.get("srtf"))
+    machine = Machine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=jobs[0]))
     machine.handle(Preempted(time_s=100, name="long", done=0.0))
     assert machine.state.jobs["long"].ready_s == 100 + 30
 
 
 def test_rounds_ask_only_when_something_happened():
-    machine = Machine(Shape.parse("1x1xt4"), policies.get("las"))
+    machine = Machine(ClusterShape.parse("1x1xt4"), policies.get("las"))
     assert machine.handle(Submit(time_s=61, job=job("a"))) == [] and machine.wake_s == 120
     [start] = machine.handle(Tick(time_s=120))
     assert isinstance(start, Start)
@@ -82,7 +87,7 @@ def test_rounds_ask_only_when_something_happened():
 
 
 def test_node_down_and_up():
-    machine = Machine(Shape.parse("2x1xt4"), policies.get("fifo"))
+    machine = Machine(ClusterShape.parse("2x1xt4"), policies.get("fifo"))
     machine.handle(Submit(time_s=0, job=job("a", devices=2)))
     with pytest.raises(SpecError, match="preempted first"):
         machine.handle(NodeDown(time_s=1, node=1))
@@ -93,7 +98,7 @@ def test_node_down_and_up():
 
 
 def test_report_corrects_what_is_believed():
-    machine = Machine(Shape.parse("1x1xt4"), policies.get("srtf"))
+    machine = Machine(ClusterShape.parse("1x1xt4"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=job("a", 100)))
     machine.handle(Report(time_s=40, name="a", done=3.0))
     record = machine.state.jobs["a"]
@@ -110,7 +115,7 @@ def test_report_corrects_what_is_believed():
     ],
 )
 def test_mistakes_of_a_driver(events, message):
-    machine = Machine(Shape.parse("1x2xt4"), policies.get("fifo"))
+    machine = Machine(ClusterShape.parse("1x2xt4"), policies.get("fifo"))
     with pytest.raises(SpecError, match=message):
         for event in events:
             machine.handle(event)
@@ -124,7 +129,7 @@ def test_mistakes_of_a_policy():
             for record in list(state.jobs.values()):
                 state.start(record, 1, "why not")
 
-    machine = Machine(Shape.parse("1x2xt4"), Twice())
+    machine = Machine(ClusterShape.parse("1x2xt4"), Twice())
     machine.handle(Submit(time_s=0, job=job("a")))
     with pytest.raises(SpecError, match="starts 'a', which is running"):
         machine.handle(Submit(time_s=0, job=job("b")))
@@ -150,9 +155,9 @@ def test_log_replays(policy):
     jobs = [
         job(f"j{i}", 50 + 37 * (i * 7 % 11), 1 + i % 3, submit_s=13.0 * i, least=1, most=8) for i in range(30)
     ]
-    shape = Shape.parse("2x4xt4")
+    shape = ClusterShape.parse("2x4xt4")
     outcome = simulate(
-        jobs, shape, policies.get(policy), Settings(node_mtbf_s=1500, node_repair_s=100), log=True
+        jobs, shape, policies.get(policy), SimulationSettings(node_mtbf_s=1500, node_repair_s=100), log=True
     )
     lines = [json.loads(json.dumps(entry.to_dict())) for entry in outcome.log]
     again = replay(lines, {j.name: j for j in jobs}, shape, policies.get(policy))
@@ -176,7 +181,7 @@ def test_every_job_ends_once_and_devices_suffice(rows, name, placement):
     ]
     policy = policies.get(name)
     policy.placement = placement
-    outcome = simulate(jobs, Shape.parse("2x4xt4"), policy, gantt=True)
+    outcome = simulate(jobs, ClusterShape.parse("2x4xt4"), policy, gantt=True)
     assert sorted(d.name for d in outcome.done) == sorted(j.name for j in jobs)
     for done in outcome.done:
         assert done.end_s - done.submit_s >= 30 - 1e-6 and done.start_s >= done.submit_s
@@ -194,7 +199,7 @@ def test_every_job_ends_once_and_devices_suffice(rows, name, placement):
     st.lists(st.tuples(st.booleans(), st.integers(1, 10)), max_size=40), st.sampled_from(sorted(STRATEGIES))
 )
 def test_nodes_are_consistent(steps, strategy):
-    nodes = Nodes(Shape.of([(3, 4, "t4")], rack_nodes=2))
+    nodes = Nodes(ClusterShape.of([(3, 4, "t4")], rack_nodes=2))
     given_out = []
     for take, size in steps:
         if take:
@@ -214,7 +219,7 @@ def test_nodes_are_consistent(steps, strategy):
 
 def test_placements_differ_as_they_say():
     def place(strategy, taken, size):
-        nodes = Nodes(Shape.of([(4, 4, "t4")], rack_nodes=2))
+        nodes = Nodes(ClusterShape.of([(4, 4, "t4")], rack_nodes=2))
         for allocation in taken:
             nodes.take(allocation)
         return STRATEGIES[strategy](nodes, size, "t4")
@@ -229,7 +234,7 @@ def test_placements_differ_as_they_say():
 
 
 def test_resize_is_one_decision():
-    machine = Machine(Shape.parse("2x4xt4"), policies.get("marginal(interval_s=0,review_s=0)"))
+    machine = Machine(ClusterShape.parse("2x4xt4"), policies.get("marginal(interval_s=0,review_s=0)"))
     machine.handle(Submit(time_s=0, job=job("a", 10_000, 4, least=1, most=8, overhead=0.3)))
     assert machine.state.jobs["a"].devices == 8
     decisions = machine.handle(Submit(time_s=500, job=job("b", 10_000, 4, least=1, most=8, overhead=0.3)))
@@ -252,7 +257,9 @@ def test_policies_by_name_and_file(tmp_path):
         " job in list(state.waiting.values()):\n            if state.fits(job.job.devices):\n               "
         " state.start(job, job.job.devices, 'it is next and fits')\n"
     )
-    outcome = simulate([job("a"), job("b")], Shape.parse("1x1xt4"), policies.get(f"{tmp_path}/mine.py:Mine"))
+    outcome = simulate(
+        [job("a"), job("b")], ClusterShape.parse("1x1xt4"), policies.get(f"{tmp_path}/mine.py:Mine")
+    )
     assert outcome.metrics()["avg_jct_s"] == pytest.approx(130 + 65)
     with pytest.raises(UnknownName, match="did you mean 'Mine'"):
         policies.get(f"{tmp_path}/mine.py:Mein")
@@ -266,20 +273,20 @@ def test_a_policy_that_starves_is_named():
             pass
 
     with pytest.raises(SpecError, match="'never' leaves 1 jobs waiting for ever"):
-        simulate([job("a")], Shape.parse("1x1xt4"), Never())
+        simulate([job("a")], ClusterShape.parse("1x1xt4"), Never())
 
 
 def test_quotas_and_priorities():
     jobs = [job(f"q{i}", tenant="small") for i in range(4)] + [job("vip", priority=1, submit_s=1.0)]
     quota = policies.get("sjf", quotas={"small": 1})
-    outcome = simulate(jobs, Shape.parse("1x4xt4"), quota)
+    outcome = simulate(jobs, ClusterShape.parse("1x4xt4"), quota)
     ends = {d.name: d.end_s for d in outcome.done}
     assert [round(ends[f"q{i}"]) for i in range(4)] == [130, 260, 390, 520] and ends["vip"] == pytest.approx(
         131
     )
     first = simulate(
         [job("a"), job("b", submit_s=1), job("vip", priority=1, submit_s=2)],
-        Shape.parse("1x1xt4"),
+        ClusterShape.parse("1x1xt4"),
         policies.get("sjf"),
     )
     assert [d.name for d in first.done] == ["a", "vip", "b"]
@@ -292,7 +299,7 @@ def test_backfill_does_not_delay_the_head():
         job("fits", 500, 1, submit_s=2),
         job("late", 2000, 1, submit_s=3),
     ]
-    ends = {d.name: d for d in simulate(jobs, Shape.parse("1x4xt4"), policies.get("easy")).done}
+    ends = {d.name: d for d in simulate(jobs, ClusterShape.parse("1x4xt4"), policies.get("easy")).done}
     assert (
         ends["fits"].start_s == 2
         and ends["head"].start_s == pytest.approx(1030)

@@ -10,9 +10,9 @@ import pytest
 
 from paceline.errors import DataError, SpecError
 from paceline.sched import policies, throughput, traces
-from paceline.sched.nodes import Shape
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.pollux import APPLICATIONS
-from paceline.sched.simulate import Settings, simulate
+from paceline.sched.simulate import SimulationSettings, simulate
 
 DATA = Path(os.environ.get("PACELINE_DATA", "nowhere"))
 FOLDER = DATA / "traces" / "pollux"
@@ -24,7 +24,10 @@ needs_data = pytest.mark.skipif(
 def run(policy, folder, workload):
     trace = traces.load(f"pollux:{FOLDER / folder / workload}.csv", data=DATA)
     return simulate(
-        trace.jobs, Shape.parse(trace.cluster), policies.get(policy), Settings(clock_s=trace.clock_s)
+        trace.jobs,
+        ClusterShape.parse(trace.cluster),
+        policies.get(policy),
+        SimulationSettings(clock_s=trace.clock_s),
     )
 
 
@@ -76,7 +79,7 @@ def test_throughput_from_two_nodes(application):
 def test_profiled_speed():
     rows = throughput.measured(FOLDER / "bert")
     model = throughput.SynchronousModel.fit(row for row in rows if row.nodes <= 2)
-    speed = throughput.Profiled(model, batch=96, most_local=12, least_local=4)
+    speed = throughput.ProfiledSpeed(model, batch=96, most_local=12, least_local=4)
     assert speed.rate((4,), "", 0, False) > speed.rate((1,), "", 0, False) > 0
     assert speed.rate((4,) * 8, "", 0, False) == 0.0  # three samples a device
     assert speed.rate((4, 4), "", 0, False) == pytest.approx(96 / float(model.step_s(2, 8, 12.0, 4)))
@@ -93,7 +96,9 @@ def test_ten_times_the_load():
         for job in traces.load(f"pollux:{FOLDER}/workloads/workload-{i}.csv", data=DATA).jobs
     ]
     jobs += [replace(job, name=f"x{job.name}") for job in jobs[:320]]
-    outcome = simulate(jobs, Shape.parse("16x4xt4"), policies.get("tiresias"), Settings(clock_s=1.0))
+    outcome = simulate(
+        jobs, ClusterShape.parse("16x4xt4"), policies.get("tiresias"), SimulationSettings(clock_s=1.0)
+    )
     assert len(outcome.done) == 1600
 
 

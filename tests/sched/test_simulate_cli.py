@@ -6,9 +6,9 @@ import pytest
 
 from paceline import cli
 from paceline.sched import event, replay
-from paceline.sched.nodes import Shape
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policies import get
-from paceline.sched.study import Setup
+from paceline.sched.study import StudySetup
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_table_page_and_log(run, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     mine = [{k: v for k, v in line.items() if k != "policy"} for line in lines if line["policy"] == "fifo"]
     assert {line["event"] for line in mine} <= set(event.KINDS)
-    trace, _ = Setup(
+    trace, _ = StudySetup(
         trace="philly-like", policy="fifo", jobs=40, cluster="2x4xv100", early_termination="helios"
     ).prepare()
-    again = replay(mine, {job.name: job for job in trace.jobs}, Shape.parse("2x4xv100"), get("fifo"))
+    again = replay(mine, {job.name: job for job in trace.jobs}, ClusterShape.parse("2x4xv100"), get("fifo"))
     assert [[d.to_dict() for d in batch] for batch in again] == [line["decisions"] for line in mine]
 
 
@@ -97,7 +97,7 @@ def test_a_cluster_file_and_a_policy_file(run, tmp_path):
     )
     (tmp_path / "jobs.csv").write_text("name,submit_s,devices,seconds\na,0,4,100\nb,10,8,50\n")
     (tmp_path / "my_policy.py").write_text(
-        "from paceline.sched.policies.order import Fifo\n\nclass Policy(Fifo):\n    pass\n"
+        "from paceline.sched.policies.ranked import Fifo\n\nclass Policy(Fifo):\n    pass\n"
     )
     code, out, _ = run(
         "--trace", "jobs.csv", "--cluster", "my.toml", "--policy", "my_policy.py:Policy", "--json"

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from paceline.sched import Job, Policy, Scaling, Shape, policies
+from paceline.sched import ClusterShape, Job, Policy, ScaledSpeed, policies
 from paceline.sched.metrics import interval
 from paceline.sched.simulate import simulate
 
@@ -23,7 +23,7 @@ def jobs(seed, count, gap, draw):
     for i in range(count):
         now += random_.expovariate(1 / gap)
         out.append(
-            Job(name=str(i), submit_s=now, work=max(draw(random_), 1e-9), speed=Scaling(), restart_s=0.0)
+            Job(name=str(i), submit_s=now, work=max(draw(random_), 1e-9), speed=ScaledSpeed(), restart_s=0.0)
         )
     return out
 
@@ -32,7 +32,7 @@ def mean_response(policy, servers, count, gap, draw, seeds=6):
     """Mean response and its half width, the first tenth of the jobs left out."""
     values = []
     for seed in range(seeds):
-        outcome = simulate(jobs(seed, count, gap, draw), Shape.parse(f"1x{servers}xt4"), policy())
+        outcome = simulate(jobs(seed, count, gap, draw), ClusterShape.parse(f"1x{servers}xt4"), policy())
         values.append(np.mean([d.response_s for d in outcome.done if int(d.name) >= count // 10]))
     return interval(values)
 
@@ -125,5 +125,5 @@ def test_simpy_agrees_job_by_job():
     for job in listed:
         environment.process(course(job))
     environment.run()
-    outcome = simulate(listed, Shape.parse("1x4xt4"), policies.get("fifo"))
+    outcome = simulate(listed, ClusterShape.parse("1x4xt4"), policies.get("fifo"))
     assert len(ends) == 2000 and all(abs(d.end_s - ends[d.name]) < 1e-6 for d in outcome.done)

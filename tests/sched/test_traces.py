@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import DataError, SpecError, UnknownName
-from paceline.sched import Job, Scaling, Shape, Table, policies, termination, traces
+from paceline.sched import ClusterShape, Job, RateTable, ScaledSpeed, early_termination, policies, traces
 from paceline.sched.ends import Ends, empirical, geometric
 from paceline.sched.generate import philly_like
 from paceline.sched.generate import statistics as facts
 from paceline.sched.metrics import interval, jain, quantile
-from paceline.sched.simulate import Settings, simulate
-from paceline.sched.study import Setup, compare, paired, run_all
+from paceline.sched.simulate import SimulationSettings, simulate
+from paceline.sched.study import StudySetup, compare, paired, run_all
 
 DATA = Path(os.environ.get("PACELINE_DATA", "nowhere"))
 needs_data = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def test_own_csv(tmp_path):
         0.5,
         False,
     )
-    outcome = simulate([first, second], Shape.parse("1x4xt4"), policies.get("fifo"))
+    outcome = simulate([first, second], ClusterShape.parse("1x4xt4"), policies.get("fifo"))
     assert {d.name: d.end_s for d in outcome.done} == {"a": 3630, "b": 7200 + 30 + 300}
     assert outcome.metrics()["wasted_device_hours"] == pytest.approx(4 * 330 / 3600)
 
@@ -67,7 +67,7 @@ def test_unknown_names():
     with pytest.raises(UnknownName, match="did you mean 'philly"):
         traces.load("phily")
     with pytest.raises(UnknownName, match="did you mean 'helios'"):
-        termination.get("helio")
+        early_termination.get("helio")
     with pytest.raises(SpecError, match="at least one job"):
         traces.load("philly-like", count=0)
 
@@ -89,7 +89,7 @@ def test_generated_statistics():
 
 
 def test_load_is_met():
-    setup = Setup(trace="philly-like", policy="fifo", jobs=500, cluster="8x4xt4", load=0.7)
+    setup = StudySetup(trace="philly-like", policy="fifo", jobs=500, cluster="8x4xt4", load=0.7)
     trace, shape = setup.prepare()
     work = sum(job.work * job.devices for job in trace.jobs)
     assert work / (trace.jobs[-1].submit_s - trace.jobs[0].submit_s) / shape.total == pytest.approx(0.7)
@@ -130,11 +130,11 @@ def test_ends_from_history():
     assert draws.count(1.0) == 25 and draws.count(0.1) == 50
 
 
-@pytest.mark.parametrize("name", termination.PUBLISHED)
+@pytest.mark.parametrize("name", early_termination.PUBLISHED)
 def test_published_shares_are_met(name):
     """Shares of jobs and of device time, where lengths are what jobs ran."""
-    shares = termination.get(name)
-    trace = termination.apply(philly_like(8000, seed=2), shares, seed=3)
+    shares = early_termination.get(name)
+    trace = early_termination.apply(philly_like(8000, seed=2), shares, seed=3)
     completed = [job.succeeds for job in trace.jobs]
     assert sum(completed) / len(completed) == pytest.approx(shares.completed, abs=0.02)
     spent = [job.work * job.ends_at * job.devices for job in trace.jobs]
@@ -144,8 +144,8 @@ def test_published_shares_are_met(name):
 
 
 def test_a_job_ends_early():
-    job = Job(name="a", work=100, speed=Scaling(), ends_at=0.3, outcome="failed", restart_s=10)
-    outcome = simulate([job], Shape.parse("1x1xt4"), policies.get("srtf"))
+    job = Job(name="a", work=100, speed=ScaledSpeed(), ends_at=0.3, outcome="failed", restart_s=10)
+    outcome = simulate([job], ClusterShape.parse("1x1xt4"), policies.get("srtf"))
     assert outcome.done[0].end_s == pytest.approx(40) and math.isnan(
         outcome.metrics()["avg_successful_jct_s"]
     )
@@ -155,8 +155,8 @@ def test_knowing_ends_changes_the_order():
     """Two jobs of the same length: the one that will likely succeed goes first."""
     risky, safe = Ends((0.9,), (0.9,)), Ends((0.9,), (0.1,))
     jobs = [
-        Job(name="risky", work=100, speed=Scaling(), ends=risky, submit_s=0),
-        Job(name="safe", work=100, speed=Scaling(), ends=safe, submit_s=0),
+        Job(name="risky", work=100, speed=ScaledSpeed(), ends=risky, submit_s=0),
+        Job(name="safe", work=100, speed=ScaledSpeed(), ends=safe, submit_s=0),
     ]
     for policy, first in (
         ("srtf", "risky"),
@@ -164,49 +164,53 @@ def test_knowing_ends_changes_the_order():
         ("success", "safe"),
         ("marginal-ends", "safe"),
     ):
-        assert simulate(jobs, Shape.parse("1x1xt4"), policies.get(policy)).done[0].name == first, policy
+        assert simulate(jobs, ClusterShape.parse("1x1xt4"), policies.get(policy)).done[0].name == first, (
+            policy
+        )
 
 
 def test_failures_cost_what_was_not_saved():
-    job = Job(name="a", work=50_000, speed=Scaling(), checkpoint_every_s=1000, restart_s=30)
-    settings = Settings(node_mtbf_s=7000, node_repair_s=500, seed=1)
-    outcome = simulate([job], Shape.parse("1x1xt4"), policies.get("fifo"), settings, log=True)
+    job = Job(name="a", work=50_000, speed=ScaledSpeed(), checkpoint_every_s=1000, restart_s=30)
+    settings = SimulationSettings(node_mtbf_s=7000, node_repair_s=500, seed=1)
+    outcome = simulate([job], ClusterShape.parse("1x1xt4"), policies.get("fifo"), settings, log=True)
     hits = sum(entry.to_dict()["event"] == "preempted" for entry in outcome.log)
     assert hits == outcome.done[0].restarts > 2 and outcome.done[0].end_s > 50_030 + 500
     saved = simulate(
-        [replace(job, checkpoint_every_s=0)], Shape.parse("1x1xt4"), policies.get("fifo"), settings
+        [replace(job, checkpoint_every_s=0)], ClusterShape.parse("1x1xt4"), policies.get("fifo"), settings
     )
     assert saved.done[0].end_s < outcome.done[0].end_s
 
 
 def test_interference_slows_jobs_that_share_a_node():
-    jobs = [Job(name=name, work=1000, speed=Scaling(3), devices=3, restart_s=0) for name in "ab"]
-    shape = Shape.parse("3x2xt4")
+    jobs = [Job(name=name, work=1000, speed=ScaledSpeed(3), devices=3, restart_s=0) for name in "ab"]
+    shape = ClusterShape.parse("3x2xt4")
     alone = simulate(jobs, shape, policies.get("fifo"))
-    disturbed = simulate(jobs, shape, policies.get("fifo"), Settings(interference=0.5))
+    disturbed = simulate(jobs, shape, policies.get("fifo"), SimulationSettings(interference=0.5))
     assert [d.end_s for d in alone.done] == [1000, 1000] and [d.end_s for d in disturbed.done] == [2000, 2000]
 
 
 def test_kinds_of_devices():
     """A job goes where it gains most; the other kind is left to the one that minds least."""
     fast, slow = "v100-sxm-16gb", "k80"
-    picky = Table({fast: {1: 10.0}, slow: {1: 1.0}})
-    easy = Table({fast: {1: 2.0}, slow: {1: 1.8}})
+    picky = RateTable({fast: {1: 10.0}, slow: {1: 1.0}})
+    easy = RateTable({fast: {1: 2.0}, slow: {1: 1.8}})
     jobs = [
         Job(name="easy", work=1000, speed=easy, restart_s=0),
         Job(name="picky", work=1000, speed=picky, restart_s=0, submit_s=1.0),
     ]
     outcome = simulate(
-        jobs, Shape.parse("1x1xv100+1x1xk80"), policies.get("gavel(interval_s=10)"), gantt=True
+        jobs, ClusterShape.parse("1x1xv100+1x1xk80"), policies.get("gavel(interval_s=10)"), gantt=True
     )
     ran = {(s.name, s.allocation[0][0]) for s in outcome.segments if s.end_s - s.start_s > 50}
     assert ("picky", 0) in ran and ("easy", 1) in ran
-    blind = simulate(jobs, Shape.parse("1x1xv100+1x1xk80"), policies.get("maxmin(interval_s=10)"))
+    blind = simulate(jobs, ClusterShape.parse("1x1xv100+1x1xk80"), policies.get("maxmin(interval_s=10)"))
     assert outcome.metrics()["avg_jct_s"] < blind.metrics()["avg_jct_s"]
 
 
 def test_study_is_the_same_over_processes():
-    setup = Setup(trace="philly-like", policy="srtf", jobs=60, cluster="4x4xt4", early_termination="philly")
+    setup = StudySetup(
+        trace="philly-like", policy="srtf", jobs=60, cluster="4x4xt4", early_termination="philly"
+    )
     setups = [replace(setup, seed=i) for i in range(3)]
     here, there = run_all(setups), run_all(setups, processes=2)
     for a, b in zip(here, there, strict=True):
@@ -234,10 +238,10 @@ def test_published_traces():
         job.work * job.devices for job in philly.jobs
     ) / 3600 == pytest.approx(978078, rel=1e-3)
     gavel = traces.load("gavel", count=80, data=DATA)
-    outcome = simulate(gavel.jobs, Shape.parse(gavel.cluster), policies.get("gavel"))
+    outcome = simulate(gavel.jobs, ClusterShape.parse(gavel.cluster), policies.get("gavel"))
     assert len(outcome.done) == 80
     alibaba = traces.load("alibaba", count=300, data=DATA)
-    assert len(simulate(alibaba.jobs, Shape.parse(alibaba.cluster), policies.get("srtf")).done) == 300
+    assert len(simulate(alibaba.jobs, ClusterShape.parse(alibaba.cluster), policies.get("srtf")).done) == 300
 
 
 @needs_data
@@ -247,7 +251,9 @@ def test_growth_is_near_linear():
     """
     small, large = (
         simulate(
-            traces.load("philly", count=n, data=DATA).jobs, Shape.parse("64x8xp100"), policies.get("fifo")
+            traces.load("philly", count=n, data=DATA).jobs,
+            ClusterShape.parse("64x8xp100"),
+            policies.get("fifo"),
         )
         for n in (1000, 4000)
     )

@@ -40,7 +40,7 @@ _UNPIPELINED = (Sharding.DDP, Sharding.ZERO1, Sharding.FSDP, Sharding.FSDP, Shar
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PredictionPair:
     """Seconds of a step by both."""
 
     model: str
@@ -55,7 +55,7 @@ class Pair:
         return self.closed_s / self.simulated_s - 1
 
 
-def compare(count: int, seed: int = 0) -> Iterator[Pair]:
+def compare(count: int, seed: int = 0) -> Iterator[PredictionPair]:
     """`count` random plans that can run and that fit."""
     draw = random.Random(seed)
     networks = {name: clusters.get(name) for name in CLUSTERS}
@@ -69,7 +69,7 @@ def compare(count: int, seed: int = 0) -> Iterator[Pair]:
             found = simulated.predict(model, cluster, plan)
         except PlanError:
             continue
-        yield Pair(model.name, cluster.name, closed.plan, closed.step_s, found.step_s)
+        yield PredictionPair(model.name, cluster.name, closed.plan, closed.step_s, found.step_s)
         count -= 1
 
 

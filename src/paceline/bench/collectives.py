@@ -18,7 +18,7 @@ from paceline.spec.device import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCollective:
     """One row: a collective of `size` bytes took `seconds`; or why it cannot be predicted."""
 
     name: str
@@ -107,13 +107,13 @@ _OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 _BROKEN = re.compile(r"misconfigured|degraded", re.IGNORECASE)
 
 
-def published(folder: Path) -> Iterator[Measured] | None:
+def published(folder: Path) -> Iterator[MeasuredCollective] | None:
     """nccl-tests and rccl-tests tables of published/collectives_busbw.csv."""
     path = find(folder / "published", "collectives_busbw.csv")
     return map(_published_row, csv_rows(path, _COLUMNS)) if path is not None else None
 
 
-def _published_row(row: Row) -> Measured:
+def _published_row(row: Row) -> MeasuredCollective:
     name, system = row["case_id"], row["dataset"]
     known = next((device for pattern, device in _GPUS if re.search(pattern, row["gpu"], re.IGNORECASE)), None)
     size = float(row["size_bytes"] or 0)
@@ -139,7 +139,7 @@ def _published_row(row: Row) -> Measured:
     elif not seconds or not size:
         skip = "time not given"
     if skip is not None or known is None:
-        return Measured(name, system, known or "unknown", skip)
+        return MeasuredCollective(name, system, known or "unknown", skip)
     per_node = min(int(row["gpus_per_node"]), 64)
     cluster = _published_cluster(
         known,
@@ -152,7 +152,7 @@ def _published_row(row: Row) -> Measured:
         "NVLS off" in row["algo"],
     )
     library = "rccl" if devices.get(known).vendor == "amd" else "nccl"
-    return Measured(
+    return MeasuredCollective(
         name, system, known, None, op, size, seconds, library, cluster, cluster.group(ranks, concurrent=False)
     )
 
@@ -217,14 +217,14 @@ _FP16_OPS = {
 FP16_BYTES = 2
 
 
-def fp16(folder: Path) -> Iterator[Measured] | None:
+def fp16(folder: Path) -> Iterator[MeasuredCollective] | None:
     """NCCL inside torch.distributed on Perlmutter and Vista: kernels_fp16/*/nccl_*."""
     root = folder / "kernels_fp16"
     paths = sorted(root.glob("*/nccl_*.csv.gz")) + sorted(root.glob("*/nccl_*.csv"))
     return (row for path in paths for row in _fp16_rows(path)) if paths else None
 
 
-def _fp16_rows(path: Path) -> Iterator[Measured]:
+def _fp16_rows(path: Path) -> Iterator[MeasuredCollective]:
     stem = path.name.split(".")[0]
     op = next((op for word, op in _FP16_OPS.items() if word in stem), None)
     system = _FP16_CLUSTERS.get(path.parent.name, "")
@@ -233,20 +233,24 @@ def _fp16_rows(path: Path) -> Iterator[Measured]:
         nodes, each = int(float(row["nodes"])), int(float(row["GPUsPerNode"]))
         seconds, n = float(row["dur(us)"]) * 1e-6, nodes * each
         if op is None or not system:
-            yield Measured(name, path.parent.name, path.parent.name, "unknown collective or system")
+            yield MeasuredCollective(name, path.parent.name, path.parent.name, "unknown collective or system")
             continue
         if not re.search(r"_\d+_\d+$", stem):
-            yield Measured(name, system, path.parent.name, "repeats the rows of one file per placement")
+            yield MeasuredCollective(
+                name, system, path.parent.name, "repeats the rows of one file per placement"
+            )
             continue
         cluster, group = _placement(system, nodes, each)
         # torch's all-gather takes the shard of one rank
         size = float(row["shape"]) * FP16_BYTES * (n if op == "all_gather" else 1)
         line = min(cluster.uplink(group, i) for i in range(len(cluster.tiers)) if group.fan(i) > 1)
         if size * bus_factor(op, n) / seconds > 1.05 * line:
-            yield Measured(name, system, cluster.device.name, f"{op}: faster than the line rate")
+            yield MeasuredCollective(name, system, cluster.device.name, f"{op}: faster than the line rate")
         else:
             place = f"{system} {'inside' if nodes == 1 else 'between'} nodes"
-            yield Measured(name, place, cluster.device.name, None, op, size, seconds, "nccl", cluster, group)
+            yield MeasuredCollective(
+                name, place, cluster.device.name, None, op, size, seconds, "nccl", cluster, group
+            )
 
 
 @cache
@@ -267,7 +271,7 @@ def _placement(system: str, nodes: int, each: int) -> tuple[Cluster, Group]:
     return cluster, cluster.group(nodes * each, stride, concurrent=False)
 
 
-def gloo(folder: Path) -> Iterator[Measured] | None:
+def gloo(folder: Path) -> Iterator[MeasuredCollective] | None:
     """Gloo between processes of one host: h200/gloo_loopback_16core.jsonl."""
     path = find(folder / "h200", "gloo_loopback_16core.jsonl")
     if path is None:
@@ -277,10 +281,10 @@ def gloo(folder: Path) -> Iterator[Measured] | None:
     )
 
 
-def _gloo_row(number: int, row: Row) -> Measured:
+def _gloo_row(number: int, row: Row) -> MeasuredCollective:
     world = row["world"]
     cluster = loopback(world)
-    return Measured(
+    return MeasuredCollective(
         f"gloo:{number}",
         f"gloo {row['op']}",
         "cpu",

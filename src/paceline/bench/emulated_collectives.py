@@ -23,7 +23,7 @@ UNSHAPED_BPS, LATENCY_S = 1.2e9, 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CollectiveTiming:
     """One operation of one size (bytes as nccl-tests counts them: of the whole, gathered buffer)."""
 
     op: str
@@ -45,10 +45,10 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class CollectiveTimings:
     """All of them."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[CollectiveTiming, ...]
     #: how the hosts' TCP finds a link's rate
     tcp: str
 
@@ -144,7 +144,7 @@ def predicted_s(op: str, size_bytes: float, hosts: int, link_Bps: float | None) 
 
 def measure(
     *, hosts: Sequence[int], links_Bps: Sequence[float | None], largest_bytes: int = 4_000_000
-) -> Measured:
+) -> CollectiveTimings:
     """Every operation, from 64 kB on in steps of four."""
     import torch  # noqa: F401  (the ranks need it: said before a cluster is made)
 
@@ -167,7 +167,7 @@ def measure(
                 tcp = ranks[0]["tcp"]
                 for op in OPS:
                     lines += [
-                        Line(
+                        CollectiveTiming(
                             op=op,
                             hosts=count,
                             link_Bps=link,
@@ -177,4 +177,4 @@ def measure(
                         )
                         for i, size in enumerate(sizes)
                     ]
-    return Measured(lines=tuple(lines), tcp=tcp)
+    return CollectiveTimings(lines=tuple(lines), tcp=tcp)

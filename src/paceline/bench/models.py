@@ -26,7 +26,7 @@ def h200_step(row: Mapping[str, Any]) -> Workload:
     """The step that a row of `h200/steps.jsonl` or of a profile ran."""
     from paceline.capture import capture
     from paceline.capture.resolve import huggingface
-    from paceline.capture.step import Settings, trace
+    from paceline.capture.step import CaptureSettings, trace
 
     family = row["family"]
     settings: dict[str, Any] = {
@@ -61,7 +61,7 @@ def h200_step(row: Mapping[str, Any]) -> Workload:
         head=head or _head(model_type),
         dropout=family == "hf",
     )
-    return trace(job, Settings(channels_last=vision, **settings))
+    return trace(job, CaptureSettings(channels_last=vision, **settings))
 
 
 def _head(model_type: str) -> str | None:

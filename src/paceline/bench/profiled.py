@@ -39,7 +39,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProfiledOperator:
     """A captured operator and what it took on the device."""
 
     op: Op
@@ -61,7 +61,7 @@ class _Bucket:
     by_name: dict[str, float] | None = None
 
 
-def pair(row: dict[str, Any], workload: Workload) -> tuple[list[Measured], float]:
+def pair(row: dict[str, Any], workload: Workload) -> tuple[list[ProfiledOperator], float]:
     """Captured operators with their measured times, and the share of the step's device time they
     account for.
     """
@@ -85,7 +85,7 @@ def pair(row: dict[str, Any], workload: Workload) -> tuple[list[Measured], float
             key = _op_key(op)
             if key is not None:
                 captured[key].append(op)
-    out: list[Measured] = []
+    out: list[ProfiledOperator] = []
     for key, ops in captured.items():
         if key in profile:
             out += _share(key, ops, profile[key])
@@ -95,7 +95,7 @@ def pair(row: dict[str, Any], workload: Workload) -> tuple[list[Measured], float
     return out, sum(m.seconds for m in out) / row["device_s"]
 
 
-def _share(key: Any, ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
+def _share(key: Any, ops: list[Op], bucket: _Bucket) -> Iterator[ProfiledOperator]:
     if key[1] == "conv" and key[0] == "bwd":
         yield from _share_conv(ops, bucket)
         return
@@ -110,26 +110,26 @@ def _share(key: Any, ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
         return
     parts = len(ops) if several else bucket.calls
     for op in ops:
-        yield Measured(op, bucket.seconds / parts, bucket.kernels / parts)
+        yield ProfiledOperator(op, bucket.seconds / parts, bucket.kernels / parts)
 
 
-def _share_optimizer(ops: list[Op], profile: dict[Any, _Bucket]) -> Iterator[Measured]:
+def _share_optimizer(ops: list[Op], profile: dict[Any, _Bucket]) -> Iterator[ProfiledOperator]:
     buckets = [bucket for key, bucket in profile.items() if key[0] == "opt" and len(key) == 2]
     moved = sum(op.bytes_read + op.bytes_written for op in ops)
     seconds, kernels = sum(b.seconds for b in buckets), sum(b.kernels for b in buckets)
     for op in ops:
         share = (op.bytes_read + op.bytes_written) / moved
-        yield Measured(op, seconds * share, kernels * share)
+        yield ProfiledOperator(op, seconds * share, kernels * share)
 
 
-def _share_conv(ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
+def _share_conv(ops: list[Op], bucket: _Bucket) -> Iterator[ProfiledOperator]:
     """Split a convolution's backward between data and filter gradient, by the names of the kernels."""
     passes = defaultdict(list)
     for op in ops:
         passes[op.tags[0]].append(op)
     if len(passes) == 1:
         for op in ops:
-            yield Measured(op, bucket.seconds / len(ops), bucket.kernels / len(ops))
+            yield ProfiledOperator(op, bucket.seconds / len(ops), bucket.kernels / len(ops))
         return
     split = {"dgrad": 0.0, "wgrad": 0.0}
     for name, t in (bucket.by_name or {}).items():
@@ -143,7 +143,7 @@ def _share_conv(ops: list[Op], bucket: _Bucket) -> Iterator[Measured]:
         known = 1.0
     for which, members in passes.items():
         for op in members:
-            yield Measured(
+            yield ProfiledOperator(
                 op, bucket.seconds * split[which] / known / len(members), bucket.kernels / len(ops)
             )
 

@@ -42,7 +42,7 @@ MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StrategyTiming:
     """One strategy on one link."""
 
     model: str
@@ -76,27 +76,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class StrategyComparison:
     """All of them, and where."""
 
-    rows: tuple[Row, ...] = field(default_factory=tuple)
+    rows: tuple[StrategyTiming, ...] = field(default_factory=tuple)
     machine: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"machine": self.machine, "rows": [{**asdict(row), "step_s": row.step_s} for row in self.rows]}
 
-    def of_auto(self) -> list[Row]:
+    def of_auto(self) -> list[StrategyTiming]:
         """Rows of `auto`, whatever its options."""
         return [row for row in self.rows if row.by_auto]
 
     @staticmethod
-    def beside(row: Row, other: Row) -> bool:
+    def beside(row: StrategyTiming, other: StrategyTiming) -> bool:
         """Whether two rows differ in strategy only."""
         return _place(row) == _place(other)
 
     @staticmethod
-    def paired(row: Row, other: Row) -> tuple[float, ...]:
+    def paired(row: StrategyTiming, other: StrategyTiming) -> tuple[float, ...]:
         """Seconds of one over those of another, of each round in which both were timed: the pace of the
         machine drops out.
         """
@@ -107,7 +107,7 @@ class Comparison:
             if turn in beside
         )
 
-    def fastest(self, row: Row) -> tuple[Row, tuple[float, ...]] | None:
+    def fastest(self, row: StrategyTiming) -> tuple[StrategyTiming, tuple[float, ...]] | None:
         """The strategy beside a row that it is furthest behind (or least ahead of), and the ratios of their
         rounds.
         """
@@ -121,13 +121,13 @@ class Comparison:
             (pair for pair in others if pair[1]), key=lambda pair: statistics.median(pair[1]), default=None
         )
 
-    def taken(self, row: Row) -> Row | None:
+    def taken(self, row: StrategyTiming) -> StrategyTiming | None:
         """Beside a row of `auto`, that of the strategy which it took, run by itself."""
         return next(
             (other for other in self.rows if self.beside(row, other) and other.strategy == row.note), None
         )
 
-    def base_s(self, row: Row) -> float | None:
+    def base_s(self, row: StrategyTiming) -> float | None:
         """Seconds per step of DDP beside a row."""
         return next(
             (other.step_s for other in self.rows if other.strategy == "ddp" and self.beside(row, other)), None
@@ -191,7 +191,7 @@ class Comparison:
         return table
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _place(row: StrategyTiming) -> tuple[Any, ...]:
     return row.model, row.batch, row.hosts, row.link_Bps
 
 
@@ -207,7 +207,7 @@ def compare(
     cpus: float | None = None,
     timeout_s: float = 900.0,
     output: Path | None = None,
-) -> Comparison:
+) -> StrategyComparison:
     """Predicted and measured, for every strategy, link and number of hosts; lines of `read` are appended to
     `output` as they come.
 
@@ -274,7 +274,7 @@ class Shaper:
                 count += 1
 
 
-def read(files: Iterable[Path]) -> Comparison:
+def read(files: Iterable[Path]) -> StrategyComparison:
     """Rows of measured lines, predicted from the facts beside them as this version of the model sees it; of a
     place measured again, the last rows.
     """
@@ -315,7 +315,7 @@ def read(files: Iterable[Path]) -> Comparison:
             )[strategy]
 
         rows.append(
-            Row(
+            StrategyTiming(
                 model=model,
                 batch=batch,
                 hosts=hosts,
@@ -328,7 +328,7 @@ def read(files: Iterable[Path]) -> Comparison:
                 predicted_s=statistics.median(map(expected, lines)),
             )
         )
-    return Comparison(
+    return StrategyComparison(
         rows=tuple(rows), machine=", or ".join(dict.fromkeys(line["on"] for line in known.values()))
     )
 

@@ -52,7 +52,7 @@ SILENT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredPlans:
     """Seconds of a step by plan, of a micro-batch without communication by its size and recomputation, and
     what could not run.
     """
@@ -148,7 +148,7 @@ def _here(question: Question, count: int) -> Cluster:
 
 def measure(
     model: str, options: Mapping[str, Any], plans: Sequence[Plan], where: Cluster, *, timeout_s: float = 900.0
-) -> Measured:
+) -> MeasuredPlans:
     """Runs some plans: in processes of this machine, or where the cluster has several nodes in an emulated
     one with its network.
     """
@@ -186,7 +186,7 @@ def measure(
             f"--measure: none of the best {len(plans)} plans could be run; the first:"
             f" {next(iter(refused.values()))}"
         )
-    return Measured(
+    return MeasuredPlans(
         steps=steps, alone={(p.mbs, p.recompute): seconds[_alone(p)] for p in steps}, refused=refused
     )
 
@@ -307,7 +307,7 @@ def calibrated(where: Cluster, compute: float, network: float) -> Cluster:
     return replace(where, device=replace(where.device, calibration={**said, **scales}), tiers=tiers)
 
 
-def factors(captured: Captured, where: Cluster, truth: Measured) -> tuple[float, float]:
+def factors(captured: Captured, where: Cluster, truth: MeasuredPlans) -> tuple[float, float]:
     """Computation over its prediction, and the bandwidth over that assumed with which measured steps are met
     best.
     """
@@ -356,15 +356,15 @@ def least(of: Callable[[float], float], low: float, high: float) -> float:
     return inner[0] if values[0] <= values[1] else inner[1]
 
 
-def _both(one: Measured, other: Measured) -> Measured:
-    return Measured(
+def _both(one: MeasuredPlans, other: MeasuredPlans) -> MeasuredPlans:
+    return MeasuredPlans(
         steps={**one.steps, **other.steps},
         alone={**one.alone, **other.alone},
         refused={**one.refused, **other.refused},
     )
 
 
-def _ranked(found: Sequence[Ranked], truth: Measured, before: Mapping[Plan, float]) -> list[Ranked]:
+def _ranked(found: Sequence[Ranked], truth: MeasuredPlans, before: Mapping[Plan, float]) -> list[Ranked]:
     """Plans that ran are worth what was measured; of the others it is taken that they are as far off, on
     average, as those were.
     """

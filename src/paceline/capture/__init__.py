@@ -47,14 +47,14 @@ def capture(
     from paceline.capture._torch import without_compiler
     from paceline.capture.module_state import random_state_kept
     from paceline.capture.resolve import resolve
-    from paceline.capture.step import Settings, trace
+    from paceline.capture.step import CaptureSettings, trace
 
     # settings first: a wrong word should not cost the building of a model
     precision = precision or usual_precision(model)
-    Settings(precision=precision, optimizer=optimizer or "adamw")
+    CaptureSettings(precision=precision, optimizer=optimizer or "adamw")
     with without_compiler(), random_state_kept():
         job, usual = resolve(model, batch=batch, seq=seq, image=image)
-        settings = Settings(
+        settings = CaptureSettings(
             precision=precision,
             optimizer=optimizer or usual.optimizer,
             checkpointing=checkpointing,

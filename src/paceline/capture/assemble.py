@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from paceline.capture.record import Event, Recorder
+from paceline.capture.record import LogEntry, StepRecorder
 from paceline.spec.workload import Op, Segment
 
 
@@ -14,11 +14,11 @@ class _Run:
     """Consecutive events of one scope, or one repetition of a folded block."""
 
     scope: int
-    events: list[Event] = field(default_factory=list)
+    events: list[LogEntry] = field(default_factory=list)
     repeat_of: int = -1
 
 
-def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], list[int]]:
+def segments(recorder: StepRecorder, backward_start: int) -> tuple[list[Segment], list[int]]:
     """The distinct segments, and for each stretch of the step, in order, which of them it is.
 
     `backward_start` is the position in the log at which the backward pass began.
@@ -26,7 +26,7 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
     runs = _runs(recorder)
     kinds = _memory_kinds(recorder.events, backward_start)
     patterns = {run.repeat_of for run in runs if run.repeat_of >= 0}
-    merged: dict[int, list[Event]] = defaultdict(list)
+    merged: dict[int, list[LogEntry]] = defaultdict(list)
     longest: dict[int, _Run] = {}
     for run in runs:
         if run.scope in patterns:
@@ -61,7 +61,7 @@ def segments(recorder: Recorder, backward_start: int) -> tuple[list[Segment], li
     return out, order
 
 
-def _settled(recorder: Recorder) -> list[Event]:
+def _settled(recorder: StepRecorder) -> list[LogEntry]:
     """The log without the releases that a pattern counts for the blocks that repeat it."""
     freed = {e.tensor: recorder.scopes[e.segment] for e in recorder.events if e.what == "free"}
 
@@ -74,7 +74,7 @@ def _settled(recorder: Recorder) -> list[Event]:
     return [e for e in recorder.events if e.what != "free" or not counted(e.tensor)]
 
 
-def _runs(recorder: Recorder) -> list[_Run]:
+def _runs(recorder: StepRecorder) -> list[_Run]:
     scopes = {(s.path, s.phase, s.call): i for i, s in enumerate(recorder.scopes)}
     runs: list[_Run] = []
     for event in _settled(recorder):
@@ -102,7 +102,7 @@ def _joined(runs: list[_Run]) -> list[_Run]:
     return out
 
 
-def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[str, int]]:
+def _memory_kinds(events: list[LogEntry], backward_start: int) -> dict[int, tuple[str, int]]:
     """Kind and size of each storage that the step allocates."""
     kinds: dict[int, tuple[str, int]] = {}
     freed_at = {e.tensor: i for i, e in enumerate(events) if e.what == "free"}
@@ -121,7 +121,7 @@ def _memory_kinds(events: list[Event], backward_start: int) -> dict[int, tuple[s
     return kinds
 
 
-def _segment(path: str, phase: str, events: list[Event], kinds: dict[int, tuple[str, int]]) -> Segment:
+def _segment(path: str, phase: str, events: list[LogEntry], kinds: dict[int, tuple[str, int]]) -> Segment:
     ops: list[Op] = []
     live: dict[str, int] = defaultdict(int)
     total = best = calls = modules = 0

@@ -44,7 +44,7 @@ DTYPE_NAMES = {
 }
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """One piece of device work; an ATen call is one or more of them."""
 
     kind: str
@@ -56,7 +56,7 @@ class Work(NamedTuple):
     dtype: str | None = None
 
 
-Handler = Callable[[tuple[Any, ...], dict[str, Any], Any], Iterator[Work] | list[Work]]
+Handler = Callable[[tuple[Any, ...], dict[str, Any], Any], Iterator[DeviceWork] | list[DeviceWork]]
 HANDLERS: dict[str, Handler] = {}
 
 
@@ -115,7 +115,7 @@ def _same_layout(inputs: Sequence[Tensor], output: Tensor) -> bool:
     return True
 
 
-def pointwise(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def pointwise(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     """Any operator without a formula of its own: reads its inputs, writes its outputs."""
     reads, writes = tensors(args) + tensors(tuple(kwargs.values())), tensors(out)
     if not writes:
@@ -129,16 +129,16 @@ def pointwise(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[W
         # operands of different width take a kernel that converts element by element
         widths = {t.element_size() for t in (*reads, largest) if t.is_floating_point() and t.numel() > 1}
         tags = ("mixed",) if len(widths) > 1 else ()
-    return [Work("elementwise", reads, writes, (largest.numel(),), tags=tags)]
+    return [DeviceWork("elementwise", reads, writes, (largest.numel(),), tags=tags)]
 
 
 @handles("gelu", "gelu_backward", "erf", "erfinv", "mish", "mish_backward")
-def _transcendental(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _transcendental(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     """Pointwise, but with an error function (or as long a chain) per element."""
     return [w._replace(tags=("math",)) if not w.tags else w for w in pointwise(args, kwargs, out)]
 
 
-def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Work:
+def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> DeviceWork:
     """out[..., m, n] = a[..., m, k] @ b[..., k, n]; tags say which operands are k-contiguous and how
     aligned.
     """
@@ -150,7 +150,7 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Wo
     leads = [max(a.stride(-1), a.stride(-2)) if min(m, k) > 1 else max(m, k)]
     leads += [max(b.stride(-1), b.stride(-2)) if min(n, k) > 1 else max(n, k), n]
     align = math.gcd(*(max(1, lead) for lead in leads), 16)
-    return Work(
+    return DeviceWork(
         "gemm",
         [a, b, *extra],
         [out],
@@ -162,23 +162,23 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, extra: Sequence[Tensor] = ()) -> Wo
 
 
 @handles("mm", "bmm", "_grouped_mm")
-def _mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     return [_gemm(args[0], args[1], out)]
 
 
 @handles("addmm", "baddbmm")
-def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     return [_gemm(args[1], args[2], out, [args[0]])]
 
 
 @handles("mv", "dot", "vdot")
-def _mv(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _mv(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     a = args[0] if args[0].dim() == 2 else args[0][None]
     return [_gemm(a, args[1][:, None], out[..., None] if out.dim() else out[None, None])]
 
 
 @handles("_scaled_mm")
-def _scaled_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _scaled_mm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     return [_gemm(args[0], args[1], tensors(out)[0])._replace(dtype="fp8")]
 
 
@@ -237,35 +237,35 @@ def _conv_tags(layout: str, which: str, transposed: bool) -> tuple[str, ...]:
     return (which, layout)
 
 
-def _brought_to(layout: str, operands: Sequence[Tensor]) -> Iterator[Work]:
+def _brought_to(layout: str, operands: Sequence[Tensor]) -> Iterator[DeviceWork]:
     """Copies of the operands that do not lie as the convolution wants them."""
     for t in operands:
         fmt = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim(), torch.contiguous_format)
         if not t.is_contiguous(memory_format=fmt if layout == "nhwc" else torch.contiguous_format):
-            yield Work("copy", [t], [t], (t.numel(),), tags=("strided",))
+            yield DeviceWork("copy", [t], [t], (t.numel(),), tags=("strided",))
 
 
 @handles("convolution", "_convolution", "cudnn_convolution")
-def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _convolution(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     x, weight, bias, stride, _, _, transposed, _, groups = args[:9]
     dims = _conv_dims(x, weight, out, stride, groups, transposed)
     dtype, layout = DTYPE_NAMES.get(x.dtype, "fp32"), conv_layout(x, weight)
     yield from _brought_to(layout, [x, weight])
-    yield Work(
+    yield DeviceWork(
         "conv", [x, weight], [out], dims, _conv_flops(dims), _conv_tags(layout, "fprop", transposed), dtype
     )
     if bias is not None:  # cuDNN convolves first, a pointwise kernel adds the bias
-        yield Work("elementwise", [out, bias], [out], (out.numel(),), tags=("strided",))
+        yield DeviceWork("elementwise", [out, bias], [out], (out.numel(),), tags=("strided",))
 
 
 @handles("convolution_backward")
-def _convolution_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _convolution_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     grad, x, weight, _, stride, _, _, transposed, _, groups, mask = args[:11]
     dims = _conv_dims(x, weight, grad, stride, groups, transposed)
     dtype, layout = DTYPE_NAMES.get(x.dtype, "fp32"), conv_layout(x, weight)
     yield from _brought_to(layout, [grad, x, weight])
     if mask[0]:
-        yield Work(
+        yield DeviceWork(
             "conv",
             [grad, weight],
             [out[0]],
@@ -275,7 +275,7 @@ def _convolution_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: An
             dtype,
         )
     if mask[1]:
-        yield Work(
+        yield DeviceWork(
             "conv",
             [grad, x],
             [out[1]],
@@ -292,8 +292,8 @@ def _convolution_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: An
 
 def _reduction(
     reads: Sequence[Tensor], writes: Sequence[Tensor], elements: int, kept: int, direction: str
-) -> Work:
-    return Work("reduce", reads, writes, (kept, max(1, elements // max(1, kept))), tags=(direction,))
+) -> DeviceWork:
+    return DeviceWork("reduce", reads, writes, (kept, max(1, elements // max(1, kept))), tags=(direction,))
 
 
 @handles(
@@ -317,7 +317,7 @@ def _reduction(
     "linalg_vector_norm",
     "logsumexp",
 )
-def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     writes = tensors(out)
     reads = tensors(args)
     x = reads[0]
@@ -356,11 +356,11 @@ def _channels(x: Tensor) -> int:
     "_batch_norm_with_update",
     "miopen_batch_norm",
 )
-def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     x, c = args[0], _channels(args[0])
     training = args[5] if len(args) > 5 and isinstance(args[5], bool) else True
     tags = ("forward" if training else "inference", _layout(x))
-    return [Work("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=tags)]
+    return [DeviceWork("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=tags)]
 
 
 @handles(
@@ -369,35 +369,37 @@ def _batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list
     "batch_norm_backward",
     "miopen_batch_norm_backward",
 )
-def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _batch_norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     grad, x = args[0], args[1]
     c = _channels(x)
     return [
-        Work("batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=("backward", _layout(grad)))
+        DeviceWork(
+            "batchnorm", tensors(args), tensors(out), (x.numel() // c, c), tags=("backward", _layout(grad))
+        )
     ]
 
 
-def _contiguous(operands: Sequence[Tensor]) -> Iterator[Work]:
+def _contiguous(operands: Sequence[Tensor]) -> Iterator[DeviceWork]:
     """Copies of the operands that a kernel which wants contiguous input makes first."""
     for t in operands:
         if not t.is_contiguous():
-            yield Work("copy", [t], [t], (t.numel(),), tags=("strided",))
+            yield DeviceWork("copy", [t], [t], (t.numel(),), tags=("strided",))
 
 
 @handles("native_layer_norm", "native_group_norm")
-def _norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     outs = tensors(out)
     rows = max(1, outs[1].numel())
     yield from _contiguous(args[:1])
-    yield Work("norm", tensors(args), outs, (rows, outs[0].numel() // rows), tags=("forward",))
+    yield DeviceWork("norm", tensors(args), outs, (rows, outs[0].numel() // rows), tags=("forward",))
 
 
 @handles("native_layer_norm_backward", "native_group_norm_backward")
-def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     reads, outs = tensors(args), tensors(out)
     rows = max(1, reads[2].numel())
     yield from _contiguous(args[:2])
-    yield Work(
+    yield DeviceWork(
         "norm",
         reads,
         outs,
@@ -407,11 +409,11 @@ def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> I
 
 
 @handles("_softmax", "_log_softmax", "_safe_softmax")
-def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     x, dim = args[0], args[1] if len(args) > 1 else -1
     cols = x.shape[dim] if x.dim() else 1
     return [
-        Work(
+        DeviceWork(
             "softmax",
             [x],
             [out],
@@ -422,10 +424,10 @@ def _softmax(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Wo
 
 
 @handles("_log_softmax_backward_data")
-def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     grad, y, dim = args[:3]
     cols = y.shape[dim] if y.dim() else 1
-    yield Work(
+    yield DeviceWork(
         "softmax",
         [grad, y],
         [out],
@@ -435,35 +437,37 @@ def _softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 
 @handles("_softmax_backward_data")
-def _plain_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _plain_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     grad, y = args[:2]  # a pointwise product first, then the kernel that log-softmax shares
-    yield Work("elementwise", [grad, y], [out], (out.numel(),))
+    yield DeviceWork("elementwise", [grad, y], [out], (out.numel(),))
     yield from _softmax_backward(args, kwargs, out)
 
 
 @handles("nll_loss_forward", "nll_loss2d_forward")
-def _nll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _nll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     # reads one log-probability per row: a gather followed by a small reduction in one block
-    return [Work("gather", [args[1]], tensors(out), (args[1].numel(),), tags=("single-block",))]
+    return [DeviceWork("gather", [args[1]], tensors(out), (args[1].numel(),), tags=("single-block",))]
 
 
 @handles("nll_loss_backward", "nll_loss2d_backward")
-def _nll_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
-    yield Work("fill", [], [out], (out.numel(),))
-    yield Work("gather", [args[2]], [args[2]], (args[2].numel(),), tags=("single-block",))
+def _nll_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
+    yield DeviceWork("fill", [], [out], (out.numel(),))
+    yield DeviceWork("gather", [args[2]], [args[2]], (args[2].numel(),), tags=("single-block",))
 
 
 @handles("embedding", "index_select", "gather", "index", "take", "masked_select")
-def _gather(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _gather(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     index = [t for t in tensors(args) if not t.is_floating_point()]
-    return [Work("gather", [*index, out], [out], (out.numel(),))]
+    return [DeviceWork("gather", [*index, out], [out], (out.numel(),))]
 
 
 @handles("embedding_dense_backward")
-def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     grad, index = args[0], args[1]
-    yield Work("fill", [], [out], (out.numel(),))
-    yield Work("scatter", [grad, index], [grad], (grad.numel(),), tags=("sorted", f"rows{index.numel()}"))
+    yield DeviceWork("fill", [], [out], (out.numel(),))
+    yield DeviceWork(
+        "scatter", [grad, index], [grad], (grad.numel(),), tags=("sorted", f"rows{index.numel()}")
+    )
 
 
 @handles(
@@ -481,14 +485,14 @@ def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     "masked_scatter",
     "scatter_reduce",
 )
-def _scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
+def _scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     target = args[0]
     source = max((t for t in tensors(args[1:])), key=Tensor.numel, default=target)
     writes = tensors(out)
     # the out-of-place form copies first
     if writes and writes[0] is not target and not _shares(writes[0], target):
-        yield Work("copy", [target], writes, (target.numel(),))
-    yield Work("scatter", tensors(args[1:]), [source], (source.numel(),), tags=("atomic",))
+        yield DeviceWork("copy", [target], writes, (target.numel(),))
+    yield DeviceWork("scatter", tensors(args[1:]), [source], (source.numel(),), tags=("atomic",))
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
@@ -496,19 +500,19 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 @handles("_to_copy")
-def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     x = args[0]
     if x.device.type == "cpu" and out.device.type == "meta":
         return []  # an index tensor changing hands between our two devices
     tags = () if _same_layout([x], out) else ("strided",)
-    return [Work("cast" if x.dtype != out.dtype else "copy", [x], [out], (out.numel(),), tags=tags)]
+    return [DeviceWork("cast" if x.dtype != out.dtype else "copy", [x], [out], (out.numel(),), tags=tags)]
 
 
 @handles("roll")
-def _roll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _roll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     # one pass per dimension rolled
     return [
-        Work("copy", [args[0]], [out], (out.numel(),), tags=("strided",))
+        DeviceWork("copy", [args[0]], [out], (out.numel(),), tags=("strided",))
         for _ in (args[1] if isinstance(args[1], (list, tuple)) else [0])
     ]
 
@@ -532,14 +536,14 @@ def _roll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]
     "repeat_interleave",
     "_pad_circular",
 )
-def _copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _copy(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     reads = tensors(args)
     source = reads[-1]
     if not any(t is out for t in reads) and source.shape == out.shape and out.numel() and _is_padding(args):
         return []  # padding by nothing returns its input
     kind = "cast" if source.dtype != out.dtype else "copy"
     tags = () if source.shape == out.shape and _same_layout([source], out) else ("strided",)
-    return [Work(kind, [source], [out], (out.numel(),), tags=tags)]
+    return [DeviceWork(kind, [source], [out], (out.numel(),), tags=tags)]
 
 
 def _is_padding(args: tuple[Any, ...]) -> bool:
@@ -547,9 +551,9 @@ def _is_padding(args: tuple[Any, ...]) -> bool:
 
 
 @handles("select_backward", "slice_backward", "diagonal_backward", "unfold_backward", "as_strided_scatter")
-def _view_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[Work]:
-    yield Work("fill", [], [out], (out.numel(),))
-    yield Work("copy", [args[0]], [args[0]], (args[0].numel(),), tags=("strided",))
+def _view_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
+    yield DeviceWork("fill", [], [out], (out.numel(),))
+    yield DeviceWork("copy", [args[0]], [args[0]], (args[0].numel(),), tags=("strided",))
 
 
 @handles(
@@ -571,8 +575,8 @@ def _view_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> I
     "zero",
     "fill",
 )
-def _fill(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
-    return [Work("fill", [], [out], (out.numel(),))]
+def _fill(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
+    return [DeviceWork("fill", [], [out], (out.numel(),))]
 
 
 @handles(
@@ -590,34 +594,34 @@ def _fill(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]
     "random_",
     "native_dropout",
 )
-def _random(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _random(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     reads = [t for t in tensors(args) if t.numel() > 1] if len(tensors(out)) > 1 else []
     writes = tensors(out)
-    return [Work("elementwise", reads, writes, (writes[0].numel(),), tags=("random",))]
+    return [DeviceWork("elementwise", reads, writes, (writes[0].numel(),), tags=("random",))]
 
 
 @handles("_local_scalar_dense")
-def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     """Reading a value back: a copy of a few bytes, and the host waits until the device has caught up."""
-    return [Work("sync", [args[0]], [], (1,))]
+    return [DeviceWork("sync", [args[0]], [], (1,))]
 
 
 @handles("cat", "stack")
-def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     parts = [t for t in tensors(args[0]) if t.numel()]
     plain = all(t.is_contiguous() for t in parts)
     tags = () if plain else ("nhwc",) if all(is_channels_last(t) for t in parts) else ("strided",)
-    return [Work("cat", parts, [out], (out.numel(),), tags=tags)]
+    return [DeviceWork("cat", parts, [out], (out.numel(),), tags=tags)]
 
 
 @handles("cumsum", "cumprod", "logcumsumexp", "cummax", "_cummax_helper")
-def _scan(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
-    return [Work("scan", tensors(args), tensors(out), (tensors(out)[0].numel(),))]
+def _scan(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
+    return [DeviceWork("scan", tensors(args), tensors(out), (tensors(out)[0].numel(),))]
 
 
 @handles("sort", "argsort", "topk", "unique_dim", "_unique2", "kthvalue", "median", "mode")
-def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
-    return [Work("sort", tensors(args), tensors(out), (args[0].numel(), tensors(out)[0].numel()))]
+def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
+    return [DeviceWork("sort", tensors(args), tensors(out), (args[0].numel(), tensors(out)[0].numel()))]
 
 
 _POOLS = (
@@ -641,11 +645,11 @@ _POOLS = (
 
 
 @handles(*_POOLS)
-def _pool(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _pool(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     outs = tensors(out)
     window = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else [1]
     return [
-        Work(
+        DeviceWork(
             "pool",
             tensors(args),
             outs,
@@ -656,11 +660,11 @@ def _pool(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]
 
 
 @handles(*(f"{name}_backward" for name in _POOLS))
-def _pool_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Work]:
+def _pool_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     outs = tensors(out)
     window = args[2] if len(args) > 2 and isinstance(args[2], (list, tuple)) else [1]
     return [
-        Work(
+        DeviceWork(
             "pool",
             tensors(args),
             outs,

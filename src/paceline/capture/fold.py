@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.capture import _torch
 from paceline.capture.interpose import InterposeMode
-from paceline.capture.record import Event, Recorder
+from paceline.capture.record import LogEntry, StepRecorder
 
 #: blocks below this count are not worth folding
 MIN_REPEATS = 4
@@ -121,7 +121,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        recorder: Recorder,
+        recorder: StepRecorder,
         mark: Callable[[str], None],
         pattern: _Pattern,
         held: list[bool],
@@ -157,7 +157,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         _ = ctx.saved_tensors  # with checkpointing, asking for them is what recomputes the block
         ctx.mark("backward")
-        recorder: Recorder = ctx.recorder
+        recorder: StepRecorder = ctx.recorder
         recorder.forget(g for g in grads if g is not None)
         with recorder.pause():
             made = [torch.empty_like(t) if t is not None else None for t in ctx.shapes]
@@ -165,11 +165,11 @@ class _Replay(torch.autograd.Function):
         return None, None, None, None, *made
 
 
-class Folder:
+class BlockFolder:
     """Wraps the blocks of one module for the time of one capture."""
 
     def __init__(
-        self, recorder: Recorder, interpose: InterposeMode, enabled: bool, checkpointing: bool
+        self, recorder: StepRecorder, interpose: InterposeMode, enabled: bool, checkpointing: bool
     ) -> None:
         self.recorder = recorder
         self.interpose = interpose
@@ -277,7 +277,7 @@ class Folder:
             if phase == "forward" and _torch.running_node() is not None:
                 phase = "recompute"
             self.recorder.events.append(
-                Event("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0))
+                LogEntry("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0))
             )
 
         # under checkpointing something must be kept, for asking for it triggers the recomputation

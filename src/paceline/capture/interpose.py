@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from paceline.capture import _torch
-from paceline.capture.record import REAL_LIMIT, Recorder
-from paceline.capture.virtual import Attention, RmsNorm, recurrent
+from paceline.capture.record import REAL_LIMIT, StepRecorder
+from paceline.capture.virtual import FusedAttention, FusedRmsNorm, recurrent
 
 Tensor = torch.Tensor
 
@@ -76,7 +76,7 @@ class InterposeMode(TorchFunctionMode):
     """Sees every torch call above autograd and replaces the few that meta tensors would get wrong."""
 
     def __init__(
-        self, recorder: Recorder, autocast: torch.dtype | None, fused_attention: bool = True
+        self, recorder: StepRecorder, autocast: torch.dtype | None, fused_attention: bool = True
     ) -> None:
         super().__init__()
         self.recorder = recorder
@@ -216,7 +216,7 @@ class InterposeMode(TorchFunctionMode):
             }
             return func(q, k, v, attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
         extras = (*(("mask",) if attn_mask is not None else ()), *(("dropout",) if dropout_p else ()))
-        return Attention.apply(self.recorder, is_causal, extras, q, k, v, attn_mask)  # type: ignore[no-any-return, no-untyped-call]
+        return FusedAttention.apply(self.recorder, is_causal, extras, q, k, v, attn_mask)  # type: ignore[no-any-return, no-untyped-call]
 
     def _rms_norm(
         self,
@@ -231,7 +231,7 @@ class InterposeMode(TorchFunctionMode):
         columns = 1
         for size in shape:
             columns *= size
-        return RmsNorm.apply(self.recorder, columns, x, weight)  # type: ignore[no-untyped-call]
+        return FusedRmsNorm.apply(self.recorder, columns, x, weight)  # type: ignore[no-untyped-call]
 
     # -- autocast ----------------------------------------------------------------------------
 

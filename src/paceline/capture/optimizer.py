@@ -23,7 +23,7 @@ MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OptimizerRule:
     """Arithmetic steps as (lists read, lists written) per element, and tensors of state per parameter."""
 
     states: int
@@ -34,15 +34,17 @@ class Rule:
     temporaries: int = 0
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, OptimizerRule] = {
     # p -= lr * g
-    "sgd-plain": Rule(0, (2, 1), ((2, 1),), "foreach"),
+    "sgd-plain": OptimizerRule(0, (2, 1), ((2, 1),), "foreach"),
     # m = mu m; m += g; p -= lr m
-    "sgd": Rule(1, (3, 2), ((1, 1), (2, 1), (2, 1)), "foreach"),
+    "sgd": OptimizerRule(1, (3, 2), ((1, 1), (2, 1), (2, 1)), "foreach"),
     # m lerp; v mul, addcmul; sqrt; div; add eps; addcdiv
-    "adam": Rule(2, (4, 3), ((2, 1), (1, 1), (3, 1), (1, 1), (1, 1), (1, 1), (3, 1)), "fused", 1),
+    "adam": OptimizerRule(2, (4, 3), ((2, 1), (1, 1), (3, 1), (1, 1), (1, 1), (1, 1), (3, 1)), "fused", 1),
     # the same after p *= 1 - lr wd
-    "adamw": Rule(2, (4, 3), ((1, 1), (2, 1), (1, 1), (3, 1), (1, 1), (1, 1), (1, 1), (3, 1)), "fused", 1),
+    "adamw": OptimizerRule(
+        2, (4, 3), ((1, 1), (2, 1), (1, 1), (3, 1), (1, 1), (1, 1), (1, 1), (3, 1)), "fused", 1
+    ),
 }
 IMPLEMENTATIONS = ("fused", "foreach", "single")
 
@@ -52,7 +54,7 @@ def names() -> list[str]:
     return [*RULES, *(f"{rule}-{how}" for rule in RULES for how in IMPLEMENTATIONS)]
 
 
-def check(name: str) -> tuple[Rule, str]:
+def check(name: str) -> tuple[OptimizerRule, str]:
     """The rule and implementation of an optimizer name."""
     base, _, how = (
         name.rpartition("-") if name.endswith(tuple(f"-{h}" for h in IMPLEMENTATIONS)) else (name, "", "")

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.capture import _torch, classify
-from paceline.capture.classify import Work, tensors
+from paceline.capture.classify import DeviceWork, tensors
 from paceline.errors import CaptureError
 from paceline.spec.workload import Access, Op
 
@@ -65,7 +65,7 @@ _NO_KERNEL = {
 
 
 @dataclass(slots=True)
-class Event:
+class LogEntry:
     """One entry of the log: an operator, an allocation, a release, a ready gradient or a folded block."""
 
     what: str  # "op" | "alloc" | "known" | "free" | "ready" | "fold" | "call" | "module"
@@ -77,7 +77,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Scope:
+class ForwardScope:
     """A stretch of the forward pass whose operators (and their backward) form one segment."""
 
     path: str
@@ -86,12 +86,12 @@ class Scope:
 
 
 @dataclass
-class Recorder:
+class StepRecorder:
     """The log of one step, with the bookkeeping to attribute backward operators to forward scopes."""
 
     precision: str
-    events: list[Event] = field(default_factory=list)
-    scopes: list[Scope] = field(default_factory=list)
+    events: list[LogEntry] = field(default_factory=list)
+    scopes: list[ForwardScope] = field(default_factory=list)
     paused: int = 0
     modules: list[str] = field(default_factory=list)
     current: int = 0
@@ -114,7 +114,7 @@ class Recorder:
         self.current = self.scope("", "forward")
 
     def scope(self, path: str, phase: str, call: int = 0) -> int:
-        self.scopes.append(Scope(path, phase, call))
+        self.scopes.append(ForwardScope(path, phase, call))
         return len(self.scopes) - 1
 
     @contextmanager
@@ -160,7 +160,7 @@ class Recorder:
         def gone(_: Any, key: int = key, number: int = number) -> None:
             self._tensors.pop(key, None)
             self._guards.pop(number, None)
-            self.events.append(Event("free", self._segment_now(), tensor=number))
+            self.events.append(LogEntry("free", self._segment_now(), tensor=number))
 
         self._guards[number] = weakref.ref(storage, gone)
         return number
@@ -176,7 +176,7 @@ class Recorder:
         """
         for tensor in tensors:
             number = self.tensor_id(tensor)
-            self.events.append(Event("known", self._segment_now(), tensor=number, bytes=_rounded(tensor)))
+            self.events.append(LogEntry("known", self._segment_now(), tensor=number, bytes=_rounded(tensor)))
 
     def pair(self, pairs: Iterable[tuple[torch.Tensor, int]], path: str) -> None:
         """Inputs and results of a folded block with those of its pattern: who releases the one, releases the
@@ -198,7 +198,7 @@ class Recorder:
             key = _torch.storage_key(out)
             if key not in self._tensors:
                 number = self._adopt(out, key)
-                self.events.append(Event("alloc", self._segment_now(), tensor=number, bytes=_rounded(out)))
+                self.events.append(LogEntry("alloc", self._segment_now(), tensor=number, bytes=_rounded(out)))
 
     # -- attribution -------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Recorder:
     # -- operators ---------------------------------------------------------------------------
 
     def record(
-        self, name: str, works: Sequence[Work] | Iterator[Work], outputs: Sequence[torch.Tensor]
+        self, name: str, works: Sequence[DeviceWork] | Iterator[DeviceWork], outputs: Sequence[torch.Tensor]
     ) -> None:
         """Log one call: its pieces of work and the storages it made."""
         node = _torch.running_node()
@@ -247,7 +247,7 @@ class Recorder:
                 dtype = "tf32"
             reads, writes = self._accesses(work.reads), self._accesses(work.writes)
             op = Op(name, work.kind, phase, module, dtype, work.flops, reads, writes, work.dims, work.tags)
-            self.events.append(Event("op", segment, op=op))
+            self.events.append(LogEntry("op", segment, op=op))
             self._traffic += op.bytes_read + op.bytes_written
             for access in (*reads, *writes):
                 self._last_use[access.tensor] = self._traffic
@@ -264,7 +264,7 @@ class Recorder:
         return tuple(out)
 
     @staticmethod
-    def _dtype(work: Work) -> str:
+    def _dtype(work: DeviceWork) -> str:
         lead = max((*work.writes, *work.reads), key=torch.Tensor.numel, default=None)
         return "fp32" if lead is None else classify.DTYPE_NAMES.get(lead.dtype, "fp32")
 
@@ -272,7 +272,7 @@ class Recorder:
 class RecordMode(TorchDispatchMode):
     """Sees every ATen call below autograd and hands it to the recorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self._plans: dict[Any, tuple[str, Callable[..., Any] | None]] = {}
@@ -314,7 +314,7 @@ class RecordMode(TorchDispatchMode):
                 f"operator {func} cannot run without data: {str(error).splitlines()[0]}"
             ) from error
         recorder.note_sequence()
-        recorder.events.append(Event("call", recorder._segment_now()))
+        recorder.events.append(LogEntry("call", recorder._segment_now()))
         if name.startswith("convolution"):
             out = self._as_cudnn_lays(name, args, out)
         elif name.startswith(("native_layer_norm", "native_group_norm")):

@@ -19,7 +19,7 @@ from torch import nn
 
 from paceline.capture import _torch, fallbacks
 from paceline.capture.build import BuildMode
-from paceline.capture.step import Job, _user_code
+from paceline.capture.step import StepInputs, _user_code
 from paceline.catalog import hugging_face, models
 from paceline.errors import CaptureError, MissingExtra, SpecError, UnknownName, nearest
 from paceline.spec import checks
@@ -27,35 +27,37 @@ from paceline.spec.transformer import usual_seq
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class UsualSettings:
     """How a model is usually run, where the user does not say."""
 
     optimizer: str = "adamw"
     channels_last: bool = False
 
 
-def resolve(model: Any, *, batch: int, seq: int | None, image: int | None) -> tuple[Job, Usual]:
+def resolve(
+    model: Any, *, batch: int, seq: int | None, image: int | None
+) -> tuple[StepInputs, UsualSettings]:
     """The job that `model` describes, and its usual settings."""
     for label, size in (("batch", batch), ("seq", seq), ("image", image)):
         if size is not None:
             checks.whole(label, size)
     if not isinstance(model, str):
-        return _from_tuple(model, "module", batch, seq), Usual()
+        return _from_tuple(model, "module", batch, seq), UsualSettings()
     scheme, _, rest = model.partition(":")
     if scheme == "torchvision":
-        return _vision(model, _torchvision(rest), batch, image), Usual("sgd", True)
+        return _vision(model, _torchvision(rest), batch, image), UsualSettings("sgd", True)
     if scheme == "timm":
-        return _timm(rest, batch, image), Usual("sgd", True)
+        return _timm(rest, batch, image), UsualSettings("sgd", True)
     if scheme == "hf":
-        return _huggingface(Path(rest), batch, seq), Usual()
+        return _huggingface(Path(rest), batch, seq), UsualSettings()
     if scheme.endswith(".py"):
-        return _file(Path(scheme), rest, batch, seq), Usual()
+        return _file(Path(scheme), rest, batch, seq), UsualSettings()
     entry = models.get(model)
     with BuildMode():
         module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device="meta")
     seq = entry.seq if seq is None else seq
     per_sample = seq if entry.unit == "tokens" and seq else 1
-    job = Job(
+    job = StepInputs(
         name=entry.name,
         module=module,
         args=inputs,
@@ -65,20 +67,22 @@ def resolve(model: Any, *, batch: int, seq: int | None, image: int | None) -> tu
         unit=entry.unit,
         units_per_step=batch * per_sample,
     )
-    return job, Usual(entry.optimizer, entry.family == "cnn")
+    return job, UsualSettings(entry.optimizer, entry.family == "cnn")
 
 
-def _from_tuple(value: Any, name: str, batch: int, seq: int | None) -> Job:
+def _from_tuple(value: Any, name: str, batch: int, seq: int | None) -> StepInputs:
     if not isinstance(value, tuple) or not 2 <= len(value) <= 3 or not isinstance(value[0], nn.Module):
         raise SpecError(f"{name}: expected (module, inputs) or (module, inputs, loss_fn), got {_kind(value)}")
     module, inputs, *rest = value
     loss: Callable[[Any], torch.Tensor] | None = rest[0] if rest else None
     if isinstance(inputs, dict):
-        return Job(
+        return StepInputs(
             name=name, module=module, kwargs=inputs, loss=loss, batch=batch, seq=seq, units_per_step=batch
         )
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    return Job(name=name, module=module, args=args, loss=loss, batch=batch, seq=seq, units_per_step=batch)
+    return StepInputs(
+        name=name, module=module, args=args, loss=loss, batch=batch, seq=seq, units_per_step=batch
+    )
 
 
 def _kind(value: Any) -> str:
@@ -87,7 +91,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
+def _file(path: Path, function: str, batch: int, seq: int | None) -> StepInputs:
     if not path.is_file():
         raise SpecError(f"no file {str(path)!r}; give FILE.py:FUNCTION with a path from here")
     if not function:
@@ -121,11 +125,11 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> Job:
 
 def _vision(
     name: str, make: Callable[[], nn.Module], batch: int, image: int | None, channels: int = 3
-) -> Job:
+) -> StepInputs:
     with BuildMode(), _user_code(name, "build"):
         module = make()
         side = image or 224
-        return Job(
+        return StepInputs(
             name=name,
             module=module,
             args=(torch.randn(batch, channels, side, side),),
@@ -147,7 +151,7 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
     return lambda: vision.models.get_model(name, weights=None, **plain)
 
 
-def _timm(name: str, batch: int, image: int | None) -> Job:
+def _timm(name: str, batch: int, image: int | None) -> StepInputs:
     try:
         _torch.import_torchvision()
         timm = importlib.import_module("timm")
@@ -167,7 +171,7 @@ def _timm(name: str, batch: int, image: int | None) -> Job:
         channels, side, _ = module.default_cfg.get("input_size", (3, 224, 224))
         side = image or side
         x = torch.randn(batch, channels, side, side)
-    return Job(
+    return StepInputs(
         name=f"timm:{name}", module=module, args=(x,), batch=batch, unit="images", units_per_step=batch
     )
 
@@ -186,7 +190,7 @@ def transformers() -> Any:
     return package
 
 
-def _huggingface(path: Path, batch: int, seq: int | None) -> Job:
+def _huggingface(path: Path, batch: int, seq: int | None) -> StepInputs:
     config = hugging_face.read(path)
     job = huggingface(config, batch=batch, seq=seq, name=f"hf:{path}")
     parameters = sum(parameter.numel() for parameter in job.module.parameters())
@@ -202,7 +206,7 @@ def huggingface(
     head: str | None = None,
     attention: str | None = None,
     dropout: bool = True,
-) -> Job:
+) -> StepInputs:
     """A transformers model from its configuration (with `model_type`), with labels so that it computes its
     own loss.
     """
@@ -248,7 +252,7 @@ def huggingface(
         raise CaptureError(f"{name}: no model class of transformers fits model_type {config['model_type']!r}")
     kwargs, length = _huggingface_inputs(module, batch, seq, name)
     unit = "tokens" if length else "images"
-    return Job(
+    return StepInputs(
         name=name,
         module=module,
         kwargs=kwargs,

@@ -18,11 +18,11 @@ import paceline
 from paceline.capture import _torch, assemble, optimizer
 from paceline.capture.build import default_loss, inputs_to_meta
 from paceline.capture.classify import DTYPE_NAMES, tensors
-from paceline.capture.fold import Folder
+from paceline.capture.fold import BlockFolder
 from paceline.capture.fuse import fuse
 from paceline.capture.interpose import InterposeMode
 from paceline.capture.module_state import stand_ins
-from paceline.capture.record import ALLOCATION_UNIT, Event, Recorder, RecordMode
+from paceline.capture.record import ALLOCATION_UNIT, LogEntry, RecordMode, StepRecorder
 from paceline.errors import CaptureError, PacelineError, UnknownName
 from paceline.spec.workload import Parameter, Workload
 
@@ -38,7 +38,7 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CaptureSettings:
     """How the step is run; everything that changes which operators appear."""
 
     precision: str = "fp32"
@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class StepInputs:
     """A built module with its inputs, ready to be traced."""
 
     name: str
@@ -73,7 +73,7 @@ class Job:
     fallbacks: list[str] = field(default_factory=list)
 
 
-def trace(job: Job, settings: Settings) -> Workload:
+def trace(job: StepInputs, settings: CaptureSettings) -> Workload:
     """Run one step of the job on tensors without data and return what it did; its module stays as it is."""
     dtype, _ = PRECISIONS[settings.precision]
     modules = [job.module, *([job.loss] if isinstance(job.loss, nn.Module) else [])]
@@ -81,15 +81,15 @@ def trace(job: Job, settings: Settings) -> Workload:
         return _traced(job, settings)
 
 
-def _traced(job: Job, settings: Settings) -> Workload:
+def _traced(job: StepInputs, settings: CaptureSettings) -> Workload:
     """Run one step with the module's tensors on meta."""
     dtype, autocast = PRECISIONS[settings.precision]
     module = job.module
     args = inputs_to_meta(job.args, dtype, settings.channels_last)
     kwargs = inputs_to_meta(dict(job.kwargs), dtype, settings.channels_last)
-    recorder = Recorder(settings.precision)
+    recorder = StepRecorder(settings.precision)
     interpose = InterposeMode(recorder, autocast, settings.fused_attention)
-    folder = Folder(recorder, interpose, settings.fold, settings.checkpointing)
+    folder = BlockFolder(recorder, interpose, settings.fold, settings.checkpointing)
     names = {parameter: name for name, parameter in module.named_parameters()}
     recorder.resident((*names, *module.buffers(), *tensors((args, list(kwargs.values())))))
     module.train()
@@ -172,7 +172,9 @@ def _shape(value: Any) -> str:
 
 
 @contextmanager
-def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict[str, int]) -> Iterator[None]:
+def _ready_hooks(
+    recorder: StepRecorder, names: dict[nn.Parameter, str], ready: dict[str, int]
+) -> Iterator[None]:
     """Note when each parameter's gradient is complete, and which storage holds it."""
 
     def note(parameter: torch.Tensor) -> None:
@@ -181,7 +183,7 @@ def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict
         ready[names[parameter]] = len(ready)  # type: ignore[index]
         with recorder.pause():
             recorder.events.append(
-                Event("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad))
+                LogEntry("ready", recorder._segment_now(), tensor=recorder.tensor_id(parameter.grad))
             )
 
     handles = [p.register_post_accumulate_grad_hook(note) for p in names if p.requires_grad]
@@ -193,12 +195,12 @@ def _ready_hooks(recorder: Recorder, names: dict[nn.Parameter, str], ready: dict
 
 
 @contextmanager
-def _module_paths(recorder: Recorder, module: nn.Module) -> Iterator[None]:
+def _module_paths(recorder: StepRecorder, module: nn.Module) -> Iterator[None]:
     """Keep the path of the running module on the recorder's stack."""
     paths = {id(m): name for name, m in module.named_modules()}
 
     def enter(sub: nn.Module, _: Any) -> None:
-        recorder.events.append(Event("module", recorder._segment_now()))
+        recorder.events.append(LogEntry("module", recorder._segment_now()))
         recorder.modules.append(paths.get(id(sub), recorder.modules[-1] if recorder.modules else ""))
 
     def leave(sub: nn.Module, *_: Any) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from paceline.capture.classify import DTYPE_NAMES, Work
-from paceline.capture.record import Recorder
+from paceline.capture.classify import DTYPE_NAMES, DeviceWork
+from paceline.capture.record import StepRecorder
 
 Tensor = torch.Tensor
 
 
-class Attention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """scaled_dot_product_attention as flash, cuDNN or memory-efficient kernels run it.
 
     FLOPs: 2 products of 2*b*h*sq*sk*d forward, 5 backward (the scores are computed again); a causal
@@ -27,7 +27,7 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        recorder: Recorder,
+        recorder: StepRecorder,
         causal: bool,
         extras: tuple[str, ...],
         q: Tensor,
@@ -45,7 +45,9 @@ class Attention(torch.autograd.Function):
         recorder.note_sequence()
         tags = ("forward", *(("causal",) if causal else ()), *extras)
         reads = [q, k, v, *([mask] if mask is not None else [])]
-        work = Work("attention", reads, [out, lse], dims, _flops(dims, causal, 2), tags, DTYPE_NAMES[q.dtype])
+        work = DeviceWork(
+            "attention", reads, [out, lse], dims, _flops(dims, causal, 2), tags, DTYPE_NAMES[q.dtype]
+        )
         recorder.record("aten.scaled_dot_product_attention", [work], [out, lse])
         ctx.save_for_backward(q, k, v, out, lse, mask)
         ctx.recorder, ctx.causal, ctx.extras, ctx.dims = recorder, causal, extras, dims
@@ -54,13 +56,13 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         q, k, v, out, lse, mask = ctx.saved_tensors
-        recorder: Recorder = ctx.recorder
+        recorder: StepRecorder = ctx.recorder
         with recorder.pause():
             grads = [_laid_out(t, t.shape[-1]) for t in (q, k, v)]
             accumulator = torch.empty_like(q, dtype=torch.float32)
         tags = ("backward", *(("causal",) if ctx.causal else ()), *ctx.extras)
         reads = [grad, q, k, v, out, lse, *([mask] if mask is not None else [])]
-        work = Work(
+        work = DeviceWork(
             "attention", reads, grads, ctx.dims, _flops(ctx.dims, ctx.causal, 5), tags, DTYPE_NAMES[q.dtype]
         )
         recorder.record("aten.scaled_dot_product_attention_backward", [work], [*grads, accumulator])
@@ -85,11 +87,11 @@ def _flops(dims: tuple[int, ...], causal: bool, products: int) -> float:
     return 2.0 * b * hq * sq * sk * (d + dv) / 2 * products * (0.5 if causal and sq == sk else 1.0)
 
 
-class RmsNorm(torch.autograd.Function):
+class FusedRmsNorm(torch.autograd.Function):
     """Fused RMS norm over the last dimensions."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, columns: int, x: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(ctx: Any, recorder: StepRecorder, columns: int, x: Tensor, weight: Tensor | None) -> Tensor:
         rows = x.numel() // columns
         with recorder.pause():
             out = torch.empty_like(x)
@@ -98,7 +100,7 @@ class RmsNorm(torch.autograd.Function):
         reads = [x, *([weight] if weight is not None else [])]
         recorder.record(
             "aten.rms_norm",
-            [Work("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))],
+            [DeviceWork("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))],
             [out, scale],
         )
         ctx.save_for_backward(x, weight, scale)
@@ -108,24 +110,26 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, scale = ctx.saved_tensors
-        recorder: Recorder = ctx.recorder
+        recorder: StepRecorder = ctx.recorder
         with recorder.pause():
             grad_x = torch.empty_like(x)
             grad_w = torch.empty_like(weight) if weight is not None else None
         outs = [grad_x, *([grad_w] if grad_w is not None else [])]
         reads = [grad, x, scale, *([weight] if weight is not None else [])]
         tags = ("backward", "weights" if grad_w is not None else "plain", "rms")
-        recorder.record("aten.rms_norm_backward", [Work("norm", reads, outs, ctx.dims, tags=tags)], outs)
+        recorder.record(
+            "aten.rms_norm_backward", [DeviceWork("norm", reads, outs, ctx.dims, tags=tags)], outs
+        )
         return None, None, grad_x, grad_w
 
 
-class Recurrent(torch.autograd.Function):
+class FusedRecurrent(torch.autograd.Function):
     """An LSTM, GRU or plain recurrent stack as cuDNN runs it: all layers and steps in one call."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        recorder: Recorder,
+        recorder: StepRecorder,
         gates: int,
         layers: int,
         directions: int,
@@ -146,7 +150,7 @@ class Recurrent(torch.autograd.Function):
         recorder.note_sequence()
         dims = (layers * directions, steps, batch, x.shape[-1], hidden)
         flops = _rnn_flops(gates, layers, directions, steps, batch, x.shape[-1], hidden)
-        work = Work(
+        work = DeviceWork(
             "rnn",
             [x, *weights],
             [out, reserve],
@@ -169,7 +173,7 @@ class Recurrent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *grad_states: Tensor) -> Any:
         x, *rest, out, reserve = ctx.saved_tensors
-        recorder: Recorder = ctx.recorder
+        recorder: StepRecorder = ctx.recorder
         initial, weights = rest[: ctx.states], rest[ctx.states :]
         with recorder.pause():
             grad_x = torch.empty_like(x)
@@ -177,7 +181,7 @@ class Recurrent(torch.autograd.Function):
             grad_weights = [torch.empty_like(weight) for weight in weights]
         gates, layers = ctx.counts
         tags = ("backward", f"gates{gates}", f"layers{layers}")
-        work = Work(
+        work = DeviceWork(
             "rnn",
             [grad, x, out, reserve, *weights],
             [grad_x, *grad_weights],
@@ -198,7 +202,7 @@ def _rnn_flops(
     return 2.0 * steps * batch * directions * gates * hidden * (first + (layers - 1) * later)
 
 
-def recurrent(recorder: Recorder, name: str, args: Sequence[Any]) -> Any:
+def recurrent(recorder: StepRecorder, name: str, args: Sequence[Any]) -> Any:
     """`torch.lstm(x, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first)` and its
     kin.
     """
@@ -208,4 +212,4 @@ def recurrent(recorder: Recorder, name: str, args: Sequence[Any]) -> Any:
     weights = [w.to(x.dtype) for w in params]
     initial = [state.to(x.dtype) for state in initial]
     settings = (gates, layers, 2 if bidirectional else 1, batch_first, len(initial))
-    return Recurrent.apply(recorder, *settings, x, *initial, *weights)  # type: ignore[no-untyped-call]
+    return FusedRecurrent.apply(recorder, *settings, x, *initial, *weights)  # type: ignore[no-untyped-call]

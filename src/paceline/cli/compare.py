@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from paceline.cli.options import Json, RequireFit, end
-from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subject
+from paceline.cli.subject import CaptureOptions, How, Html, Plot, Where, answer, subject
 
 
 def compare(
@@ -20,7 +20,7 @@ def compare(
     break_even: Annotated[
         bool, Parameter(negative="", help="also the network rates at which each relaxation pays")
     ] = False,
-    captured: Captured | None = None,
+    captured: CaptureOptions | None = None,
     plot: Plot = None,
     html: Html = None,
     require_fit: RequireFit = False,

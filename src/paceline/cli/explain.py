@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cli.options import Json
-from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subject
+from paceline.cli.subject import CaptureOptions, How, Html, Plot, Where, answer, subject
 
 
 def explain(
@@ -12,7 +12,7 @@ def explain(
     *,
     cluster: Where,
     plan: How = "",
-    captured: Captured | None = None,
+    captured: CaptureOptions | None = None,
     plot: Plot = None,
     html: Html = None,
     json_: Json = False,

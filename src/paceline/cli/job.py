@@ -48,7 +48,7 @@ Price = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class JobOptions:
     """A whole job: --tokens or --epochs."""
 
     tokens: Annotated[
@@ -83,7 +83,7 @@ class Whole:
         return self.tokens is not None or self.epochs is not None
 
 
-def show_job(found: DistributedPrediction, cluster: str, whole: Whole, json_: bool) -> None:
+def show_job(found: DistributedPrediction, cluster: str, whole: JobOptions, json_: bool) -> None:
     """Prints a step and the job that repeats it."""
     from paceline.catalog import clusters
     from paceline.whatif.job import Budget, job

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paceline.cli.job import Whole, show_job
+from paceline.cli.job import JobOptions, show_job
 from paceline.cli.options import (
     Batch,
     ChannelsLast,
@@ -61,7 +61,7 @@ def predict(
     ] = None,
     require_fit: RequireFit = False,
     json_: Json = False,
-    whole: Whole | None = None,
+    whole: JobOptions | None = None,
 ) -> None:
     """Predict one training step: time with interval, throughput, memory, bottleneck.
 

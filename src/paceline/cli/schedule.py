@@ -64,10 +64,10 @@ def schedule(
 
         print(files("paceline.sched.live").joinpath("example.toml").read_text(encoding="utf-8"), end="")
         return
-    from paceline.sched.live import Daemon, Setup, read
+    from paceline.sched.live import Daemon, DaemonSettings, read
 
     orders = read(jobs) if jobs is not None else []
-    setup = Setup(
+    setup = DaemonSettings(
         state=_state(state),
         engine=engine,
         policy=policy,
@@ -181,9 +181,9 @@ def _state(given: Path | None) -> Path:
 
 
 def _client(given: Path | None) -> Any:
-    from paceline.sched.live.client import Client
+    from paceline.sched.live.client import DaemonClient
 
-    return Client(_state(given))
+    return DaemonClient(_state(given))
 
 
 def _print(answer: dict[str, Any], json_: bool, text: str) -> None:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from paceline.cli.options import Json, print_json, show, whole
 
 if TYPE_CHECKING:
-    from paceline.sched.metrics import Outcome
-    from paceline.sched.study import Setup
+    from paceline.sched.metrics import ScheduleResult
+    from paceline.sched.study import StudySetup
 
 
 def simulate(
@@ -63,10 +63,10 @@ def simulate(
 ) -> None:
     """Simulate a job list on a cluster: response times, utilisation and waste under each policy."""
     from paceline.sched import policies
-    from paceline.sched.study import Setup, compare
+    from paceline.sched.study import StudySetup, compare
 
     names = policies.split(policy)
-    setup = Setup(
+    setup = StudySetup(
         trace=trace,
         policy=names[0] if names else "",
         cluster=cluster,
@@ -106,7 +106,9 @@ def simulate(
             print(f"written: {path}")
 
 
-def _each(setup: Setup, names: list[str], gantt: bool, log: Path | None, quiet: bool) -> list[Outcome]:
+def _each(
+    setup: StudySetup, names: list[str], gantt: bool, log: Path | None, quiet: bool
+) -> list[ScheduleResult]:
     """One run of each policy, with a progress bar where somebody watches."""
     from dataclasses import replace
 
@@ -141,12 +143,12 @@ def _each(setup: Setup, names: list[str], gantt: bool, log: Path | None, quiet: 
 
 
 def _write_page(
-    path: Path, title: str, rows: list[dict[str, Any]], outcomes: list[Outcome], setup: Setup
+    path: Path, title: str, rows: list[dict[str, Any]], outcomes: list[ScheduleResult], setup: StudySetup
 ) -> None:
     from paceline.report.sched import page
-    from paceline.sched.nodes import Shape
+    from paceline.sched.nodes import ClusterShape
 
-    shape = Shape.parse(outcomes[0].cluster or setup.cluster or "")
+    shape = ClusterShape.parse(outcomes[0].cluster or setup.cluster or "")
     charts = [
         (o.policy, [(s.name, s.start_s, s.end_s, s.allocation) for s in o.segments or ()], shape.devices)
         for o in outcomes

@@ -38,7 +38,7 @@ Html = Annotated[Path | None, Parameter(name="--html", help="also write it as a 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Captured:
+class CaptureOptions:
     """How a module is captured, where the model is not a transformer of the catalog."""
 
     batch: Batch | None = None
@@ -61,7 +61,7 @@ class Captured:
         }
 
 
-def subject(model: str, cluster: str, plan: str, captured: Captured | None) -> Subject:
+def subject(model: str, cluster: str, plan: str, captured: CaptureOptions | None) -> Subject:
     """The subject of a command."""
     from paceline.whatif.subject import Subject
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from paceline.cli.options import Json
-from paceline.cli.subject import Captured, How, Html, Plot, Where, answer, subject
+from paceline.cli.subject import CaptureOptions, How, Html, Plot, Where, answer, subject
 
 
 def whatif(
@@ -27,7 +27,7 @@ def whatif(
         bool,
         Parameter(negative="", help="keep the whole batch while devices are added; else each keeps its own"),
     ] = False,
-    captured: Captured | None = None,
+    captured: CaptureOptions | None = None,
     plot: Plot = None,
     html: Html = None,
     json_: Json = False,

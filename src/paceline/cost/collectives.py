@@ -72,7 +72,7 @@ _LISTS = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkConstants:
     """What a library makes of one kind of link."""
 
     #: share of the line rate that a ring reaches
@@ -88,13 +88,13 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Constants:
+class LibraryConstants:
     """One library's."""
 
     #: seconds from the call to the first byte
     base_s: float
     fill: float
-    links: Mapping[str, Link]
+    links: Mapping[str, LinkConstants]
     #: what in-switch reduction reaches: of NVLink beyond NVLS_SHARE, of that where the domain spans nodes, of
     #: a network
     nvls: float = 1.0
@@ -112,7 +112,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AlphaBeta:
     """One way to run a collective: `alpha_s` seconds at least, `beta` seconds per byte."""
 
     algorithm: str
@@ -124,7 +124,7 @@ class Line:
 
 
 @cache
-def constants(library: str) -> Constants:
+def constants(library: str) -> LibraryConstants:
     """The fitted constants of a library."""
     if library not in LIBRARIES:
         raise UnknownName("collective library", library, LIBRARIES, f"libraries: {', '.join(LIBRARIES)}")
@@ -133,17 +133,17 @@ def constants(library: str) -> Constants:
     )
 
 
-def from_table(data: Mapping[str, Any], library: str) -> Constants:
+def from_table(data: Mapping[str, Any], library: str) -> LibraryConstants:
     """The constants of a library in the tables of a file; RCCL is NCCL on other links."""
     table = data["nccl" if library == "rccl" else library]
     links = {
-        kind: Link(
+        kind: LinkConstants(
             **{key: value for key, value in entry.items() if key != "hop_s"},
             hop_s={p: entry["hop_s"][p] for p in PROTOCOLS},
         )
         for kind, entry in table["links"].items()
     }
-    return Constants(**{key: value for key, value in table.items() if key != "links"}, links=links)
+    return LibraryConstants(**{key: value for key, value in table.items() if key != "links"}, links=links)
 
 
 @overload
@@ -165,13 +165,13 @@ def collective_s(
     return float(seconds) if size.ndim == 0 else np.asarray(seconds)
 
 
-def choice(op: str, size_bytes: float, group: Group, cluster: Cluster, library: str = "nccl") -> Line:
+def choice(op: str, size_bytes: float, group: Group, cluster: Cluster, library: str = "nccl") -> AlphaBeta:
     """The algorithm and protocol that a library takes for that size."""
     found = lines(op, group, cluster, library)
     return found[int(times(found, np.asarray(float(size_bytes))).argmin())]
 
 
-def times(found: Sequence[Line], size: Array) -> Array:
+def times(found: Sequence[AlphaBeta], size: Array) -> Array:
     """Seconds of each line (first axis) at each size."""
     shape = (len(found), *(1,) * size.ndim)
     alpha, beta, fill = (
@@ -205,7 +205,7 @@ def outermost(group: Group, cluster: Cluster) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _lines(op: str, group: Group, cluster: _ById, library: str) -> tuple[Line, ...]:
+def _lines(op: str, group: Group, cluster: _ById, library: str) -> tuple[AlphaBeta, ...]:
     return tuple(lines_with(op, group, cluster.cluster, library, constants(library)))
 
 
@@ -222,18 +222,20 @@ class _ById:
         return isinstance(other, _ById) and self.cluster is other.cluster
 
 
-def lines(op: str, group: Group, cluster: Cluster, library: str = "nccl") -> tuple[Line, ...]:
+def lines(op: str, group: Group, cluster: Cluster, library: str = "nccl") -> tuple[AlphaBeta, ...]:
     """Every way a library has to run a collective on this group."""
     return _lines(op, group, _ById(cluster), library)
 
 
-def lines_with(op: str, group: Group, cluster: Cluster, library: str, known: Constants) -> list[Line]:
+def lines_with(
+    op: str, group: Group, cluster: Cluster, library: str, known: LibraryConstants
+) -> list[AlphaBeta]:
     """The same with constants that are not those shipped, for the fit."""
     if op not in OPS:
         raise UnknownName("collective", op, OPS, f"collectives: {', '.join(OPS)}")
     copy = known.copy if op in _LISTS else 0.0
     if group.size == 1:
-        return [Line("none", "none", known.base_s if library == "gloo" else 0.0, copy)]
+        return [AlphaBeta("none", "none", known.base_s if library == "gloo" else 0.0, copy)]
     levels = [_level(i, group, cluster, known) for i in range(len(cluster.tiers)) if group.fan(i) > 1]
     place = _Place(op, group.size, levels, known, cluster)
     if op in ("send_recv", "gather", "scatter", "all_to_all"):
@@ -259,7 +261,7 @@ class _Level:
     line: float
 
 
-def _level(i: int, group: Group, cluster: Cluster, known: Constants) -> _Level:
+def _level(i: int, group: Group, cluster: Cluster, known: LibraryConstants) -> _Level:
     tier = cluster.tiers[i]
     link = known.links.get(tier.kind, known.links["other"])
     inner = group.members[i - 1] if i else 1
@@ -289,7 +291,7 @@ class _Place:
     op: str
     n: int
     levels: Sequence[_Level]
-    known: Constants
+    known: LibraryConstants
     cluster: Cluster
 
     @property
@@ -306,7 +308,7 @@ class _Place:
             self.op, self.n
         )
 
-    def ring(self, protocols: Sequence[str]) -> Iterator[Line]:
+    def ring(self, protocols: Sequence[str]) -> Iterator[AlphaBeta]:
         bandwidth = min(level.uplink for level in self.levels)
         traffic = bus_factor(self.op, self.n)
         domains = float(self.n)
@@ -320,7 +322,7 @@ class _Place:
                 sum(share * level.hop_s[protocol] for share, level in parts)
                 + domains * self.levels[-1].hop_s[protocol]
             )
-            yield Line(
+            yield AlphaBeta(
                 "ring",
                 protocol,
                 self.known.base_s + self.steps() * hop / self.n,
@@ -328,12 +330,12 @@ class _Place:
                 self.known.fill,
             )
 
-    def tree(self, protocols: Sequence[str]) -> Iterator[Line]:
+    def tree(self, protocols: Sequence[str]) -> Iterator[AlphaBeta]:
         """All-reduce up and down a chain in each node and two trees between nodes."""
         slow = [2 / (level.uplink * TREE_SHARE) for level in self.inside]
         slow += [_up_and_down(level) / (level.uplink * TREE_SHARE) for level in self.outside]
         for protocol in protocols:
-            yield Line(
+            yield AlphaBeta(
                 "tree",
                 protocol,
                 self.known.base_s + 2 * self.depth(protocol),
@@ -346,7 +348,7 @@ class _Place:
         chain = sum((level.fan - 1) * level.hop_s[protocol] for level in self.inside)
         return chain + sum(math.ceil(math.log2(level.fan)) * level.hop_s[protocol] for level in self.outside)
 
-    def in_switch(self) -> Iterator[Line]:
+    def in_switch(self) -> Iterator[AlphaBeta]:
         """All-reduce in the NVLink switches, the network's, or both."""
         inside, outside = self.inside, self.outside
         multicast = len(inside) == 1 and "nvls" in inside[0].tier.features
@@ -370,7 +372,7 @@ class _Place:
                 1 / (level.line * self.known.sharp) if aggregates else _up_and_down(level) / level.uplink
             )
             alpha += 2 * level.hop_s["simple"] * (1 if aggregates else math.ceil(math.log2(level.fan)))
-        yield Line(
+        yield AlphaBeta(
             "sharp" if aggregates else "nvls-tree" if outside else "nvls",
             "simple",
             alpha,
@@ -378,7 +380,7 @@ class _Place:
             self.known.fill,
         )
 
-    def nccl(self, library: str) -> Iterator[Line]:
+    def nccl(self, library: str) -> Iterator[AlphaBeta]:
         # LL128 needs stores of 128 bytes to arrive whole, which NVLink gives and PCI Express does not
         whole = library == "nccl" and all(level.tier.kind in ("nvlink", "nvswitch") for level in self.inside)
         protocols = PROTOCOLS if whole else ("ll", "simple")
@@ -397,7 +399,7 @@ class _Place:
                 + math.ceil(math.log2(self.n)) * level.hop_s["simple"] / 3.5
                 + self.n * PAT_RANK_S
             )
-            yield Line(
+            yield AlphaBeta(
                 "pat",
                 "simple",
                 alpha,
@@ -405,7 +407,7 @@ class _Place:
                 self.known.fill,
             )
 
-    def gloo(self) -> Iterator[Line]:
+    def gloo(self) -> Iterator[AlphaBeta]:
         """Rings for the reductions, a binomial tree for broadcast; reduce-scatter is an all-reduce, of which
         each keeps a part.
         """
@@ -416,7 +418,7 @@ class _Place:
         else:
             yield from self.ring(("simple",))
 
-    def mpi(self) -> Iterator[Line]:
+    def mpi(self) -> Iterator[AlphaBeta]:
         """Rings, and halving-doubling (recursive doubling of the whole where messages are short)."""
         rounds = math.ceil(math.log2(self.n))
         yield from self.ring(("simple",))
@@ -425,7 +427,7 @@ class _Place:
         if self.op in ("all_reduce", "reduce_scatter", "all_gather"):
             once = self.doubling(rounds * (2 if self.op == "all_reduce" else 1))
             bandwidth = min(level.uplink / level.inner for level in self.levels)
-            yield Line(
+            yield AlphaBeta(
                 "halving-doubling",
                 "simple",
                 once.alpha_s,
@@ -435,17 +437,17 @@ class _Place:
         else:
             yield self.doubling(rounds)
 
-    def doubling(self, rounds: int) -> Line:
+    def doubling(self, rounds: int) -> AlphaBeta:
         """`rounds` exchanges of the whole buffer with partners ever further away."""
         hop = max(level.hop_s["simple"] for level in self.levels)
-        return Line(
+        return AlphaBeta(
             "doubling",
             "simple",
             self.known.base_s + rounds * hop,
             rounds / min(level.single for level in self.levels),
         )
 
-    def direct(self) -> Iterator[Line]:
+    def direct(self) -> Iterator[AlphaBeta]:
         """Messages straight from sender to receiver: the tier that is busiest sets the pace."""
         slow = []
         for level in self.levels:
@@ -458,7 +460,7 @@ class _Place:
         # connections to many peers are served one after another, a few at a time
         rounds = 1 if self.op == "send_recv" else math.ceil(math.log2(self.n))
         # one message goes over the outermost tier only
-        yield Line(
+        yield AlphaBeta(
             "direct",
             "simple",
             self.known.base_s + rounds * hop,

@@ -25,7 +25,7 @@ TYPICAL_TRAFFIC = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
+class PowerDraw:
     """Watts of one device on average, with a range; and how it is known."""
 
     watts: float
@@ -37,7 +37,7 @@ class Power:
 
 def power(
     device: Device, flops_per_s: float, busy: float, precision: str, moved_per_s: float | None = None
-) -> Power | None:
+) -> PowerDraw | None:
     """Average power of a device that computes `flops_per_s` and is busy for a share of the time; None where
     its limit is unknown.
     """
@@ -47,7 +47,7 @@ def power(
     known, dtype = rule(device), precision.removeprefix("amp_")
     if known is None or known.flop_J is None or dtype not in relative(device):
         watts = idle + (device.tdp_w - idle) * busy
-        return Power(
+        return PowerDraw(
             watts=watts,
             low=0.7 * watts,
             high=device.tdp_w,
@@ -56,7 +56,7 @@ def power(
         )
     moved = moved_per_s if moved_per_s is not None else TYPICAL_TRAFFIC * busy * device.memory_bandwidth_Bps
     watts = min(device.tdp_w, idle + flops_per_s * known.flop_J * relative(device)[dtype] + moved * BYTE_J)
-    return Power(
+    return PowerDraw(
         watts=watts,
         low=0.8 * watts,
         high=min(device.tdp_w, 1.3 * watts),

@@ -12,8 +12,8 @@ from paceline.cost.attention import attention_time
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.matrix import matrix_time, stacked
-from paceline.cost.pack import MOST_ALIGNED, Labels, Packed, StreamEntries
-from paceline.cost.power import Mix, relative, rule, slowdown
+from paceline.cost.pack import MOST_ALIGNED, Labels, PackedOps, StreamEntries
+from paceline.cost.power import ProductMix, relative, rule, slowdown
 from paceline.cost.stream import L2_HIT, L2_SHARE, constants, stream_features
 from paceline.spec.device import Device
 
@@ -60,7 +60,7 @@ def dtype_of(group: str, chip: Chip) -> str:
     return next((part for part in group.split(".") if part in chip.peaks), "fp32")
 
 
-def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
+def times(packed: PackedOps, chip: Chip, curves: Curves) -> OpTimes:
     """Device time of each packed operator."""
     seconds, kernels, latency = np.zeros((3, packed.size))
 
@@ -122,13 +122,13 @@ def times(packed: Packed, chip: Chip, curves: Curves) -> OpTimes:
     return OpTimes(elapsed, seconds, kernels, packed.flops / peaks, packed.moved / chip.bandwidth, latency)
 
 
-def in_matrix_units(packed: Packed, device: Device) -> NDArray[np.bool_]:
+def in_matrix_units(packed: PackedOps, device: Device) -> NDArray[np.bool_]:
     """The products that run in the matrix units, whose clock the board's power limits."""
     units = relative(device)
     return np.asarray((packed.flops > 0) & (packed.dtypes.map(lambda dtype: float(dtype in units)) > 0))
 
 
-def power_sigma(seconds: NDArray[Any], packed: Packed, device: Device) -> float:
+def power_sigma(seconds: NDArray[Any], packed: PackedOps, device: Device) -> float:
     """Standard deviation of the logarithm of device time that the power limit adds, for seconds spent by
     operator: what is not known of the limit concerns products in matrix units, by their share of the time."""
     found, total = rule(device), float(seconds.sum())
@@ -137,7 +137,7 @@ def power_sigma(seconds: NDArray[Any], packed: Packed, device: Device) -> float:
     return found.sigma * float(seconds[in_matrix_units(packed, device)].sum()) / total
 
 
-def sustained(costs: OpTimes, packed: Packed, device: Device) -> OpTimes:
+def sustained(costs: OpTimes, packed: PackedOps, device: Device) -> OpTimes:
     """The same operators at the clock that a long run sustains.
 
     Every packed operator counts once, however often its block is repeated: the constants of the rule were
@@ -149,7 +149,7 @@ def sustained(costs: OpTimes, packed: Packed, device: Device) -> OpTimes:
         return costs
     units = packed.dtypes.map(lambda dtype: relative(device).get(dtype, 0.0))
     moved, seconds = packed.moved, costs.seconds
-    mix = Mix(
+    mix = ProductMix(
         flops=float((packed.flops * units).sum()) / count,
         moved=float(moved[products].sum()) / count,
         seconds=float(seconds[products].sum()) / count,

@@ -118,7 +118,7 @@ class AttentionEntries:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedOps:
     """All operators of a workload, in the order of its segments."""
 
     size: int
@@ -202,7 +202,7 @@ class _Builder:
         self.stream[group].append((owner, count, launches, op.bytes_written, elements, rows, serial))
         self.accesses[group] += [(entry, a.bytes, a.reuse) for a in op.reads]
 
-    def build(self, ops: list[Op]) -> Packed:
+    def build(self, ops: list[Op]) -> PackedOps:
         matrix = {}
         for group, rows in self.matrix.items():
             columns: list[Any] = list(zip(*rows, strict=True))
@@ -239,7 +239,7 @@ class _Builder:
         for group, rows3 in self.attention.items():
             table = np.array(rows3, dtype=float).T
             attention[group] = AttentionEntries(table[0].astype(int), *table[1:])
-        return Packed(
+        return PackedOps(
             len(ops),
             np.array([op.flops for op in ops], dtype=float),
             np.array([op.bytes_read + op.bytes_written for op in ops], dtype=float),
@@ -456,7 +456,7 @@ _PACKERS: dict[str, Callable[[_Builder, int, Op], str]] = {
 }
 
 
-def pack_ops(ops: Iterable[Op]) -> Packed:
+def pack_ops(ops: Iterable[Op]) -> PackedOps:
     """Arrays of any operators, in their order."""
     builder = _Builder()
     listed = list(ops)
@@ -465,10 +465,10 @@ def pack_ops(ops: Iterable[Op]) -> Packed:
     return builder.build(listed)
 
 
-_CACHE: weakref.WeakKeyDictionary[Workload, Packed] = weakref.WeakKeyDictionary()
+_CACHE: weakref.WeakKeyDictionary[Workload, PackedOps] = weakref.WeakKeyDictionary()
 
 
-def pack(workload: Workload) -> Packed:
+def pack(workload: Workload) -> PackedOps:
     """Arrays of a workload's operators (each distinct segment once), made on first use."""
     found = _CACHE.get(workload)
     if found is None:

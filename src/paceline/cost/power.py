@@ -60,7 +60,7 @@ UNKNOWN_SIGMA = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PowerLimit:
     """Joules per FLOP of 16-bit products of a device (None: no limit is applied), how that is known, and how
     far off a limited product's time may be: the standard deviation of its logarithm."""
 
@@ -70,17 +70,17 @@ class Rule:
     sigma: float
 
 
-def rule(device: Device) -> Rule | None:
+def rule(device: Device) -> PowerLimit | None:
     """How the power limit of a device acts on its matrix units; None where it has none of them."""
     if device.kind == "cpu" or device.architecture in VECTOR_ONLY:
         return None
     if device.tdp_w is None:
-        return Rule(
+        return PowerLimit(
             None, "guessed", "no source for the board's limit: products are not slowed", UNKNOWN_SIGMA
         )
     if device.architecture in FLOP_J:
         joules = FLOP_J[device.architecture]
-        return Rule(
+        return PowerLimit(
             joules,
             "fitted",
             f"{joules * 1e12:.2g} pJ per 16-bit FLOP, from published steps of {device.architecture}",
@@ -89,8 +89,10 @@ def rule(device: Device) -> Rule | None:
     if device.architecture in SIMILAR:
         other, why = SIMILAR[device.architecture]
         joules = FLOP_J[other]
-        return Rule(joules, "guessed", f"{joules * 1e12:.2g} pJ per 16-bit FLOP: {why}", SIMILAR_SIGMA / 2)
-    return Rule(
+        return PowerLimit(
+            joules, "guessed", f"{joules * 1e12:.2g} pJ per 16-bit FLOP: {why}", SIMILAR_SIGMA / 2
+        )
+    return PowerLimit(
         None,
         "guessed",
         f"no joules per FLOP known of {device.architecture}: products are not slowed",
@@ -105,7 +107,7 @@ def relative(device: Device) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
+class ProductMix:
     """The mean product of a step at the boost clock: FLOPs (each at its joules over those of a 16-bit one),
     bytes moved and seconds; and the bytes and seconds of everything else, per product."""
 
@@ -116,7 +118,7 @@ class Mix:
     other_s: float = 0.0
 
 
-def slowdown(device: Device, mix: Mix) -> float:
+def slowdown(device: Device, mix: ProductMix) -> float:
     """By how much the board's limit slows the products of a step."""
     found = rule(device)
     if found is None or found.flop_J is None or device.tdp_w is None:

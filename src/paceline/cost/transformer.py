@@ -22,7 +22,7 @@ from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.experts import beside, run_experts
 from paceline.cost.operators import OpTimes, sustained, times
-from paceline.cost.pack import Packed, pack_ops
+from paceline.cost.pack import PackedOps, pack_ops
 from paceline.cost.tape import Collective as Collective
 from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, linear, moved_op, reduce_parts
 from paceline.cost.tape import Shape as Shape
@@ -51,17 +51,17 @@ PIECES = (
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PackedPieces:
     """All pieces of a shape, packed together."""
 
     shape: Shape
     pieces: dict[str, Piece]
-    packed: Packed
+    packed: PackedOps
     starts: dict[str, int]
 
 
 @lru_cache(maxsize=4096)
-def blocks(shape: Shape) -> Blocks:
+def blocks(shape: Shape) -> PackedPieces:
     """The pieces of a shape, made on first use."""
     pieces = {name: Piece() for name in PIECES}
     for part, build in (("layer", _layer), ("embedding", _embedding), ("head", _head)):
@@ -75,7 +75,7 @@ def blocks(shape: Shape) -> Blocks:
     for name, piece in pieces.items():
         starts[name] = total
         total += len(piece.ops)
-    return Blocks(shape, pieces, pack_ops(op for piece in pieces.values() for op in piece.ops), starts)
+    return PackedPieces(shape, pieces, pack_ops(op for piece in pieces.values() for op in piece.ops), starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class PieceTime:
 
 
 def piece_times(
-    found: Blocks, device: Device, chip: Chip, curves: Curves
+    found: PackedPieces, device: Device, chip: Chip, curves: Curves
 ) -> tuple[dict[str, PieceTime], OpTimes]:
     """Device time of every piece, and of every packed operator, at the clock that a long run sustains."""
     costs = times(found.packed, chip, curves)

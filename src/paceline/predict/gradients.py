@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from paceline.cost.operators import times
-from paceline.cost.pack import Packed, pack_ops
+from paceline.cost.pack import PackedOps, pack_ops
 from paceline.cost.transformer import adam_ops
 from paceline.predict.layer import Held, Layer, Pass
 from paceline.sim.program import buckets
@@ -332,5 +332,5 @@ class Gradients(Layer):
 
 
 @lru_cache(maxsize=1024)
-def _adam(parameters: int, dtype: str, framework: Framework) -> Packed:
+def _adam(parameters: int, dtype: str, framework: Framework) -> PackedOps:
     return pack_ops(adam_ops(parameters, dtype, framework))

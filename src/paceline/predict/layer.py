@@ -20,7 +20,7 @@ from paceline.cost.collectives import collective_s
 from paceline.cost.curves import Curves
 from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
-from paceline.cost.transformer import Blocks, Collective, PieceTime, Shape, saved_bytes
+from paceline.cost.transformer import Collective, PackedPieces, PieceTime, Shape, saved_bytes
 from paceline.predict.way import USUAL, Way
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
@@ -106,7 +106,7 @@ class Layer:
     shape: Shape
     chip: Chip
     curves: Curves
-    found: Blocks
+    found: PackedPieces
     pieces: Mapping[str, PieceTime]
     costs: OpTimes
     #: the user named the framework, rather than taking what is usual

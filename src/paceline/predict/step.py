@@ -17,7 +17,7 @@ from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host import HostCurve, default_host, issue_times
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
-from paceline.cost.pack import Packed, pack
+from paceline.cost.pack import PackedOps, pack
 from paceline.cost.power import rule
 from paceline.predict.interval import CAPTURED_MEMORY, Errors, around, bounded, module_errors
 from paceline.sim.streams import steady_step
@@ -165,7 +165,7 @@ class Expanded:
 
     @staticmethod
     def of(
-        workload: Workload, packed: Packed, costs: OpTimes, host: HostCurve, host_scale: float
+        workload: Workload, packed: PackedOps, costs: OpTimes, host: HostCurve, host_scale: float
     ) -> Expanded:
         sizes = np.array([len(segment.ops) for segment in workload.segments])
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -184,7 +184,7 @@ class Expanded:
             np.repeat(order, sizes[order]),
         )
 
-    def group_shares(self, packed: Packed) -> dict[str, float]:
+    def group_shares(self, packed: PackedOps) -> dict[str, float]:
         """Share of device time by group of operators, several precisions and directions of one kind apart."""
         out = packed.groups.total(np.bincount(self.index, weights=self.busy, minlength=packed.size))
         total = sum(out.values()) or 1.0
@@ -198,7 +198,7 @@ class Expanded:
             out[segment.phase] += float(seconds)
         return dict(out)
 
-    def breakdown(self, packed: Packed, costs: OpTimes) -> tuple[Part, ...]:
+    def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
         """Device time by kind of operator, and what bounds most of each."""
         runs = np.bincount(self.index, minlength=packed.size).astype(float)
         spent = runs * costs.busy
@@ -234,7 +234,7 @@ class Timed:
     device: Device
     chip: Chip
     curves: Curves
-    packed: Packed
+    packed: PackedOps
     costs: OpTimes
     step: Expanded
     errors: Errors

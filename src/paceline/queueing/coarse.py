@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.queueing.mva import Station, Vector, regular, solve
-from paceline.queueing.order import kth_of, slowest_by_count
+from paceline.queueing.order_statistics import kth_of, slowest_by_count
 from paceline.queueing.profile import JobProfile
 
 #: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared
@@ -32,7 +32,7 @@ _VARIABILITY = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coarse:
+class CoarseCurve:
     """Steps per second of all workers for 1..n, and what limits them in the end."""
 
     throughput: Vector
@@ -41,7 +41,7 @@ class Coarse:
     bottleneck: str
 
 
-def coarse(job: JobProfile, workers: int) -> Coarse:
+def coarse(job: JobProfile, workers: int) -> CoarseCurve:
     """The curve for 1..`workers`."""
     return _rounds(job, workers) if job.mode in ("sync", "backup") else _network(job, workers)
 
@@ -69,7 +69,7 @@ def _two(job: JobProfile) -> float | None:
     return None if job.slow_workers else job.measured(2)
 
 
-def _network(job: JobProfile, workers: int) -> Coarse:
+def _network(job: JobProfile, workers: int) -> CoarseCurve:
     network = stations(job)
     lively = solve(network, workers)
     clockwork = regular(lively, 0.0)
@@ -83,7 +83,7 @@ def _network(job: JobProfile, workers: int) -> Coarse:
     throughput = (
         curve.throughput if not job.slow_workers else _uneven(job, curve.throughput, network[0].demand_s)
     )
-    return Coarse(throughput=throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
+    return CoarseCurve(throughput=throughput, saturation=curve.saturation, bottleneck=curve.bottleneck.name)
 
 
 def _uneven(job: JobProfile, even: Vector, think_s: float) -> Vector:
@@ -103,7 +103,7 @@ def _uneven(job: JobProfile, even: Vector, think_s: float) -> Vector:
     return np.asarray(np.interp(like, n, even))
 
 
-def _rounds(job: JobProfile, workers: int) -> Coarse:
+def _rounds(job: JobProfile, workers: int) -> CoarseCurve:
     usual, slow = job.kinds()
     mean = float(usual.mean())
     upload = job.link.seconds(job.up_bytes) / job.servers
@@ -129,7 +129,7 @@ def _rounds(job: JobProfile, workers: int) -> Coarse:
     rounds = alone + barrier - mean + added * each - hidden
     # half of what ever more workers could bring
     saturation = alone / (overlap * each) if each else float("inf")
-    return Coarse(
+    return CoarseCurve(
         throughput=useful / rounds,
         saturation=saturation,
         bottleneck="network" if overlap * each * workers > mean else "compute",

@@ -11,8 +11,8 @@ import numpy as np
 from paceline.errors import SpecError
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
-from paceline.queueing.profile import JobProfile, Link
-from paceline.queueing.simulate import Simulated, simulate
+from paceline.queueing.profile import HostLink, JobProfile
+from paceline.queueing.simulate import SimulatedRun, simulate
 
 #: half of the 90 % interval, relative: what the fine model leaves on the measured set (docs/asynchronous.md),
 #: and beyond what was profiled
@@ -23,7 +23,7 @@ _SEEDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ThroughputPoint:
     """Samples per second of the whole job with `workers`: by the fine model with its interval, and by the
     others.
     """
@@ -47,7 +47,7 @@ class ThroughputCurve:
     mode: str
     servers: int
     link_Bps: float
-    points: tuple[Point, ...]
+    points: tuple[ThroughputPoint, ...]
     saturation: int
     bottleneck: str
 
@@ -59,7 +59,9 @@ class ThroughputCurve:
             "link_Bps": self.link_Bps,
             "saturation_workers": self.saturation,
             "bottleneck": self.bottleneck,
-            "points": [{name: getattr(point, name) for name in Point.__slots__} for point in self.points],
+            "points": [
+                {name: getattr(point, name) for name in ThroughputPoint.__slots__} for point in self.points
+            ],
         }
 
 
@@ -78,7 +80,7 @@ def throughput(
         known = job.measured(n)
         error = ERROR if known is None else ERROR / 2
         points.append(
-            Point(
+            ThroughputPoint(
                 workers=n,
                 samples_per_s=found * job.batch,
                 low=found * job.batch / (1 + error),
@@ -104,7 +106,7 @@ def throughput(
 def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> JobProfile:
     """The job on other links or servers; what was profiled of updates is spread over the new servers."""
     if link_Bps is not None and link_Bps != job.link.rate_Bps:
-        job = job.with_link(Link(rate_Bps=link_Bps))
+        job = job.with_link(HostLink(rate_Bps=link_Bps))
     if servers is None or servers == job.servers:
         return job
     if servers < 1:
@@ -122,7 +124,7 @@ def changed(job: JobProfile, servers: int | None, link_Bps: float | None) -> Job
     return replace(job, servers=servers, runs=runs)
 
 
-def fine(job: JobProfile, workers: int, seeds: int = _SEEDS) -> tuple[float, Simulated]:
+def fine(job: JobProfile, workers: int, seeds: int = _SEEDS) -> tuple[float, SimulatedRun]:
     """Steps per second by the fine model, the mean of a few simulations; and the last of them."""
     steps = max(12, min(40, 320 // workers))
     runs = [simulate(job, workers, steps=steps, seed=seed) for seed in range(seeds)]
@@ -134,7 +136,7 @@ def knee(workers: Sequence[int], rates: Sequence[float]) -> int:
     return next(n for n, rate in zip(workers, rates, strict=True) if rate >= SATURATED * max(rates))
 
 
-def bottleneck(run: Simulated) -> str:
+def bottleneck(run: SimulatedRun) -> str:
     """What is busy most of the time; compute where nothing shared is."""
     name, share = max(run.busy.items(), key=lambda item: item[1])
     return name if share > 0.7 else "compute"

@@ -56,7 +56,7 @@ class Station:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class MvaCurve:
     """Cycles per second for 1..n workers, and what each station does then; row i of an array is i+1 workers,
     columns are `stations`.
     """
@@ -92,7 +92,7 @@ class Curve:
         )
 
 
-def solve(stations: Sequence[Station], workers: int, *, variability: float = 1.0) -> Curve:
+def solve(stations: Sequence[Station], workers: int, *, variability: float = 1.0) -> MvaCurve:
     """The curve for 1..`workers`; exact at `variability` 1."""
     if workers < 1:
         raise SpecError(f"a curve needs at least one worker, got {workers}")
@@ -105,7 +105,7 @@ def solve(stations: Sequence[Station], workers: int, *, variability: float = 1.0
     columns = [i for i, station in enumerate(stations) if station.demand_s > 0]
     exact = _single if all(station.servers < 2 for station in kept) else _several
     throughput, residence[:, columns] = exact(kept, workers)
-    curve = Curve(stations=tuple(stations), throughput=throughput, residence_s=residence)
+    curve = MvaCurve(stations=tuple(stations), throughput=throughput, residence_s=residence)
     return curve if variability == 1 else regular(curve, variability)
 
 
@@ -187,7 +187,7 @@ def _constants(stations: Sequence[Station], workers: int, scale: float) -> Vecto
     return out
 
 
-def regular(exact: Curve, variability: float) -> Curve:
+def regular(exact: MvaCurve, variability: float) -> MvaCurve:
     """Between product form and clockwork: waiting weighed by the variability, what clockwork still waits at
     the fullest station.
     """
@@ -198,4 +198,4 @@ def regular(exact: Curve, variability: float) -> Curve:
     waiting = variability * (exact.residence_s - demands)
     waiting[:, fullest] += (1 - variability) * (clockwork - total)
     out = demands + waiting
-    return Curve(stations=stations, throughput=n / out.sum(axis=1), residence_s=out)
+    return MvaCurve(stations=stations, throughput=n / out.sum(axis=1), residence_s=out)

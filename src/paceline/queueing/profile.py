@@ -43,7 +43,7 @@ FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ProfiledStep:
     """One step of one worker: its own compute, then the round trip to the servers and what that was
     made of.
     """
@@ -82,7 +82,7 @@ class Step:
 class ProfiledRun:
     """Steps of each worker of one run."""
 
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[ProfiledStep, ...], ...]
 
     @property
     def workers(self) -> int:
@@ -99,17 +99,17 @@ class ProfiledRun:
             rate += (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 1 else 0.0
         return rate
 
-    def warm_by_worker(self) -> list[tuple[Step, ...]]:
+    def warm_by_worker(self) -> list[tuple[ProfiledStep, ...]]:
         """Steps after the warm-up, of each worker."""
         return [steps[min(WARM_UP, len(steps) - 1) :] for steps in self.steps]
 
-    def warm(self) -> Iterable[Step]:
+    def warm(self) -> Iterable[ProfiledStep]:
         """Steps after the warm-up, of all workers."""
         return itertools.chain.from_iterable(self.warm_by_worker())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class HostLink:
     """A host's link, each way. `burst_bytes` pass at once after a pause, where a token bucket shapes it."""
 
     rate_Bps: float
@@ -137,7 +137,7 @@ class JobProfile:
     down_bytes: float
     mode: str
     servers: int
-    link: Link
+    link: HostLink
     runs: tuple[ProfiledRun, ...]
     #: of modes that have them
     staleness: int = 8
@@ -176,16 +176,16 @@ class JobProfile:
         usual, slow = (np.array([step.compute_s for step in steps]) for steps in self.steps_by_kind())
         return usual, slow
 
-    def steps_by_kind(self) -> tuple[list[Step], list[Step]]:
+    def steps_by_kind(self) -> tuple[list[ProfiledStep], list[ProfiledStep]]:
         """Warm steps of the usual workers and of the slow ones."""
         workers = [steps for run in self.runs for steps in run.warm_by_worker()]
         middle = [float(np.median([step.compute_s for step in steps])) for steps in workers]
-        kinds: tuple[list[Step], list[Step]] = [], []
+        kinds: tuple[list[ProfiledStep], list[ProfiledStep]] = [], []
         for steps, took in zip(workers, middle, strict=True):
             kinds[self.slow_workers > 0 and took > UNEVEN * min(middle)].extend(steps)
         return kinds
 
-    def steps(self, workers: int) -> list[list[Step]]:
+    def steps(self, workers: int) -> list[list[ProfiledStep]]:
         """Profiled steps that each of `workers` replays, the slow ones last."""
         usual, slow = self.steps_by_kind()
         last = min(self.slow_workers, workers - 1)
@@ -207,7 +207,7 @@ class JobProfile:
         ones."""
         return self.runs if self.slow_workers else (min(self.runs, key=lambda run: run.workers),)
 
-    def with_link(self, link: Link) -> JobProfile:
+    def with_link(self, link: HostLink) -> JobProfile:
         """The same job on other links: transfers take as long as their bytes, everything else as it did."""
         return replace(self, link=link, runs=tuple(_relinked(run, self, link) for run in self.few()))
 
@@ -255,7 +255,9 @@ class JobProfile:
                     "backups",
                 )
             }
-            return cls(link=Link(**raw["link"]), runs=runs, slow_workers=raw.get("slow_workers", 0), **rest)
+            return cls(
+                link=HostLink(**raw["link"]), runs=runs, slow_workers=raw.get("slow_workers", 0), **rest
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a job profile: {error!r}; take one with `paceline profile`") from None
 
@@ -277,7 +279,7 @@ class JobProfile:
         return cls.from_dict(raw if isinstance(raw, dict) else {})
 
 
-def _relinked(run: ProfiledRun, job: JobProfile, link: Link) -> ProfiledRun:
+def _relinked(run: ProfiledRun, job: JobProfile, link: HostLink) -> ProfiledRun:
     """Steps with transfers of another link; the times at which they ended move along."""
     up = link.seconds(job.up_bytes) - job.link.seconds(job.up_bytes)
     down = link.seconds(job.down_bytes) - job.link.seconds(job.down_bytes)
@@ -311,6 +313,6 @@ def from_rows(workers: Sequence[Sequence[Mapping[str, Any]]]) -> ProfiledRun:
     return ProfiledRun(steps=tuple(tuple(_step(row) for row in rows) for rows in workers))
 
 
-def _step(row: Mapping[str, Any]) -> Step:
+def _step(row: Mapping[str, Any]) -> ProfiledStep:
     needed = {name: row[name] for name in FIELDS[:8]}
-    return Step(**needed, leads=tuple(row.get("leads", ())), lead_s=row.get("lead_s", 0.0))
+    return ProfiledStep(**needed, leads=tuple(row.get("leads", ())), lead_s=row.get("lead_s", 0.0))

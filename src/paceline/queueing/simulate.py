@@ -35,7 +35,7 @@ _DOWN_SHAPE, _UP_SHAPE = 1.5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulatedRun:
     """What a simulated run did, warm-up left out."""
 
     workers: int
@@ -351,7 +351,7 @@ class _Run:
 
 def simulate(
     job: JobProfile, workers: int, *, steps: int = 40, seed: int = 0, streams: int = 1, trace: bool = False
-) -> Simulated:
+) -> SimulatedRun:
     """`workers` of a job for at least `steps` steps each after as many as ten to settle; `trace` keeps what
     each did when.
     """
@@ -374,7 +374,7 @@ def simulate(
         "server": sum(s.locked_s for s in run.servers) / (now * len(run.servers)),
     }
     timeline = Timeline(tuple(run.spans), f"{job.name}, {workers} workers") if trace else None
-    return Simulated(
+    return SimulatedRun(
         workers=workers,
         throughput=rate,
         staleness=dict(sorted(run.stale.items())),

@@ -24,7 +24,7 @@ import numpy as np
 
 from paceline.errors import DataError, SpecError
 from paceline.queueing.fit import Vector, least_squares
-from paceline.queueing.order import slowest_normal
+from paceline.queueing.order_statistics import slowest_normal
 
 #: two nodes send both directions of a ring over one connection
 PAIR = 2.0
@@ -32,7 +32,7 @@ _ROBUST = 0.1  # residuals of the logarithm: beyond 10 % a row weighs by its mag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """One measured step: `replicas` over `nodes`, at most `widest` of them on one node, `batch` samples per
     replica.
     """
@@ -67,7 +67,7 @@ class SynchronousModel:
     spread: float = 0.0
 
     @classmethod
-    def fit(cls, rows: Iterable[Measured]) -> SynchronousModel:
+    def fit(cls, rows: Iterable[MeasuredStep]) -> SynchronousModel:
         """From measured steps of one node and, for the network, of two or more (two suffice)."""
         rows = list(rows)
         alone = [row for row in rows if row.nodes == 1]
@@ -80,7 +80,7 @@ class SynchronousModel:
         far = [row for row in rows if row.nodes > 1]
         return model._with_network(far) if far else model
 
-    def _with_network(self, rows: Sequence[Measured]) -> SynchronousModel:
+    def _with_network(self, rows: Sequence[MeasuredStep]) -> SynchronousModel:
         nodes, replicas, widest = (
             np.array([getattr(row, name) for row in rows], dtype=float)
             for name in ("nodes", "replicas", "widest")
@@ -221,7 +221,7 @@ class SynchronousModel:
             ) from None
 
 
-def _tables(rows: Sequence[Measured]) -> dict[int, tuple[tuple[float, ...], tuple[float, ...]]]:
+def _tables(rows: Sequence[MeasuredStep]) -> dict[int, tuple[tuple[float, ...], tuple[float, ...]]]:
     out = {}
     for count in sorted({row.replicas for row in rows}):
         batches = sorted({row.batch for row in rows if row.replicas == count})

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paceline.catalog import models
-from paceline.report.fitting import Fitting
+from paceline.report.fitting import FittedTable
 from paceline.spec.cluster import Cluster, Tier, fact_dimension
 from paceline.spec.device import DTYPES, FIELDS, Device, Fact
 from paceline.spec.framework import Framework
@@ -27,7 +27,7 @@ def device_table(devices: Sequence[Device]) -> RenderableType:
     """One line per device: dense TFLOP/s by precision, memory, bandwidth, power."""
     columns = ("name", "title", "architecture", "fp32", "tf32", "16 bit", "fp8", "memory", "bandwidth", "TDP")
     caption = "fp32 to fp8: dense TFLOP/s; `paceline devices NAME` gives every fact and its source"
-    return Fitting(
+    return FittedTable(
         columns,
         [_device_row(device) for device in devices],
         ("architecture", "title", "TDP"),
@@ -68,7 +68,7 @@ def device_facts(device: Device) -> RenderableType:
     lines += _fact_lines([(path, fact, _dimension(path)) for path, fact in _ordered(device)])
     if device.calibration:
         lines.append(
-            Fitting(
+            FittedTable(
                 ("calibration", "factor"),
                 [[key, f"{value:.4g}"] for key, value in device.calibration.items()],
             )
@@ -86,7 +86,7 @@ def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
         for path, fact, dimension in facts
     ]
     return [
-        Fitting(("fact", "value", "kind", "source"), rows),
+        FittedTable(("fact", "value", "kind", "source"), rows),
         *(Text(f"{number}  {source}", style="dim") for source, number in sources.items()),
     ]
 
@@ -131,7 +131,7 @@ def framework_table(frameworks: Sequence[Framework]) -> RenderableType:
         "runs: transformers by their sizes, captured modules, or both; `paceline frameworks NAME` gives every"
         " fact"
     )
-    return Fitting(("name", "title", "runs", "known by"), rows, ("title",), caption=caption)
+    return FittedTable(("name", "title", "runs", "known by"), rows, ("title",), caption=caption)
 
 
 def framework_facts(framework: Framework) -> RenderableType:
@@ -142,7 +142,7 @@ def framework_facts(framework: Framework) -> RenderableType:
         for key, value in framework_dict(framework).items()
         if key not in ("name", "title", "source")
     ]
-    return Group(head, Fitting(("fact", "value"), rows), Text(framework.source, style="dim"), Text())
+    return Group(head, FittedTable(("fact", "value"), rows), Text(framework.source, style="dim"), Text())
 
 
 def framework_dict(framework: Framework) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def cluster_table(clusters: Sequence[Cluster]) -> RenderableType:
         "tiers from the innermost outwards, bandwidth of one device each way; `paceline clusters NAME` gives"
         " every fact and its source"
     )
-    return Fitting(
+    return FittedTable(
         ("name", "title", "device", "nodes", "tiers"), rows, ("title",), ("title", "tiers"), caption=caption
     )
 
@@ -231,7 +231,9 @@ def model_table() -> RenderableType:
         [entry.name, entry.title, f"{entry.parameters:,}", _size(entry), entry.source]
         for entry in map(models.get, models.names())
     ]
-    return Fitting(("name", "title", "parameters", "input", "source"), rows, ("source",), ("title", "source"))
+    return FittedTable(
+        ("name", "title", "parameters", "input", "source"), rows, ("source",), ("title", "source")
+    )
 
 
 def _size(entry: models.ModelEntry) -> str:

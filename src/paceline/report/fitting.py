@@ -15,7 +15,7 @@ _RUNNING = 44
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class FittedTable:
     """A listing that leaves columns out, in the order of `spare`, where the terminal is too narrow for
     all.
     """

@@ -10,10 +10,10 @@ from typing import Protocol
 from rich.console import RenderableType
 from rich.text import Text
 
-from paceline.report.fitting import Fitting
+from paceline.report.fitting import FittedTable
 
 
-class Sweeps(Protocol):
+class SweepSummary(Protocol):
     """How well plans of a set are told apart."""
 
     @property
@@ -28,7 +28,7 @@ class Sweeps(Protocol):
     def worst_regret_pct(self) -> float: ...
 
 
-class Peer(Protocol):
+class PeerFigure(Protocol):
     """What someone else reaches on a set."""
 
     @property
@@ -43,7 +43,7 @@ class Peer(Protocol):
     def regret_pct(self) -> float | None: ...
 
 
-class Score(Protocol):
+class ScoreRow(Protocol):
     """How predictions did on one measurement set.
 
     Per cent; `skipped` counts rows by the reason they could not be predicted.
@@ -72,9 +72,9 @@ class Score(Protocol):
     @property
     def naive_median_abs_pct(self) -> float | None: ...
     @property
-    def sweeps(self) -> Sweeps | None: ...
+    def sweeps(self) -> SweepSummary | None: ...
     @property
-    def peers(self) -> Sequence[Peer]: ...
+    def peers(self) -> Sequence[PeerFigure]: ...
 
 
 _NONE = "-"
@@ -94,12 +94,12 @@ _COLUMNS = (
 _SPARE = ("naive\nmedian", "90th\npct", "skipped", "bias")
 
 
-def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
+def validation_table(scores: Iterable[ScoreRow]) -> list[RenderableType]:
     """The scoreboard, a line per set and metric, and below it why rows were left out."""
     listed = list(scores)
     if not listed:
         return [Text("no set was scored")]
-    views: list[RenderableType] = [Fitting(_COLUMNS, [_score_row(score) for score in listed], _SPARE)]
+    views: list[RenderableType] = [FittedTable(_COLUMNS, [_score_row(score) for score in listed], _SPARE)]
     views += [*_sweeps(listed), *_peers(listed)]
     # metrics of one set leave out the same rows: say so once
     why = dict.fromkeys(
@@ -108,11 +108,11 @@ def validation_table(scores: Iterable[Score]) -> list[RenderableType]:
         for reason, count in sorted(score.skipped.items(), key=lambda item: (-item[1], item[0]))
     )
     if why:
-        views += [Text("\nrows left out"), Fitting(("sets", "rows", "why"), list(why), running=("why",))]
+        views += [Text("\nrows left out"), FittedTable(("sets", "rows", "why"), list(why), running=("why",))]
     return views
 
 
-def _score_row(score: Score) -> list[str]:
+def _score_row(score: ScoreRow) -> list[str]:
     return [
         score.set,
         score.metric,
@@ -128,7 +128,7 @@ def _score_row(score: Score) -> list[str]:
     ]
 
 
-def _sweeps(scores: Sequence[Score]) -> list[RenderableType]:
+def _sweeps(scores: Sequence[ScoreRow]) -> list[RenderableType]:
     """How well plans for the same work are told apart."""
     rows = [
         [
@@ -147,10 +147,10 @@ def _sweeps(scores: Sequence[Score]) -> list[RenderableType]:
         " predicted time"
     )
     columns = ("sets", "sweeps", "rows", "rank\ncorrelation", "mean\nregret", "worst\nregret")
-    return [Text("\nplans told apart"), Fitting(columns, rows, caption=caption)] if rows else []
+    return [Text("\nplans told apart"), FittedTable(columns, rows, caption=caption)] if rows else []
 
 
-def _peers(scores: Sequence[Score]) -> list[RenderableType]:
+def _peers(scores: Sequence[ScoreRow]) -> list[RenderableType]:
     """Ours and others' mean errors on the same sources."""
     rows: list[list[str]] = []
     for score in scores:
@@ -171,7 +171,9 @@ def _peers(scores: Sequence[Score]) -> list[RenderableType]:
                 for p in score.peers
             ]
     columns = ("sets", "by", "mean\nerror", "mean\nregret", "rows", "source")
-    return [Text("\nbeside others"), Fitting(columns, rows, ("mean\nregret",), ("source",))] if rows else []
+    return (
+        [Text("\nbeside others"), FittedTable(columns, rows, ("mean\nregret",), ("source",))] if rows else []
+    )
 
 
 def _percent(value: float | None, *, signed: bool = False, digits: int = 1) -> str:

@@ -4,12 +4,13 @@ from paceline.sched.decision import Decision, Resize, Start, Stop
 from paceline.sched.event import Ended, Event, NodeDown, NodeUp, Preempted, Report, Submit, Tick
 from paceline.sched.job import Active, Job
 from paceline.sched.machine import Machine, State, replay
-from paceline.sched.nodes import Shape
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
-from paceline.sched.speed import Scaling, Speed, Table
+from paceline.sched.speed import RateTable, ScaledSpeed, Speed
 
 __all__ = [
     "Active",
+    "ClusterShape",
     "Decision",
     "Ended",
     "Event",
@@ -19,16 +20,15 @@ __all__ = [
     "NodeUp",
     "Policy",
     "Preempted",
+    "RateTable",
     "Report",
     "Resize",
-    "Scaling",
-    "Shape",
+    "ScaledSpeed",
     "Speed",
     "Start",
     "State",
     "Stop",
     "Submit",
-    "Table",
     "Tick",
     "replay",
 ]

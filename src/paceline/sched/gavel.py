@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import DataError
 from paceline.sched.job import Job
-from paceline.sched.speed import Table
+from paceline.sched.speed import RateTable
 from paceline.sched.traces import Trace
 from paceline.spec.tables import csv_rows, text_lines
 
@@ -57,7 +57,7 @@ def read(speeds: Path, lengths: Path, count: int, seed: int) -> Trace:
                 name=f"gavel-{i}",
                 submit_s=now_s,
                 work=max(seconds, 60.0) * rates[KINDS["v100"]][devices],
-                speed=Table(rates),
+                speed=RateTable(rates),
                 devices=devices,
                 least=1,
                 most=most,

@@ -18,7 +18,7 @@ from paceline.sched import event as ev
 from paceline.sched import placement
 from paceline.sched.decision import Allocation, Decision, Resize, Start, Stop
 from paceline.sched.job import OVER, RUNNING, WAITING, Active, Job
-from paceline.sched.nodes import Nodes, Shape
+from paceline.sched.nodes import ClusterShape, Nodes
 from paceline.sched.policy import Policy
 from paceline.sched.speed import checked
 
@@ -47,7 +47,7 @@ class State:
 
     __slots__ = ("_place", "decisions", "jobs", "kinds", "nodes", "now_s", "policy", "running", "waiting")
 
-    def __init__(self, shape: Shape, policy: Policy) -> None:
+    def __init__(self, shape: ClusterShape, policy: Policy) -> None:
         self.now_s = 0.0
         self.nodes = Nodes(shape)
         #: jobs that are not over, by name, in order of submission; of them those that wait and those that run
@@ -194,7 +194,7 @@ class Machine:
 
     __slots__ = ("_count", "_dirty", "_most", "_round_s", "log", "policy", "state", "wake_s")
 
-    def __init__(self, shape: Shape, policy: Policy, *, log: bool = True) -> None:
+    def __init__(self, shape: ClusterShape, policy: Policy, *, log: bool = True) -> None:
         self.policy = policy
         self.state = State(shape, policy)
         self.log: list[Entry] | None = [] if log else None
@@ -316,7 +316,7 @@ class Machine:
 
 
 def replay(
-    entries: Iterable[Mapping[str, Any]], jobs: Mapping[str, Job], shape: Shape, policy: Policy
+    entries: Iterable[Mapping[str, Any]], jobs: Mapping[str, Job], shape: ClusterShape, policy: Policy
 ) -> list[list[Decision]]:
     """Runs a log again from the start: the decisions after each of its events."""
     machine = Machine(shape, policy, log=False)

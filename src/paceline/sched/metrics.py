@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class FinishedJob:
     """A job that is over.
 
     Times in seconds; `spent_s` are device-seconds; `alone_s` is what its run takes at the size asked for,
@@ -41,7 +41,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Occupancy:
     """Where a job ran, from when to when."""
 
     name: str
@@ -51,18 +51,18 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScheduleResult:
     """One run of a job list under one policy."""
 
     policy: str
     cluster: str
     devices: int
-    done: tuple[Done, ...]
+    done: tuple[FinishedJob, ...]
     events: int
     decisions: int
     #: wall-clock seconds that the simulation took
     elapsed_s: float
-    segments: tuple[Segment, ...] | None = None
+    segments: tuple[Occupancy, ...] | None = None
     log: tuple[Entry, ...] | None = None
 
     @staticmethod
@@ -71,15 +71,15 @@ class Outcome:
         policy: str,
         cluster: str,
         devices: int,
-        done: Sequence[Done],
+        done: Sequence[FinishedJob],
         events: int,
         decisions: int,
         elapsed_s: float,
-        segments: Sequence[Segment] | None,
+        segments: Sequence[Occupancy] | None,
         log: Sequence[Entry] | None,
-    ) -> Outcome:
+    ) -> ScheduleResult:
         """Freezes what a run collected."""
-        return Outcome(
+        return ScheduleResult(
             policy=policy,
             cluster=cluster,
             devices=devices,

@@ -14,7 +14,7 @@ _WRITTEN = re.compile(r"^\s*(\d+)\s*x\s*(\d+)\s*x\s*([A-Za-z][\w.-]*)\s*$", re.I
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ClusterShape:
     """Nodes by number: devices of each, their kind, the rack (or pod) that it stands in."""
 
     devices: tuple[int, ...]
@@ -23,7 +23,7 @@ class Shape:
     name: str = ""
 
     @staticmethod
-    def parse(text: str) -> Shape:
+    def parse(text: str) -> ClusterShape:
         """What a user writes: `64x4xv100`, `36x1xv100+36x1xk80` (nodes x devices x kind), a catalog name or a
         .toml file (see `Cluster`).
         """
@@ -34,24 +34,24 @@ class Shape:
             groups = [(int(m[1]), int(m[2]), devices.get(m[3]).name) for m in parts if m]
             if any(nodes < 1 or each < 1 for nodes, each, _ in groups):
                 raise SpecError(f"{text!r}: a cluster has at least one node and one device")
-            return Shape.of(groups, name=text)
+            return ClusterShape.of(groups, name=text)
         from paceline.catalog import clusters
 
         found = clusters.get(text)
         inner = [tier.domain for tier in found.tiers[:-1] if tier.domain and tier.domain > found.node_devices]
-        return Shape.of(
+        return ClusterShape.of(
             [(count, found.node_devices, device.name) for device, count in found.devices if count],
             name=text,
             rack_nodes=inner[-1] // found.node_devices if inner else 0,
         )
 
     @staticmethod
-    def of(groups: list[tuple[int, int, str]], *, name: str = "", rack_nodes: int = 0) -> Shape:
+    def of(groups: list[tuple[int, int, str]], *, name: str = "", rack_nodes: int = 0) -> ClusterShape:
         """From (nodes, devices each, kind); racks of `rack_nodes` nodes, or one rack."""
         devices = tuple(each for nodes, each, _ in groups for _ in range(nodes))
         kinds = tuple(kind for nodes, _, kind in groups for _ in range(nodes))
         racks = tuple(i // rack_nodes if rack_nodes else 0 for i in range(len(devices)))
-        return Shape(
+        return ClusterShape(
             devices=devices,
             kinds=kinds,
             racks=racks,
@@ -84,7 +84,7 @@ class Nodes:
         "up",
     )
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ClusterShape) -> None:
         self.shape = shape
         self.capacity = shape.devices
         self.kinds = shape.kinds

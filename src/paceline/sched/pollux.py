@@ -36,7 +36,7 @@ CANDIDATES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class BatchSplit:
     """How a batch is run: on one device at a time, so many further times before each synchronisation."""
 
     local: int
@@ -147,7 +147,7 @@ class Application:
         """Steps made by the end of an epoch at that batch."""
         return self._between_curves(batch, epoch, "iteration")
 
-    def split(self, devices: int, batch: int, two_passes: bool | None = None) -> Split:
+    def split(self, devices: int, batch: int, two_passes: bool | None = None) -> BatchSplit:
         """How a batch is spread; one device that runs more than the initial batch does so in at least two
         passes, to see its gradients' noise.
         """
@@ -157,9 +157,9 @@ class Application:
             more = max(1, more)
         passes = more + 1
         each = min(math.ceil(local / passes - 1e-8), int(self.last_batch / (devices * passes)))
-        return Split(each, more, devices * each * passes)
+        return BatchSplit(each, more, devices * each * passes)
 
-    def step_s(self, counts: tuple[int, ...], split: Split) -> float:
+    def step_s(self, counts: tuple[int, ...], split: BatchSplit) -> float:
         """Seconds of one step, its accumulations among them."""
         step, sync = self.times(counts, split.local)
         return step + (step - sync) * split.accumulations
@@ -185,7 +185,7 @@ class Application:
         return tuple(found.items())
 
 
-class Trained:
+class PolluxSpeed:
     """The speed of a job of an application at the batch it was submitted with, or at the batch of the best
     goodput.
     """
@@ -261,6 +261,6 @@ def application(folder: Path, name: str) -> Application:
 
 
 @cache
-def speed(folder: Path, name: str, batch: int) -> Trained:
+def speed(folder: Path, name: str, batch: int) -> PolluxSpeed:
     """The speed of that application at that batch, one object for all jobs that share it."""
-    return Trained(application(folder, name), batch)
+    return PolluxSpeed(application(folder, name), batch)

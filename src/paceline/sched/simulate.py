@@ -19,8 +19,8 @@ from paceline.sched import event as ev
 from paceline.sched.decision import Allocation, Decision, Resize, Start, Stop
 from paceline.sched.job import Job
 from paceline.sched.machine import Machine
-from paceline.sched.metrics import Done, Outcome, Segment
-from paceline.sched.nodes import Shape
+from paceline.sched.metrics import FinishedJob, Occupancy, ScheduleResult
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
 
 #: order of events at one time
@@ -28,7 +28,7 @@ _END, _NODE, _SUBMIT, _TICK, _LATE = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SimulationSettings:
     """What the simulated world does to jobs."""
 
     #: ends of phases fall on multiples of it, in seconds; 0: at any time
@@ -101,9 +101,9 @@ class Simulator:
     def __init__(
         self,
         jobs: Iterable[Job],
-        shape: Shape,
+        shape: ClusterShape,
         policy: Policy,
-        settings: Settings | None = None,
+        settings: SimulationSettings | None = None,
         *,
         log: bool = False,
         gantt: bool = False,
@@ -113,22 +113,22 @@ class Simulator:
         if not self.jobs:
             raise SpecError("there is no job to simulate")
         self.shape = shape
-        self.settings = settings or Settings()
+        self.settings = settings or SimulationSettings()
         self.machine = Machine(shape, policy, log=log)
         self.events = 0
         self.decisions = 0
-        self.segments: list[Segment] | None = [] if gantt else None
+        self.segments: list[Occupancy] | None = [] if gantt else None
         self._progress = progress
         self._runs: dict[str, _Run] = {}
         self._heap: list[tuple[float, int, int, str, int]] = []
         self._count = 0
-        self._done: list[Done] = []
+        self._done: list[FinishedJob] = []
         self._busy_s = 0.0
         self._random = random.Random(self.settings.seed)
         #: jobs on several nodes, by node; kept only where they disturb each other
         self._sharing: list[set[str]] = [set() for _ in shape.devices] if self.settings.interference else []
 
-    def run(self) -> Outcome:
+    def run(self) -> ScheduleResult:
         """Runs until every job is over."""
         began = time.perf_counter()
         machine, heap, jobs = self.machine, self._heap, self.jobs
@@ -158,7 +158,7 @@ class Simulator:
                     f"gave up after {self.settings.limit_s / 86400:.0f} simulated days with"
                     f" {total - len(self._done)} jobs left"
                 )
-        return Outcome.of(
+        return ScheduleResult.of(
             policy=machine.policy.name,
             cluster=self.shape.name,
             devices=self.shape.total,
@@ -213,7 +213,7 @@ class Simulator:
         self._leave(run, time_s)
         del self._runs[job.name]
         self._done.append(
-            Done(
+            FinishedJob(
                 name=job.name,
                 submit_s=job.submit_s,
                 start_s=started_s,
@@ -306,7 +306,7 @@ class Simulator:
     def _segment(self, run: _Run, now_s: float) -> None:
         if self.segments is not None and run.allocation:
             self.segments.append(
-                Segment(name=run.job.name, start_s=run.start_s, end_s=now_s, allocation=run.allocation)
+                Occupancy(name=run.job.name, start_s=run.start_s, end_s=now_s, allocation=run.allocation)
             )
 
     def _node(self, time_s: float, node: int, down: int) -> None:
@@ -337,14 +337,14 @@ class Simulator:
 
 def simulate(
     jobs: Iterable[Job],
-    shape: Shape,
+    shape: ClusterShape,
     policy: Policy,
-    settings: Settings | None = None,
+    settings: SimulationSettings | None = None,
     *,
     log: bool = False,
     gantt: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
+) -> ScheduleResult:
     """Runs a job list under a policy until every job is over; `log` keeps events and decisions, `gantt` where
     each job ran when.
     """

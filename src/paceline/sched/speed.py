@@ -42,7 +42,7 @@ class Speed(Protocol):
         """Seconds for the rest of the work on so many devices packed onto nodes of `node_devices`."""
 
 
-class ScaleFree(ABC):
+class OnePhaseSpeed(ABC):
     """One phase; the rest of the work takes what it takes at the present rate."""
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class ScaleFree(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(ScaleFree):
+class ScaledSpeed(OnePhaseSpeed):
     """`per_s` of the work each second at the size asked for (1: work is seconds); other sizes scale as
     n / (1 + overhead (n - 1)).
 
@@ -98,7 +98,7 @@ class Scaling(ScaleFree):
 
 
 @dataclass(frozen=True, slots=True)
-class Table(ScaleFree):
+class RateTable(OnePhaseSpeed):
     """Measured work per second by kind and number of devices; between sizes a straight line, beyond the
     largest no more speed.
     """

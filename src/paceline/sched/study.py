@@ -15,19 +15,19 @@ from typing import Any
 
 from paceline import extend, on_ray
 from paceline.errors import SpecError
-from paceline.sched import policies, termination, traces
+from paceline.sched import early_termination, policies, traces
 from paceline.sched.job import Job
-from paceline.sched.metrics import Outcome, interval
-from paceline.sched.nodes import Shape
+from paceline.sched.metrics import ScheduleResult, interval
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
-from paceline.sched.simulate import Settings, simulate
+from paceline.sched.simulate import SimulationSettings, simulate
 
 #: called with jobs over and jobs in all
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class StudySetup:
     """One simulation, in words: it can be sent to another process."""
 
     trace: str
@@ -48,7 +48,7 @@ class Setup:
     node_mtbf_s: float = 0.0
     data: str | None = None
 
-    def prepare(self) -> tuple[traces.Trace, Shape]:
+    def prepare(self) -> tuple[traces.Trace, ClusterShape]:
         """The job list and the cluster."""
         trace = traces.load(
             self.trace,
@@ -57,7 +57,7 @@ class Setup:
             seed=self.seed,
             cluster=self.cluster,
         )
-        shape = Shape.parse(self.cluster or trace.cluster)
+        shape = ClusterShape.parse(self.cluster or trace.cluster)
         most = max(
             sum(d for d, k in zip(shape.devices, shape.kinds, strict=True) if k == kind)
             for kind in set(shape.kinds)
@@ -72,7 +72,9 @@ class Setup:
             else self.load
         )
         if self.early_termination is not None:
-            trace = termination.apply(trace, termination.get(self.early_termination), seed=self.seed)
+            trace = early_termination.apply(
+                trace, early_termination.get(self.early_termination), seed=self.seed
+            )
         if load is not None:
             trace = trace.scaled(load, shape.total)
         return trace, shape
@@ -86,10 +88,12 @@ class Setup:
             policy.placement = self.placement
         return policy
 
-    def run(self, *, log: bool = False, gantt: bool = False, progress: Progress | None = None) -> Outcome:
+    def run(
+        self, *, log: bool = False, gantt: bool = False, progress: Progress | None = None
+    ) -> ScheduleResult:
         """Simulates it."""
         trace, shape = self.prepare()
-        settings = Settings(
+        settings = SimulationSettings(
             clock_s=trace.clock_s,
             interference=self.interference,
             node_mtbf_s=self.node_mtbf_s,
@@ -111,7 +115,7 @@ def _cut(job: Job, most: int) -> Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class StudySummary:
     """One policy over several seeds: means, and half widths of their 95 % confidence intervals."""
 
     policy: str
@@ -134,11 +138,13 @@ class Summary:
         return {**out, "seeds": len(self.runs)}
 
 
-def _run(setup: Setup) -> dict[str, Any]:
+def _run(setup: StudySetup) -> dict[str, Any]:
     return setup.run().to_dict()
 
 
-def run_all(setups: Sequence[Setup], *, processes: int = 1, engine: str = "local") -> list[dict[str, Any]]:
+def run_all(
+    setups: Sequence[StudySetup], *, processes: int = 1, engine: str = "local"
+) -> list[dict[str, Any]]:
     """The figures of each setup, in their order, whatever runs them."""
     on_ray.check(engine)
     if processes < 0:
@@ -154,8 +160,8 @@ def run_all(setups: Sequence[Setup], *, processes: int = 1, engine: str = "local
 
 
 def compare(
-    setup: Setup, names: Sequence[str], *, seeds: int = 1, processes: int = 1, engine: str = "local"
-) -> list[Summary]:
+    setup: StudySetup, names: Sequence[str], *, seeds: int = 1, processes: int = 1, engine: str = "local"
+) -> list[StudySummary]:
     """Each policy on the same job lists: seeds `setup.seed` and on."""
     if seeds < 1:
         raise SpecError(f"at least one seed is needed, got {seeds}")
@@ -164,12 +170,13 @@ def compare(
     setups = [replace(setup, policy=name, seed=setup.seed + i) for name in names for i in range(seeds)]
     found = run_all(setups, processes=processes, engine=engine)
     return [
-        Summary(policy=name, runs=tuple(found[i * seeds : (i + 1) * seeds])) for i, name in enumerate(names)
+        StudySummary(policy=name, runs=tuple(found[i * seeds : (i + 1) * seeds]))
+        for i, name in enumerate(names)
     ]
 
 
 def paired(
-    setup: Setup,
+    setup: StudySetup,
     without: str,
     knowing: str,
     *,

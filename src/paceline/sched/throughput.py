@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.queueing.synchronous import Measured, SynchronousModel
+from paceline.queueing.synchronous import MeasuredStep, SynchronousModel
 from paceline.sched.pollux import APPLICATIONS
-from paceline.sched.speed import ScaleFree
+from paceline.sched.speed import OnePhaseSpeed
 from paceline.spec.tables import Row, csv_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profiled(ScaleFree):
+class ProfiledSpeed(OnePhaseSpeed):
     """The speed of a job whose model was fitted to a profile: samples per second at a fixed global batch,
     split over the devices.
     """
@@ -53,7 +53,7 @@ class Profiled(ScaleFree):
         return self.batch / step_s
 
 
-def measured(folder: Path) -> list[Measured]:
+def measured(folder: Path) -> list[MeasuredStep]:
     """All that was measured of one application of the Pollux study."""
     rows = []
     for row in csv_rows(folder / "placements.csv", ("placement", "local_bsz", "step_time")):
@@ -65,8 +65,8 @@ def measured(folder: Path) -> list[Measured]:
     return rows
 
 
-def _measured(row: Row, nodes: int, replicas: int, widest: int) -> Measured:
-    return Measured(
+def _measured(row: Row, nodes: int, replicas: int, widest: int) -> MeasuredStep:
+    return MeasuredStep(
         nodes=nodes,
         replicas=replicas,
         widest=widest,
@@ -76,7 +76,7 @@ def _measured(row: Row, nodes: int, replicas: int, widest: int) -> Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class ThroughputScore:
     """How far predictions of throughput are off, mean and worst of |predicted / measured - 1|."""
 
     fitted: int
@@ -85,7 +85,7 @@ class Score:
     worst: float
 
 
-def score(rows: Iterable[Measured], most_nodes: int = 2, from_nodes: int = 4) -> Score:
+def score(rows: Iterable[MeasuredStep], most_nodes: int = 2, from_nodes: int = 4) -> ThroughputScore:
     """Fitted to rows of at most `most_nodes`, scored on those of at least `from_nodes`."""
     rows = list(rows)
     known = [row for row in rows if row.nodes <= most_nodes]
@@ -95,7 +95,7 @@ def score(rows: Iterable[Measured], most_nodes: int = 2, from_nodes: int = 4) ->
         abs(row.step_s / float(model.step_s(row.nodes, row.replicas, row.batch, row.widest)) - 1)
         for row in asked
     ]
-    return Score(fitted=len(known), asked=len(asked), mean=sum(off) / len(off), worst=max(off))
+    return ThroughputScore(fitted=len(known), asked=len(asked), mean=sum(off) / len(off), worst=max(off))
 
 
 def main(folder: Path) -> None:

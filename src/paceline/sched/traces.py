@@ -34,7 +34,7 @@ from paceline import units
 from paceline.errors import DataError, SpecError, UnitError, UnknownName
 from paceline.sched import pollux
 from paceline.sched.job import Job
-from paceline.sched.speed import Scaling
+from paceline.sched.speed import ScaledSpeed
 from paceline.spec.names import checked_name
 from paceline.spec.tables import Row, csv_rows, find
 
@@ -203,7 +203,7 @@ def stretchable(
         name=name,
         submit_s=submit_s,
         work=seconds,
-        speed=Scaling(devices, draw.uniform(*OVERHEADS)),
+        speed=ScaledSpeed(devices, draw.uniform(*OVERHEADS)),
         devices=devices,
         least=1,
         most=STRETCH * devices,
@@ -273,7 +273,7 @@ def read_own(path: Path) -> Trace:
                 submit_s=_number(row, "submit_s", path),
                 work=_number(row, "seconds", path),
                 devices=devices,
-                speed=Scaling(devices, _number(row, "overhead", path) if row.get("overhead") else 0.02),
+                speed=ScaledSpeed(devices, _number(row, "overhead", path) if row.get("overhead") else 0.02),
                 **given,
             )
         )
@@ -283,12 +283,13 @@ def read_own(path: Path) -> Trace:
 
 
 def read_jobs(path: Path, cluster: str, seed: int = 0) -> Trace:
-    """The jobs of a file that `paceline schedule` takes (`sched/live/order.py`): with models and profiles as
-    they run on that cluster. Where a job says how ones like it end early, so may this one, by its chance."""
-    from paceline.sched.live.order import read
-    from paceline.sched.nodes import Shape
+    """The jobs of a file for `paceline schedule` (`sched/live/job_spec.py`), with the speeds that their
+    models and profiles give on that cluster. A job with `ends` may end early, by its chance.
+    """
+    from paceline.sched.live.job_spec import read
+    from paceline.sched.nodes import ClusterShape
 
-    shape, draw = Shape.parse(cluster), random.Random(seed)
+    shape, draw = ClusterShape.parse(cluster), random.Random(seed)
     jobs = []
     for order in read(path):
         job = order.resolved(shape).job(shape.kinds, order.submit_s)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.cost import failures, money
-from paceline.cost.energy import NODE_FACTOR, PUE, Power, power
+from paceline.cost.energy import NODE_FACTOR, PUE, PowerDraw, power
 from paceline.cost.money import Price, price
 from paceline.errors import SpecError
 from paceline.spec.cluster import Cluster
@@ -131,7 +131,7 @@ def _busy(step: DistributedPrediction) -> float:
     )
 
 
-def _evidence(device: Device, budget: Budget, cost: Price | None, drawn: Power | None) -> list[Evidence]:
+def _evidence(device: Device, budget: Budget, cost: Price | None, drawn: PowerDraw | None) -> list[Evidence]:
     fleet = "419 interruptions in 54 days of 16,384 H100 (Dubey et al. 2024); x2 each way"
     said = {
         "device MTBF": (budget.mtbf_s != failures.DEVICE_MTBF_S, "measured", fleet),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.sched import policies
-from paceline.sched.live import Daemon, Order, Setup
-from paceline.sched.nodes import Shape
+from paceline.sched.live import Daemon, DaemonSettings, JobSpec
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.simulate import simulate
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def counter(name, steps, *, each_s=0.02, devices=1, **more):
         "restart": 0,
         **more,
     }
-    return Order.of(given, HERE)
+    return JobSpec.of(given, HERE)
 
 
 def mixed(first):
@@ -49,14 +49,14 @@ def mixed(first):
     ]
 
 
-def simulated(orders, policy, nodes, interval_s=0.0):
+def simulated(specs, policy, nodes, interval_s=0.0):
     """(time, decision) of a simulation of the same jobs."""
-    shape = Shape(
+    shape = ClusterShape(
         devices=tuple(n.devices for n in nodes), kinds=tuple(n.kind for n in nodes), racks=(0,) * len(nodes)
     )
     chosen = policies.get(policy)
     chosen.interval_s = interval_s
-    found = simulate([order.job(shape.kinds, order.submit_s) for order in orders], shape, chosen, log=True)
+    found = simulate([spec.job(shape.kinds, spec.submit_s) for spec in specs], shape, chosen, log=True)
     return [(entry.event.time_s, decision.to_dict()) for entry in found.log for decision in entry.decisions]
 
 
@@ -67,10 +67,10 @@ def decided(daemon):
     ]
 
 
-def run(daemon, orders=(), limit_s=240.0):
+def run(daemon, specs=(), limit_s=240.0):
     """Turns a daemon until all jobs are over."""
     end = time.monotonic() + limit_s
-    daemon.submit(orders)
+    daemon.submit(specs)
     try:
         while not daemon.idle:
             daemon.turn()
@@ -129,7 +129,7 @@ def daemon(tmp_path):
             "interval_s": 0.0,
             "grace_s": 20.0,
         }
-        return Daemon(Setup(**{**usual, **more}), say=lines.append)
+        return Daemon(DaemonSettings(**{**usual, **more}), say=lines.append)
 
     make.lines = lines
     make.state = tmp_path / "state"

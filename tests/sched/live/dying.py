@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.sched.live import Daemon, Order, Setup
+from paceline.sched.live import Daemon, DaemonSettings, JobSpec
 from paceline.sched.live.driver import Driver
-from paceline.sched.live.local import Local
-from paceline.sched.live.on_ray import OnRay
-from paceline.sched.live.slurm import Slurm
+from paceline.sched.live.local import LocalDriver
+from paceline.sched.live.on_ray import RayDriver
+from paceline.sched.live.slurm import SlurmDriver
 from paceline.sched.live.store import Store
 
 #: calls before and after which a daemon dies: around each write (journal, database), around each order to the
@@ -22,9 +22,9 @@ POINTS = [
     (Store, "commit"),
     (Store, "_write"),
     (Driver, "start"),
-    (Local, "launch"),
-    (Slurm, "launch"),
-    (OnRay, "launch"),
+    (LocalDriver, "launch"),
+    (SlurmDriver, "launch"),
+    (RayDriver, "launch"),
     (Driver, "stop"),
     (Driver, "observe"),
 ]
@@ -53,11 +53,11 @@ def die_at(point):
         setattr(owner, name, around(getattr(owner, name)))
 
 
-def main(point, setup, orders):
+def main(point, setup, specs):
     die_at(int(point))
     given = json.loads(Path(setup).read_text())
-    daemon = Daemon(Setup(**{**given, "state": Path(given["state"])}))
-    daemon.submit([Order.of(order, Path(order["folder"])) for order in json.loads(Path(orders).read_text())])
+    daemon = Daemon(DaemonSettings(**{**given, "state": Path(given["state"])}))
+    daemon.submit([JobSpec.of(spec, Path(spec["folder"])) for spec in json.loads(Path(specs).read_text())])
     end = time.monotonic() + 300
     while not daemon.idle:
         daemon.turn()

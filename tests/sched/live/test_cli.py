@@ -146,9 +146,9 @@ def test_a_list_of_jobs_to_its_end(tools, tmp_path, capsys):
 def test_the_example_can_be_read(tmp_path, capsys):
     text = said(capsys, "schedule", "--example")
     (tmp_path / "jobs.toml").write_text(text)
-    orders = read(tmp_path / "jobs.toml")
-    assert [order.name for order in orders] == ["long", "short"] and orders[0].unit == "steps"
-    assert all(order.command[:2] == ("paceline", "train") for order in orders)
+    specs = read(tmp_path / "jobs.toml")
+    assert [spec.name for spec in specs] == ["long", "short"] and specs[0].unit == "steps"
+    assert all(spec.command[:2] == ("paceline", "train") for spec in specs)
 
 
 def test_a_predicted_job(served, tmp_path, capsys):

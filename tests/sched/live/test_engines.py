@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sched.live import Order
+from paceline.sched.live import JobSpec
 from paceline.sched.live.run import progress
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
@@ -39,7 +39,7 @@ def digits(tmp_path_factory):
 def straight(digits, tmp_path_factory):
     """The loss of a run on one node that nobody stops."""
     folder = tmp_path_factory.mktemp("straight")
-    told = {
+    environment = {
         "PACELINE_NODE_RANK": "0",
         "PACELINE_NODES": "1",
         "PACELINE_CHECKPOINT": str(folder),
@@ -47,7 +47,7 @@ def straight(digits, tmp_path_factory):
     }
     threads, handler = sys.modules["torch"].get_num_threads(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:  # here, where torch is imported already
-        for name, value in told.items():
+        for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(sys, "argv", ["digits.py", str(digits), str(STEPS)])
         runpy.run_path(str(Path(__file__).with_name("digits.py")))
@@ -61,7 +61,7 @@ def losses(folder):
 
 
 def training(tools, digits):
-    return Order.of(
+    return JobSpec.of(
         {
             "name": "digits",
             "command": [tools.python, str(tools.here / "digits.py"), str(digits), str(STEPS)],
@@ -77,16 +77,16 @@ def training(tools, digits):
 
 
 def check(tools, daemon, digits, straight, **engine):
-    orders = [
+    specs = [
         training(tools, digits),
         tools.counter("b", 30, devices=3, submit=2.0),
         tools.counter("c", 40, devices=3, submit=2.5),
         tools.counter("d", 20, submit=6.0),
     ]
     live = daemon(policy=POLICY, clock="model", **engine)
-    states = tools.run(live, orders)
+    states = tools.run(live, specs)
     assert set(states.values()) == {"completed"}, daemon.lines
-    expected = tools.simulated(orders, POLICY, live.ledger.nodes)
+    expected = tools.simulated(specs, POLICY, live.ledger.nodes)
     assert [decision for _, decision in tools.decided(live)] == [decision for _, decision in expected]
     assert [at for at, _ in tools.decided(live)] == pytest.approx([at for at, _ in expected])
     assert sum(decision["decision"] == "resize" for _, decision in expected) == 2
@@ -139,13 +139,13 @@ def on_the_wall(tools, daemon, scale, **engine):
             str(n): 10 * n / (1 + 0.1 * (n - 1)) / scale
             for n in range(given.get("least", devices), given.get("most", devices) + 1)
         }
-        return Order.of({**given, "command": words, "rates": rates}, tools.here)
+        return JobSpec.of({**given, "command": words, "rates": rates}, tools.here)
 
-    orders = [job("a", 130, 0, 2, least=1, most=4), job("b", 8, 8, 2), job("c", 10, 30, 3)]
+    specs = [job("a", 130, 0, 2, least=1, most=4), job("b", 8, 8, 2), job("c", 10, 30, 3)]
     live = daemon(policy=POLICY, clock="wall", **engine)
-    states = tools.run(live, orders)
+    states = tools.run(live, specs)
     assert set(states.values()) == {"completed"}, daemon.lines
-    expected = [decision for _, decision in tools.simulated(orders, POLICY, live.ledger.nodes)]
+    expected = [decision for _, decision in tools.simulated(specs, POLICY, live.ledger.nodes)]
     assert [decision for _, decision in tools.decided(live)] == expected, tools.decided(live)
     assert [(d["decision"], d["name"]) for d in expected] == [
         ("start", "a"),

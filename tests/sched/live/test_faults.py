@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunError
-from paceline.sched.live import Daemon, Setup
+from paceline.sched.live import Daemon, DaemonSettings
 
 POLICY = "marginal(interval_s=0,worth=0,review_s=0)"
 SLOW = pytest.mark.skipif(not os.environ.get("PACELINE_SLOW"), reason="takes minutes: set PACELINE_SLOW=1")
@@ -41,10 +41,10 @@ def in_child(setup, work):
     return True
 
 
-def in_process(setup, orders, point, tools, folder):
+def in_process(setup, specs, point, tools, folder):
     """The same in a process of its own."""
     (folder / "setup.json").write_text(json.dumps({**asdict(setup), "state": str(setup.state)}))
-    (folder / "orders.json").write_text(json.dumps([dict(order.given) for order in orders]))
+    (folder / "orders.json").write_text(json.dumps([dict(spec.fields) for spec in specs]))
     words = [
         tools.python,
         str(tools.here / "dying.py"),
@@ -60,28 +60,26 @@ def in_process(setup, orders, point, tools, folder):
 def kills(tools, state, wanted, seed, engine="local", nodes="4x1"):
     """Runs one job list under a daemon that dies again and again; returns how often it did."""
     draw = random.Random(seed)
-    setup = Setup(
+    setup = DaemonSettings(
         state=state, engine=engine, nodes=nodes, policy=POLICY, clock="model", interval_s=0.0, grace_s=30.0
     )
-    orders = tools.mixed(tools.counter("a", 100, each_s=0.01, least=1, most=4, devices=2))
+    specs = tools.mixed(tools.counter("a", 100, each_s=0.01, least=1, most=4, devices=2))
     count, ended = 0, False
     while not ended:
         point = draw.randrange(1, 40) if count < wanted else 10**9
 
         def work(setup, point=point):
             die_at(point)
-            tools.run(Daemon(setup), orders)
+            tools.run(Daemon(setup), specs)
 
         ended = (
-            in_process(setup, orders, point, tools, state.parent)
-            if engine == "ray"
-            else in_child(setup, work)
+            in_process(setup, specs, point, tools, state.parent) if engine == "ray" else in_child(setup, work)
         )
         count += not ended
     daemon = Daemon(setup)
     assert {row["state"] for row in daemon.queue()} == {"completed"} and daemon.idle
     daemon.close()
-    expected = tools.simulated(orders, POLICY, daemon.ledger.nodes)
+    expected = tools.simulated(specs, POLICY, daemon.ledger.nodes)
     log = [entry for _, entry in sorted(daemon.store.rows["log"].items(), key=lambda item: int(item[0]))]
     assert [decision for entry in log for decision in entry["decisions"]] == [
         decision for _, decision in expected
@@ -220,7 +218,7 @@ def test_the_disk_fills_up_under_a_job(tools, tmp_path):
     ):
         pytest.skip("mounting a small file system needs root")
     try:
-        setup = Setup(state=place / "state", policy="fifo", nodes="1x1", report_s=0.05)
+        setup = DaemonSettings(state=place / "state", policy="fifo", nodes="1x1", report_s=0.05)
         live = Daemon(setup)
         live.submit([tools.counter("a", 100), tools.counter("b", 5)])
         while not live.queue()[0]["done"]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from paceline.errors import RunError, SpecError, UnknownName
-from paceline.sched.live import Order
+from paceline.sched.live import JobSpec
 
 ELASTIC = "marginal(interval_s=0,worth=0,review_s=0)"
 
@@ -22,15 +22,15 @@ def until(daemon, done, limit_s=30.0):
 
 @pytest.mark.parametrize("policy", [ELASTIC, ELASTIC.replace("marginal", "marginal-ends"), "srtf"])
 def test_decides_as_a_simulation(daemon, tools, policy):
-    orders = tools.mixed(
+    specs = tools.mixed(
         tools.counter("a", 120, least=1, most=4, devices=2, ends={"at": [0.5], "chance": [0.9]})
     )
     live = daemon(policy=policy, clock="model")
-    states = tools.run(live, orders)
-    expected = tools.simulated(orders, policy, live.ledger.nodes)
+    states = tools.run(live, specs)
+    expected = tools.simulated(specs, policy, live.ledger.nodes)
     assert [d for _, d in tools.decided(live)] == [d for _, d in expected]
     assert [t for t, _ in tools.decided(live)] == pytest.approx([t for t, _ in expected])
-    assert len(expected) > len(orders)
+    assert len(expected) > len(specs)
     assert set(states.values()) == {"completed"}
     tools.once(daemon.state)
 
@@ -58,19 +58,19 @@ def test_a_killed_watcher_takes_its_job_with_it(daemon, tools):
 
 
 def test_a_job_that_keeps_dying_is_given_up(daemon, tools):
-    order = Order.of(
+    spec = JobSpec.of(
         {"name": "a", "command": ["sh", "-c", "kill -9 $$"], "seconds": 5, "retries": 2}, tools.here
     )
-    assert tools.run(daemon(), [order]) == {"a": "failed"}
+    assert tools.run(daemon(), [spec]) == {"a": "failed"}
     assert any("3 times in a row without coming further: given up" in line for line in daemon.lines)
 
 
 def test_a_failure_says_where_to_look(daemon, tools):
-    orders = [
-        Order.of({"name": "a", "command": "sh -c 'echo no such file; exit 3'", "seconds": 5}, tools.here),
-        Order.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here),
+    specs = [
+        JobSpec.of({"name": "a", "command": "sh -c 'echo no such file; exit 3'", "seconds": 5}, tools.here),
+        JobSpec.of({"name": "b", "command": "no-such-program", "seconds": 5}, tools.here),
     ]
-    assert tools.run(daemon(), orders) == {"a": "failed", "b": "failed"}
+    assert tools.run(daemon(), specs) == {"a": "failed", "b": "failed"}
     assert any("a failed with exit code 3; see" in line for line in daemon.lines)
     assert (tools.attempt(daemon.state, "a") / "0.log").read_text() == "no such file\n"
     log = tools.attempt(daemon.state, "b") / "0.log"
@@ -105,7 +105,7 @@ def test_cancelling(daemon, tools):
 
 
 def test_a_job_that_ignores_term_is_forced(daemon, tools):
-    order = Order.of(
+    spec = JobSpec.of(
         {
             "name": "a",
             "command": [
@@ -119,8 +119,8 @@ def test_a_job_that_ignores_term_is_forced(daemon, tools):
         tools.here,
     )
     live = daemon(grace_s=0.5)
-    live.submit([order])
-    until(live, lambda: live.carrier.settled() and live.ledger.runs)
+    live.submit([spec])
+    until(live, lambda: live.reconciler.settled() and live.ledger.runs)
     time.sleep(0.3)
     live.cancel("a")
     began = time.monotonic()
@@ -185,15 +185,15 @@ def test_early_ends_are_learnt_from_the_past(daemon, tools):
     """
     live = daemon(nodes="4x1")
     fails = ["sh", "-c", "echo 50 >> $PACELINE_PROGRESS; exit 3"]
-    orders = [tools.counter(f"good{i}", 3, tenant="vision") for i in range(6)]
-    orders += [
-        Order.of(
+    specs = [tools.counter(f"good{i}", 3, tenant="vision") for i in range(6)]
+    specs += [
+        JobSpec.of(
             {"name": f"bad{i}", "command": fails, "work": 100, "rates": {"1": 10}, "tenant": "vision"},
             tools.here,
         )
         for i in range(4)
     ]
-    live.submit(orders)
+    live.submit(specs)
     until(live, lambda: live.idle)
     live.submit(
         [tools.counter("next", 3, tenant="vision", ends="history"), tools.counter("other", 3, ends="history")]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from paceline.sched.live import Order
+from paceline.sched.live import JobSpec
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("PACELINE_SLOW"),
@@ -33,7 +33,7 @@ def training(tools, folder, name, steps, **more):
         "--record",
         name,
     ]
-    return Order.of(
+    return JobSpec.of(
         {
             "name": name,
             "command": words,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from paceline.bench import collectives as measured
-from paceline.bench.collectives import Measured
+from paceline.bench.collectives import MeasuredCollective
 from paceline.cost.collectives import LARGE, from_table, lines_with, outermost, times
 from paceline.errors import DataError
 from paceline.predict.interval import Z90
@@ -134,9 +134,9 @@ _SCALE, _PRIOR_WEIGHT = 0.08, 0.02
 _SIGMAS = (0.07, 0.45)
 
 
-def read(folder: Path) -> list[Measured]:
+def read(folder: Path) -> list[MeasuredCollective]:
     """Every row that can be predicted, thinned where a source has thousands."""
-    by_place: dict[tuple[str, str, int, tuple[int, ...]], list[Measured]] = defaultdict(list)
+    by_place: dict[tuple[str, str, int, tuple[int, ...]], list[MeasuredCollective]] = defaultdict(list)
     for source in (measured.published, measured.fp16, measured.gloo):
         found = source(folder)
         if found is None:
@@ -169,7 +169,7 @@ def tables(factors: Mapping[str, float]) -> Tables:
     return out
 
 
-def predict(rows: Sequence[Measured], data: Tables) -> Array:
+def predict(rows: Sequence[MeasuredCollective], data: Tables) -> Array:
     """Seconds of each row with the constants in `data`."""
     known = {library: from_table(data, library) for library in ("nccl", "rccl", "gloo")}
     cache: dict[tuple[Any, ...], Any] = {}
@@ -183,7 +183,7 @@ def predict(rows: Sequence[Measured], data: Tables) -> Array:
     return out
 
 
-def solve(rows: Sequence[Measured], start: Array | None = None) -> tuple[Tables, Array]:
+def solve(rows: Sequence[MeasuredCollective], start: Array | None = None) -> tuple[Tables, Array]:
     """Constants from rows, and the logarithms of their factors on the prior.
 
     Each system counts once, outliers little, and no constant strays far from its prior for nothing.
@@ -243,7 +243,7 @@ def fit(folder: Path, report: list[str]) -> Tables:
     return rounded
 
 
-def spreads(rows: Sequence[Measured], error: Array) -> Tables:
+def spreads(rows: Sequence[MeasuredCollective], error: Array) -> Tables:
     """Sigma by kind of the outermost link, so that nine in ten rows of each lie within; `other` is that of
     all.
     """

@@ -45,7 +45,7 @@ def fit(path: Path, tables: dict[str, Any], report: list[str]) -> None:
     """
     measured: dict[Any, float] = defaultdict(float)
     table: dict[Any, Any] = defaultdict(lambda: np.zeros(len(_TERMS)))
-    masked: list[profiled.Measured] = []
+    masked: list[profiled.ProfiledOperator] = []
     for number, row in enumerate(profiled.read(path)):
         if row["compile"]:
             workload = models.h200_step(row)
@@ -74,7 +74,7 @@ def fit(path: Path, tables: dict[str, Any], report: list[str]) -> None:
     _masks(masked, tables, report)
 
 
-def _masks(masked: Sequence[profiled.Measured], tables: dict[str, Any], report: list[str]) -> None:
+def _masks(masked: Sequence[profiled.ProfiledOperator], tables: dict[str, Any], report: list[str]) -> None:
     """Under torch.compile, transformers hands attention a mask where eager code would say "causal": scores
     are read as well as computed.
     """

@@ -62,7 +62,7 @@ def fit(folder: Path, base: Curves, report: list[str]) -> dict[str, Any]:
     entries = pack_ops(ops).matrix["gemm.fp16"]
     # a constant of some 20 us is the framework's, between the clock's two readings
     host = np.zeros(len(entries.owner), dtype=int)
-    block = solve.Block(target, target.peaks["fp16"], entries, seconds[entries.owner], host)
+    block = solve.MeasuredProducts(target, target.peaks["fp16"], entries, seconds[entries.owner], host)
     curve, quality, (call_s,) = solve.fit_matrix([block], layouts=("tn", "nn"), fixed=("launch_s",))
     report.append(f"{'host time per call':40s} {1e6 * call_s:.1f} us")
     # all shapes measured are aligned. Ragged ones are limited by issuing loads, at the H200's rate per cycle:

@@ -25,7 +25,7 @@ from paceline.catalog import devices
 from paceline.cost.chip import chip
 from paceline.cost.curves import Curves
 from paceline.cost.operators import features
-from paceline.cost.pack import MOST_ALIGNED, Packed, pack_ops
+from paceline.cost.pack import MOST_ALIGNED, PackedOps, pack_ops
 from paceline.cost.stream import StreamCurve, constants
 from paceline.spec.device import Device
 from paceline.spec.workload import Op
@@ -65,16 +65,16 @@ STREAMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class OperatorRows:
     """Rows of one operator on one device."""
 
     ops: list[Op]
     seconds: list[float]
 
 
-def read(folder: Path) -> dict[str, dict[str, Rows]]:
+def read(folder: Path) -> dict[str, dict[str, OperatorRows]]:
     """Device -> operator -> a sample of its rows."""
-    out: dict[str, dict[str, Rows]] = defaultdict(dict)
+    out: dict[str, dict[str, OperatorRows]] = defaultdict(dict)
     for path in sorted(folder.glob("*.csv.gz")):
         by_device: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         with gzip.open(path, "rt") as f:
@@ -82,7 +82,7 @@ def read(folder: Path) -> dict[str, dict[str, Rows]]:
                 by_device[devices.get(row["Device"]).name].append(row)
         for name, rows in by_device.items():
             chosen = random.Random(0).sample(rows, min(SAMPLE, len(rows)))
-            out[name][path.name.split(".")[0]] = Rows(
+            out[name][path.name.split(".")[0]] = OperatorRows(
                 [kernels.fp32_kernel(r)[0] for r in chosen], [float(r["Latency"]) * 1e-3 for r in chosen]
             )
     return out
@@ -99,7 +99,7 @@ def others(left_out: str) -> tuple[str, ...]:
 
 
 def fit(
-    data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], base: Curves, report: list[str]
+    data: Mapping[str, Mapping[str, OperatorRows]], names: Sequence[str], base: Curves, report: list[str]
 ) -> dict[str, Any]:
     """Tables of one file, fitted to the devices `names` together; `base` is the file it inherits from."""
     chips = [devices.get(name) for name in names]
@@ -145,14 +145,14 @@ def fit(
 
 
 def _group(
-    data: Mapping[str, Mapping[str, Rows]], names: Sequence[str], operators: Sequence[str]
-) -> list[tuple[Packed, np.ndarray, np.ndarray]]:
+    data: Mapping[str, Mapping[str, OperatorRows]], names: Sequence[str], operators: Sequence[str]
+) -> list[tuple[PackedOps, np.ndarray, np.ndarray]]:
     """Per device: packed operators, their times, and the number of their operator."""
     out = []
     for name in names:
         ops, seconds, which = [], [], []
         for number, operator in enumerate(operators):
-            rows = data[name].get(operator, Rows([], []))
+            rows = data[name].get(operator, OperatorRows([], []))
             ops += rows.ops
             seconds += rows.seconds
             which += [number] * len(rows.ops)
@@ -163,11 +163,11 @@ def _group(
 def _matrix(
     group: str,
     chips: Sequence[Device],
-    packed: list[tuple[Packed, np.ndarray, np.ndarray]],
+    packed: list[tuple[PackedOps, np.ndarray, np.ndarray]],
     report: list[str],
     **options: Any,
 ) -> dict[str, Any]:
-    blocks: list[solve.Block] = []
+    blocks: list[solve.MeasuredProducts] = []
     for device, (rows, seconds, which) in zip(chips, packed, strict=True):
         if group not in rows.matrix:
             continue
@@ -177,7 +177,9 @@ def _matrix(
         # each device was measured on a host of its own: its launch time is its own unknown per operator
         host = which[entries.owner] + 2 * len(blocks)
         blocks.append(
-            solve.Block(chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host)
+            solve.MeasuredProducts(
+                chip(device), chip(device).peaks["fp32"], entries, seconds[entries.owner], host
+            )
         )
     curve, quality, _ = solve.fit_matrix(blocks, vector=True, **options)
     report.append(line(f"{group} {'+'.join(d.name for d in chips)}", quality))
@@ -186,7 +188,7 @@ def _matrix(
     return plain(replace(curve, alignment=shares))
 
 
-def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> float:
+def _memory_factor(device: Device, rows: Mapping[str, OperatorRows], base: Curves) -> float:
     """Measured over predicted time of large pointwise operators, with Hopper's share of the datasheet
     bandwidth.
     """
@@ -207,7 +209,7 @@ def _memory_factor(device: Device, rows: Mapping[str, Rows], base: Curves) -> fl
 def _stream(
     group: str,
     chips: Sequence[Device],
-    data: Mapping[str, Mapping[str, Rows]],
+    data: Mapping[str, Mapping[str, OperatorRows]],
     operator: str,
     report: list[str],
 ) -> StreamCurve | None:

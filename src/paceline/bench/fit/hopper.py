@@ -19,7 +19,7 @@ from paceline.catalog import devices
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import from_tables
 from paceline.cost.operators import times
-from paceline.cost.pack import AttentionEntries, MatrixEntries, Packed, StreamEntries, pack_ops
+from paceline.cost.pack import AttentionEntries, MatrixEntries, PackedOps, StreamEntries, pack_ops
 from paceline.spec.workload import Op
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ _KEPT = ("intensity", "slope", "cache", "split_s", "reduction", "power", "quanti
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class OperatorSample:
     """One operator, its device time and the number of its kernels; `source` for cross-validation."""
 
     op: Op
@@ -45,20 +45,20 @@ class Observation:
     source: str
 
 
-def from_profiles(path: Path) -> list[Observation]:
+def from_profiles(path: Path) -> list[OperatorSample]:
     """Every operator of every profiled step that pairs with a captured one."""
-    out: list[Observation] = []
+    out: list[OperatorSample] = []
     for row in profiled.read(path):
         if row["compile"]:
             continue
         pairs, share = profiled.pair(row, models.h200_step(row))
         if share < PAIRED:
             continue
-        out += [Observation(p.op, p.seconds, p.kernels, row["model"]) for p in pairs if p.seconds > 0]
+        out += [OperatorSample(p.op, p.seconds, p.kernels, row["model"]) for p in pairs if p.seconds > 0]
     return out
 
 
-def from_microbenchmarks(path: Path) -> list[Observation]:
+def from_microbenchmarks(path: Path) -> list[OperatorSample]:
     """Every operator of `h200/ops.jsonl`, less the cost of the events around it."""
     out = []
     for row in json_rows(path):
@@ -66,11 +66,11 @@ def from_microbenchmarks(path: Path) -> list[Observation]:
             seconds = row.get(column)
             host_bound = column.startswith("bwd") and (seconds or 0) < 1e-4  # autograd's own overhead shows
             if seconds and len(ops) == 1 and not host_bound:
-                out.append(Observation(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, ALONE_SOURCE))
+                out.append(OperatorSample(ops[0], max(seconds - EVENT_S, 0.2 * seconds), 0.0, ALONE_SOURCE))
     return out
 
 
-def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any]:
+def fit(observations: Sequence[OperatorSample], report: list[str]) -> dict[str, Any]:
     """All groups that the observations hold, as tables for a TOML file."""
     target = chip(devices.get("h200"))
     usable = [o for o in observations if o.op.kind != "rnn"]
@@ -102,12 +102,12 @@ def fit(observations: Sequence[Observation], report: list[str]) -> dict[str, Any
 
 
 def _recurrent_scale(
-    target: Chip, tables: dict[str, Any], observations: Sequence[Observation], report: list[str]
+    target: Chip, tables: dict[str, Any], observations: Sequence[OperatorSample], report: list[str]
 ) -> dict[str, float]:
     """How much slower cuDNN's small products per step are than a product of that shape alone."""
     plain = from_tables("fit", {"fit": {"source": "", **tables}})
     scale = {}
-    groups: dict[str, list[Observation]] = defaultdict(list)
+    groups: dict[str, list[OperatorSample]] = defaultdict(list)
     for o in observations:
         if o.op.kind == "rnn":
             groups[f"rnn.{o.op.dtype}.{o.op.tags[0]}"].append(o)
@@ -118,7 +118,7 @@ def _recurrent_scale(
     return scale
 
 
-def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEntries | AttentionEntries]]:
+def _all_groups(packed: PackedOps) -> Iterable[tuple[str, MatrixEntries | StreamEntries | AttentionEntries]]:
     yield from sorted(packed.matrix.items())
     yield from sorted(packed.stream.items())
     yield from sorted(packed.attention.items())
@@ -126,13 +126,13 @@ def _all_groups(packed: Packed) -> Iterable[tuple[str, MatrixEntries | StreamEnt
 
 def _blocks(
     target: Chip, peak: float, entries: MatrixEntries, seconds: Array, alone: NDArray[np.bool_]
-) -> list[solve.Block]:
+) -> list[solve.MeasuredProducts]:
     """Products inside steps and those measured alone: the former are many and alike, the latter cover more
     shapes.
     """
     shares = [(~alone, 1.0), (alone, max(1.0, np.sqrt(ALONE * (~alone).sum() / max(1, alone.sum()))))]
     return [
-        solve.Block(target, peak, take(entries, rows), seconds[rows], weight=float(weight))
+        solve.MeasuredProducts(target, peak, take(entries, rows), seconds[rows], weight=float(weight))
         for rows, weight in shares
         if rows.any()
     ]
@@ -140,7 +140,7 @@ def _blocks(
 
 def _fit_matrices(
     target: Chip,
-    packed: Packed,
+    packed: PackedOps,
     measured: Array,
     alone: NDArray[np.bool_],
     tables: dict[str, Any],

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class FitQuality:
     """How well a curve meets the rows it was fitted to."""
 
     rows: int
@@ -29,9 +29,9 @@ class Quality:
     mean: float
 
 
-def _quality(predicted: Array, measured: Array) -> Quality:
+def _quality(predicted: Array, measured: Array) -> FitQuality:
     error = np.abs(predicted / measured - 1)
-    return Quality(len(measured), float(np.median(error)), float(error.mean()))
+    return FitQuality(len(measured), float(np.median(error)), float(error.mean()))
 
 
 def robust_nnls(table: Array, measured: Array, weight: Array) -> Array:
@@ -53,14 +53,14 @@ def _weight(measured: Array) -> Array:
 
 def fit_stream(
     chip: Chip, entries: StreamEntries, measured: Array, terms: Sequence[bool] = (True,) * 5
-) -> tuple[StreamCurve, Quality]:
+) -> tuple[StreamCurve, FitQuality]:
     """Constants of a stream group; `terms` switches off those that a group has no use for."""
     return fit_stream_table(features(entries, chip), measured, terms)
 
 
 def fit_stream_table(
     table: Array, measured: Array, terms: Sequence[bool] = (True,) * 5
-) -> tuple[StreamCurve, Quality]:
+) -> tuple[StreamCurve, FitQuality]:
     """The same from features, which may come from several chips."""
     table = table * np.array(terms, dtype=float)
     solution = robust_nnls(table, measured, _weight(measured))
@@ -71,7 +71,7 @@ def fit_stream_table(
 
 def fit_attention(
     chip: Chip, peak: float, entries: AttentionEntries, measured: Array
-) -> tuple[AttentionCurve, Quality]:
+) -> tuple[AttentionCurve, FitQuality]:
     """Constants of an attention group."""
     waves = entries.blocks / chip.sms
     filled = np.where(waves > 4, 1.0, np.maximum(1.0, np.ceil(waves) / np.maximum(waves, 1e-9)))
@@ -131,7 +131,7 @@ _VECTOR_BOUNDS = {**_BOUNDS, "cache": (0.3, 2.0), "power": (1.0, 3.0)}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MeasuredProducts:
     """Products measured on one chip; `host` numbers the classes of rows that share an unknown host time."""
 
     chip: Chip
@@ -143,14 +143,14 @@ class Block:
 
 
 def fit_matrix(
-    blocks: Sequence[Block],
+    blocks: Sequence[MeasuredProducts],
     *,
     start: MatrixCurve | None = None,
     layouts: Sequence[str] = (),
     alignments: Sequence[str] = (),
     fixed: Sequence[str] = (),
     vector: bool = False,
-) -> tuple[MatrixCurve, Quality, Array]:
+) -> tuple[MatrixCurve, FitQuality, Array]:
     """Constants of a matrix group over one or several chips, and the host time of each class of row.
 
     `layouts` and `alignments` name those whose share of the efficiency is fitted too; `fixed` names

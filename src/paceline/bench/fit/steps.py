@@ -75,14 +75,14 @@ APART = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSample:
     """Predicted device seconds by group, and the step's measured seconds."""
 
     groups: dict[str, float]
     seconds: float
 
 
-def timm_steps(path: Path, base: Curves) -> Iterable[Step]:
+def timm_steps(path: Path, base: Curves) -> Iterable[StepSample]:
     """A sample of the AMP steps of timm's models on an RTX 3090."""
     device = devices.get("rtx3090")
     for row in csv_rows(path, ("model", "train_step_time_ms")):
@@ -93,22 +93,22 @@ def timm_steps(path: Path, base: Curves) -> Iterable[Step]:
                 continue  # a model that the package no longer has
 
 
-def k80_steps(path: Path, base: Curves) -> Iterable[Step]:
+def k80_steps(path: Path, base: Curves) -> Iterable[StepSample]:
     """One-GPU steps in TensorFlow on one die of a K80."""
     for row in csv_rows(path, ("gpu", "n_gpus", "step_time_s")):
         if row["gpu"].startswith("K80") and row["n_gpus"] == "1" and row["step_time_s"]:
             yield _step(models.tf_cnn_step(row), devices.get("k80"), base, float(row["step_time_s"]))
 
 
-def _step(workload: Workload, device: Device, base: Curves, seconds: float) -> Step:
+def _step(workload: Workload, device: Device, base: Curves, seconds: float) -> StepSample:
     packed = pack(workload)
     sizes = np.array([len(segment.ops) for segment in workload.segments])
     runs = np.repeat(np.bincount(workload.order, minlength=len(sizes)), sizes)
     costs = sustained(times(packed, chip(device), base), packed, device)
-    return Step(packed.groups.total(costs.seconds * runs), seconds)
+    return StepSample(packed.groups.total(costs.seconds * runs), seconds)
 
 
-def fit(steps: Sequence[Step], classes: Classes, report: list[str]) -> dict[str, Any]:
+def fit(steps: Sequence[StepSample], classes: Classes, report: list[str]) -> dict[str, Any]:
     """A table of factors."""
     patterns = tuple(pattern for members in classes for pattern in members)
     of = {group: closest(group, patterns) for step in steps for group in step.groups}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.fit.solve import Quality
+from paceline.bench.fit.solve import FitQuality
 from paceline.cost.pack import Labels, MatrixEntries
 
 
@@ -34,7 +34,7 @@ def plain(curve: Any) -> dict[str, Any]:
     return out
 
 
-def line(group: str, quality: Quality) -> str:
+def line(group: str, quality: FitQuality) -> str:
     """One line of a fit's report."""
     return (
         f"{group:40s} rows {quality.rows:6d}  median {100 * quality.median:5.1f} %  mean"

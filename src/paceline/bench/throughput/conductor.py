@@ -16,7 +16,7 @@ from typing import Any
 from paceline.bench.throughput.agent import FIELDS, WARM_UP
 from paceline.bench.throughput.dataset import KEY
 from paceline.bench.throughput.jobs import JOBS
-from paceline.bench.throughput.runs import PROFILED, Run
+from paceline.bench.throughput.runs import PROFILED, ThroughputRun
 from paceline.train.asynchronous import server
 from paceline.train.asynchronous.store import PrefixStore, Rendezvous, Store
 
@@ -70,7 +70,7 @@ class Conductor:
         self._next = dict.fromkeys(agents, 0)
         self._free = set(self._next)
         self._links: dict[int, float] = {}
-        self._running: list[tuple[Run, list[int], list[int], str]] = []
+        self._running: list[tuple[ThroughputRun, list[int], list[int], str]] = []
         self._count = itertools.count()
 
     def wait_for_agents(self, timeout_s: float = 120.0) -> None:
@@ -82,13 +82,13 @@ class Conductor:
         self._next = {rank: 0 for rank in self._next if rank in here}
         self._free = set(self._next)
 
-    def conduct(self, runs: Sequence[Run], until: float) -> list[Run]:
+    def conduct(self, runs: Sequence[ThroughputRun], until: float) -> list[ThroughputRun]:
         """Runs that did not fit in the time, or on the hosts. One that failed is taken once more; one that
         computed at another pace than the rest of its curve, up to `tries` times in all, whatever its
         throughput: the last line in the file counts."""
         waiting = [run for run in runs if run.hosts <= len(self._next)]
         left = [run for run in runs if run.hosts > len(self._next)]
-        failures, taken = Counter[Run](), Counter[Run]()
+        failures, taken = Counter[ThroughputRun](), Counter[ThroughputRun]()
         while waiting or self._running:
             late = time.time() > until
             fits = (
@@ -114,7 +114,7 @@ class Conductor:
             time.sleep(_POLL_S)
         return left + waiting
 
-    def _odd(self, curve: Sequence[Run]) -> list[Run]:
+    def _odd(self, curve: Sequence[ThroughputRun]) -> list[ThroughputRun]:
         """Runs of a curve that were disturbed; a slow worker makes the pace depend on their number."""
         paces = {
             run: self._compute_s[run.key] for run in curve if run.key in self._compute_s and run.slow == 1
@@ -133,7 +133,7 @@ class Conductor:
         self._store.set(f"part/{rank}/{self._next[rank]}", json.dumps(part))
         self._next[rank] += 1
 
-    def _take(self, run: Run) -> list[int]:
+    def _take(self, run: ThroughputRun) -> list[int]:
         """Hosts for a run; those whose links have its rate already come first."""
         taken = sorted(self._free, key=lambda rank: (self._links.get(rank) != run.link_Mbps, rank))[
             : run.hosts
@@ -145,7 +145,7 @@ class Conductor:
         self._links.update(dict.fromkeys(taken, run.link_Mbps))
         return taken
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: ThroughputRun) -> None:
         taken, name = self._take(run), f"{self._place.run}-{next(self._count)}"
         workers, servers = taken[: run.workers], taken[run.workers :]
         pace = {} if self._prepare is not None else {"pace_Bps": run.link_Mbps * 1e6 / 8}
@@ -171,7 +171,7 @@ class Conductor:
             )
         self._running.append((run, workers, servers, name))
 
-    def _collect(self) -> Iterator[tuple[Run, bool]]:
+    def _collect(self) -> Iterator[tuple[ThroughputRun, bool]]:
         """Writes down the runs that have ended; whether each worked."""
         for entry in list(self._running):
             run, workers, servers, name = entry
@@ -195,7 +195,9 @@ class Conductor:
                 self._write(run, row, results)
             yield run, not errors and bool(row["steps"])
 
-    def _write(self, run: Run, row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
+    def _write(
+        self, run: ThroughputRun, row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+    ) -> None:
         with self._out.open("a", newline="") as f:
             csv.DictWriter(f, COLUMNS).writerow(row)
         self._compute_s[run.key] = float(row["compute_s"])
@@ -204,7 +206,7 @@ class Conductor:
                 f.write(json.dumps(_steps(run, results, self._machine)) + "\n")
 
 
-def _steps(run: Run, results: Sequence[Mapping[str, Any]], machine: str) -> dict[str, Any]:
+def _steps(run: ThroughputRun, results: Sequence[Mapping[str, Any]], machine: str) -> dict[str, Any]:
     """All steps of a small run, times from its first step on."""
     first = min(result["steps"][0][0] for result in results)
     steps = [
@@ -233,7 +235,9 @@ def profiles(out: Path) -> Path:
     return out.with_suffix(".profiles.jsonl")
 
 
-def summary(run: Run, results: Sequence[Mapping[str, Any]], shaping: str, machine: str) -> dict[str, Any]:
+def summary(
+    run: ThroughputRun, results: Sequence[Mapping[str, Any]], shaping: str, machine: str
+) -> dict[str, Any]:
     """Steps per second of all workers, while all of them were running and warm."""
     start = max(result["steps"][WARM_UP - 1][0] for result in results)
     end = min(result["steps"][-1][0] for result in results)

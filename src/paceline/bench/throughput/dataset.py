@@ -14,7 +14,7 @@ from typing import Any
 from paceline.bench.emulate.cluster import burst_bytes
 from paceline.bench.validate.case import csv_rows
 from paceline.errors import DataError
-from paceline.queueing.profile import JobProfile, Link, from_rows
+from paceline.queueing.profile import HostLink, JobProfile, from_rows
 from paceline.spec.tables import Row
 
 #: what a run is
@@ -26,7 +26,7 @@ Key = tuple[str, str, float, int, str, bool, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class MeasuredCurve:
     """One job on one machine: its profile, and by number of workers steps per second, seconds of compute and
     how often an update was how stale.
     """
@@ -53,7 +53,7 @@ class Curve:
         return f"{self.mode}, {self.servers} server{'s' if self.servers > 1 else ''}"
 
 
-def curves(path: Path = SET) -> Iterator[Curve]:
+def curves(path: Path = SET) -> Iterator[MeasuredCurve]:
     """All curves of a measured set.
 
     Those with a slow worker are predicted from one usual worker and two of which one is slow.
@@ -76,7 +76,7 @@ def curves(path: Path = SET) -> Iterator[Curve]:
                 f"{path.name}: {model}, {mode}, {link:g} Mbit/s, {servers} servers has no profile of machine"
                 f" {machine}; measure one and two workers there"
             )
-        yield Curve(
+        yield MeasuredCurve(
             model=model,
             mode=mode,
             link_Mbps=link,
@@ -118,7 +118,7 @@ def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], row: Row) -> JobP
     model, mode, megabits, servers, _, _, slow = key
     rate = megabits * 1e6 / 8
     size = 4.0 * next(iter(found.values()))["parameters"]
-    link = Link(rate_Bps=rate, burst_bytes=burst_bytes(rate) if row["shaping"] == "tbf" else 0.0)
+    link = HostLink(rate_Bps=rate, burst_bytes=burst_bytes(rate) if row["shaping"] == "tbf" else 0.0)
     return JobProfile(
         name=model,
         batch=int(row["batch"]),

@@ -17,7 +17,7 @@ from paceline.errors import DataError, SpecError, UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class PredictedRun:
     """Steps per second of all workers, measured and by both models; runs that the models were fed are
     `profiled`.
     """
@@ -34,16 +34,16 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ThroughputComparison:
     """Predictions beside runs of this machine."""
 
     link_Mbps: float
-    rows: tuple[Beside, ...]
+    rows: tuple[PredictedRun, ...]
     #: runs that did not fit in the time
     left: int
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [{name: getattr(row, name) for name in Beside.__slots__} for row in self.rows]
+        rows = [{name: getattr(row, name) for name in PredictedRun.__slots__} for row in self.rows]
         return {"link_Mbps": self.link_Mbps, "left": self.left, "rows": rows}
 
     def cells(self) -> Iterator[tuple[str, ...]]:
@@ -94,7 +94,7 @@ def compare(
     link_Bps: float,
     modes: Sequence[str] = MODES,
     seconds: float = 120.0,
-) -> Comparison:
+) -> ThroughputComparison:
     """Measures one server and 1 to `hosts` - 2 workers on an emulated cluster of this machine, and predicts
     all of them from the first two runs.
     """
@@ -112,12 +112,12 @@ def compare(
         left = take(runs, out, hosts=hosts, seconds=seconds)
         if len(left) == len(runs):
             raise DataError(f"no run ended within {seconds:g} s; give more by --seconds")
-        rows: list[Beside] = []
+        rows: list[PredictedRun] = []
         for curve in curves(out):
             counts = sorted(curve.rates)
             found = predict(curve.profile, counts)
             rows += [
-                Beside(
+                PredictedRun(
                     model=curve.model,
                     mode=curve.mode,
                     workers=n,
@@ -127,4 +127,4 @@ def compare(
                 )
                 for i, n in enumerate(counts)
             ]
-    return Comparison(link_Mbps=link_Bps * 8e-6, rows=tuple(rows), left=len(left))
+    return ThroughputComparison(link_Mbps=link_Bps * 8e-6, rows=tuple(rows), left=len(left))

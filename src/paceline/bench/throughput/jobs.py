@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BenchNetwork:
     """A model and the shape of its data; `compute_s` is a rough figure, only to choose how long to
     measure.
     """
@@ -110,13 +110,15 @@ def _lstm() -> nn.Module:
     return nn.Sequential(nn.Embedding(512, 144), _Last(144), nn.Linear(144, 10))
 
 
-JOBS: dict[str, Job] = {
+JOBS: dict[str, BenchNetwork] = {
     job.name: job
     for job in (
-        Job(name="mlp", build=_mlp, sample=(256,), batch=128, compute_s=0.004),
-        Job(name="cnn", build=_cnn, sample=(3, 32, 32), batch=32, compute_s=0.035),
-        Job(name="resnet", build=_resnet, sample=(3, 32, 32), batch=24, compute_s=0.06),
-        Job(name="transformer", build=_transformer, sample=(32,), batch=24, compute_s=0.035, vocabulary=256),
-        Job(name="lstm", build=_lstm, sample=(20,), batch=48, compute_s=0.02, vocabulary=512),
+        BenchNetwork(name="mlp", build=_mlp, sample=(256,), batch=128, compute_s=0.004),
+        BenchNetwork(name="cnn", build=_cnn, sample=(3, 32, 32), batch=32, compute_s=0.035),
+        BenchNetwork(name="resnet", build=_resnet, sample=(3, 32, 32), batch=24, compute_s=0.06),
+        BenchNetwork(
+            name="transformer", build=_transformer, sample=(32,), batch=24, compute_s=0.035, vocabulary=256
+        ),
+        BenchNetwork(name="lstm", build=_lstm, sample=(20,), batch=48, compute_s=0.02, vocabulary=512),
     )
 }

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.bench.throughput.conductor import COLUMNS, Conductor, done
-from paceline.bench.throughput.runs import Run, standard
+from paceline.bench.throughput.runs import ThroughputRun, standard
 from paceline.errors import PacelineError
 from paceline.train.asynchronous.store import VARIABLE, Rendezvous, TCPStore, secret, serve_store
 from paceline.units import counts
@@ -55,7 +55,7 @@ class _Hosts:
 
 
 def take(
-    runs: Sequence[Run],
+    runs: Sequence[ThroughputRun],
     out: Path,
     *,
     hosts: int = 16,
@@ -63,7 +63,7 @@ def take(
     machine: str = "1",
     tries: int = 1,
     loopback: bool = False,
-) -> list[Run]:
+) -> list[ThroughputRun]:
     """Measures `runs` that `out` does not have yet, on `hosts` hosts one of which conducts; those that were
     left when the time was up.
     """
@@ -200,7 +200,7 @@ def main() -> None:
     print(f"{len(left)} runs left", flush=True)
 
 
-def _chosen(arguments: argparse.Namespace) -> list[Run]:
+def _chosen(arguments: argparse.Namespace) -> list[ThroughputRun]:
     """The runs of the data set that the options let through."""
     runs = standard()
     for name, text in {"model": arguments.models, "mode": arguments.modes}.items():

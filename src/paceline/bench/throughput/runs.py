@@ -22,7 +22,7 @@ SLOW = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ThroughputRun:
     """One measurement.
 
     `slow` is how many times as long the last worker computes as the others; `overlap` sends during the
@@ -80,7 +80,7 @@ def grid(
     workers: Iterable[int] = range(1, 9),
     slow: float = 1.0,
     overlap: bool = False,
-) -> list[Run]:
+) -> list[ThroughputRun]:
     """All combinations: one link after another, within it one curve after another, which begins with the runs
     that need most hosts, so that small ones fill the gaps."""
     out = []
@@ -88,19 +88,21 @@ def grid(
         some = list(itertools.product(models, modes, servers))
         random.Random(7).shuffle(some)
         out += [
-            Run(model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap)
+            ThroughputRun(
+                model=model, mode=mode, link_Mbps=link, servers=count, workers=n, slow=slow, overlap=overlap
+            )
             for model, mode, count in some
             for n in sorted(workers, reverse=True)
         ]
     return out
 
 
-def staleness() -> list[Run]:
+def staleness() -> list[ThroughputRun]:
     """Asynchronous runs at 100 Mbit/s with four workers, whose staleness is predicted, and their profiles."""
     return grid(modes=["async"], links=[STALENESS_MBPS], servers=[1], workers=[1, 2, 4])
 
 
-def uneven() -> list[Run]:
+def uneven() -> list[ThroughputRun]:
     """One slow worker among two, whose steps are the profile, and among three, four and eight."""
     return grid(
         models=["mlp", "cnn", "transformer"],
@@ -111,14 +113,14 @@ def uneven() -> list[Run]:
     )
 
 
-def overlapped() -> list[Run]:
+def overlapped() -> list[ThroughputRun]:
     """Two servers, whose parts go up during the backward pass."""
     return grid(
         models=["resnet", "transformer"], links=[300.0], servers=[2], workers=[1, 2, 4, 8], overlap=True
     )
 
 
-def standard() -> list[Run]:
+def standard() -> list[ThroughputRun]:
     """The published data set."""
     return [
         *grid(links=LINKS_MBPS[:1]),

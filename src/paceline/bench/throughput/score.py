@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.throughput.dataset import SET, Curve, curves
+from paceline.bench.throughput.dataset import SET, MeasuredCurve, curves
 from paceline.bench.throughput.runs import PROFILED, STALENESS_MBPS
 from paceline.errors import DataError
 from paceline.queueing import baselines
@@ -37,7 +37,7 @@ _POLLUX = ("cifar10", "imagenet", "bert", "deepspeech2", "yolov3", "ncf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ErrorRow:
     """Relative errors of one model on one group of runs."""
 
     group: str
@@ -50,16 +50,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class ErrorTable:
     """A table of errors."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ErrorRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "title": self.title,
-            "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in self.rows],
+            "rows": [{name: getattr(row, name) for name in ErrorRow.__slots__} for row in self.rows],
         }
 
     def cells(self) -> Iterator[tuple[str, ...]]:
@@ -81,7 +81,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staleness:
+class StalenessRow:
     """Asynchronous runs of some workers: steps per second and staleness, measured and predicted."""
 
     model: str
@@ -100,13 +100,13 @@ class Staleness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StalenessScores:
+class StalenessTable:
     """Predicted staleness beside measured."""
 
-    rows: tuple[Staleness, ...]
+    rows: tuple[StalenessRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"rows": [{name: getattr(row, name) for name in Staleness.__slots__} for row in self.rows]}
+        return {"rows": [{name: getattr(row, name) for name in StalenessRow.__slots__} for row in self.rows]}
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """What the table shows, the names of its columns first."""
@@ -154,7 +154,7 @@ def table(title: str, cells: Iterator[tuple[str, ...]]) -> Any:
     return table
 
 
-def measured(path: Path = SET, *, kind: str = "even") -> Scores:
+def measured(path: Path = SET, *, kind: str = "even") -> ErrorTable:
     """Both models and both guesses, on 3 and more workers of a measured set: one kind of its runs
     (`Curve.kind`).
     """
@@ -187,12 +187,12 @@ def measured(path: Path = SET, *, kind: str = "even") -> Scores:
         _row(group, name, found, statistics.mean(knees[group, name]) if knees.get((group, name)) else None)
         for (group, name), found in sorted(errors.items(), key=_order)
     ]
-    return Scores(
+    return ErrorTable(
         title="steps per second of 3 and more workers, from a profile of one and two", rows=tuple(rows)
     )
 
 
-def _all_predicted(chosen: Sequence[Curve]) -> list[dict[str, list[float]]]:
+def _all_predicted(chosen: Sequence[MeasuredCurve]) -> list[dict[str, list[float]]]:
     """Of each curve; on all cores where it is many: a simulation of eight workers takes a tenth of a
     second.
     """
@@ -202,7 +202,7 @@ def _all_predicted(chosen: Sequence[Curve]) -> list[dict[str, list[float]]]:
         return list(pool.map(_predicted, chosen, chunksize=_MANY))
 
 
-def _predicted(one: Curve) -> dict[str, list[float]]:
+def _predicted(one: MeasuredCurve) -> dict[str, list[float]]:
     """By model, for each number of workers that was measured."""
     counts = sorted(one.rates)
     found = predict(one.profile, counts)
@@ -212,7 +212,7 @@ def _predicted(one: Curve) -> dict[str, list[float]]:
 
 
 #: a curve, and by model what was predicted for each of its numbers of workers
-_Predicted = tuple[Curve, dict[str, list[float]]]
+_Predicted = tuple[MeasuredCurve, dict[str, list[float]]]
 
 
 def _averaged(
@@ -246,7 +246,7 @@ def _averaged(
     return errors, knees
 
 
-def _told(one: Curve, workers: int) -> JobProfile:
+def _told(one: MeasuredCurve, workers: int) -> JobProfile:
     """The profile with compute scaled to the mean of a run that is to be predicted."""
     factor = one.compute_s[workers] / float(one.profile.samples("compute_s").mean())
     return replace(
@@ -286,9 +286,9 @@ def _order(item: tuple[tuple[str, str], Any]) -> tuple[int, str, int]:
     )
 
 
-def _row(group: str, model: str, found: Sequence[float], saturation: float | None = None) -> Row:
+def _row(group: str, model: str, found: Sequence[float], saturation: float | None = None) -> ErrorRow:
     sizes = [abs(error) for error in found]
-    return Row(
+    return ErrorRow(
         group=group,
         model=model,
         runs=len(sizes),
@@ -300,7 +300,7 @@ def _row(group: str, model: str, found: Sequence[float], saturation: float | Non
 
 def staleness(
     path: Path = SET, *, links_Mbps: Sequence[float] = (100.0, 1200.0), workers: int = 4
-) -> StalenessScores:
+) -> StalenessTable:
     """Staleness of asynchronous runs on one server by the fine model: on links that are full, and on links
     that are not.
     """
@@ -311,19 +311,19 @@ def staleness(
         and one.link_Mbps in links_Mbps
         and workers in one.rates
     ]
-    return StalenessScores(
+    return StalenessTable(
         rows=tuple(sorted(rows, key=lambda row: (row.link_Mbps, row.slow, row.model, row.machine)))
     )
 
 
-def _stale(one: Curve, workers: int) -> Staleness:
+def _stale(one: MeasuredCurve, workers: int) -> StalenessRow:
     runs = [simulate(one.profile, workers, steps=100, seed=seed) for seed in range(3)]
     predicted: dict[int, float] = {}
     for run in runs:
         for value, count in run.staleness.items():
             predicted[value] = predicted.get(value, 0.0) + count
     real = one.staleness[workers]
-    return Staleness(
+    return StalenessRow(
         model=one.model,
         link_Mbps=one.link_Mbps,
         workers=workers,
@@ -351,7 +351,7 @@ def distance(a: Mapping[int, float], b: Mapping[int, float]) -> float:
     return 0.5 * sum(abs(a.get(value, 0) / total_a - b.get(value, 0) / total_b) for value in {*a, *b})
 
 
-def pollux(data: Path | None = None) -> Scores:
+def pollux(data: Path | None = None) -> ErrorTable:
     """The synchronous model fitted on one and two nodes of the Pollux measurements, scored on four and
     more.
     """
@@ -371,6 +371,6 @@ def pollux(data: Path | None = None) -> Scores:
         predicted = fitted.throughput(column("nodes"), column("replicas"), column("batch"), column("widest"))
         real = column("replicas") * column("batch") / column("step_s")
         rows.append(_row(f"{model}, 4 to 16 nodes", "synchronous", (predicted / real - 1).tolist()))
-    return Scores(
+    return ErrorTable(
         title="samples per second on 4 to 16 nodes, fitted on one and two (Pollux)", rows=tuple(rows)
     )

@@ -14,7 +14,7 @@ from paceline.spec.tables import text_lines as text_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PredictedValue:
     """A predicted value with its 90 % interval."""
 
     value: float
@@ -32,7 +32,7 @@ class Case:
     name: str
     device: str
     measured: Mapping[str, float] = field(default_factory=dict)
-    predict: Callable[[], Mapping[str, Answer]] | None = None
+    predict: Callable[[], Mapping[str, PredictedValue]] | None = None
     #: what the naive guess takes time (or bytes) to be proportional to, in seconds at peak (or bytes)
     naive: Callable[[], Mapping[str, float]] | None = None
     skip: str | None = None

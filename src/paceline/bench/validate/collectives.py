@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.bench import collectives
-from paceline.bench.validate.case import Answer, Case
+from paceline.bench.validate.case import Case, PredictedValue
 from paceline.cost.collectives import LARGE, bus_factor, collective_s, sigma
 from paceline.predict.interval import around
 
 if TYPE_CHECKING:  # the readers of rows use this package
-    from paceline.bench.collectives import Measured
+    from paceline.bench.collectives import MeasuredCollective
 
 
 def busbw(folder: Path, leave_out: bool) -> Iterable[Case] | None:
@@ -36,7 +36,7 @@ def gloo(folder: Path, leave_out: bool) -> Iterable[Case] | None:
     return _cases(rows, bandwidth=False) if rows is not None else None
 
 
-def _cases(rows: Iterable[Measured], bandwidth: bool) -> list[Case]:
+def _cases(rows: Iterable[MeasuredCollective], bandwidth: bool) -> list[Case]:
     cases, together = [], defaultdict(list)
     for row in rows:
         if row.skip is not None or row.group is None or row.cluster is None:
@@ -63,7 +63,9 @@ def _cases(rows: Iterable[Measured], bandwidth: bool) -> list[Case]:
     return cases
 
 
-def _case(row: Measured, seconds: float, width: float, traffic: float, line: float, bandwidth: bool) -> Case:
+def _case(
+    row: MeasuredCollective, seconds: float, width: float, traffic: float, line: float, bandwidth: bool
+) -> Case:
     """`traffic` bytes over a line rate is what the naive guess knows."""
     metric = "busbw" if bandwidth and row.size >= LARGE else "busbw_small" if bandwidth else "seconds"
     measured, value, naive = (
@@ -71,7 +73,7 @@ def _case(row: Measured, seconds: float, width: float, traffic: float, line: flo
         if bandwidth
         else (row.seconds, seconds, traffic / line)
     )
-    answer = Answer(value, *around(value, width))
+    answer = PredictedValue(value, *around(value, width))
     return Case(
         name=f"{row.name} {row.system}",
         device=row.device,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline import api
 from paceline.bench import frameworks
-from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
+from paceline.bench.validate.case import Case, PredictedValue, Row, csv_rows, find
 from paceline.catalog import clusters, devices, models, transformers
 from paceline.errors import PacelineError, PlanError, SpecError
 from paceline.spec.cluster import Cluster, Tier
@@ -77,14 +77,14 @@ def _case(
     share of wrong calls.
     """
 
-    def answers() -> dict[str, Answer]:
+    def answers() -> dict[str, PredictedValue]:
         model, cluster, plan, framework = make()
         p = api.predict(model, plan, cluster, framework=framework)
         right = float(p.fit.fits == ran)
         return {
-            "step_s": Answer(p.step_s, p.step_s_low, p.step_s_high),
+            "step_s": PredictedValue(p.step_s, p.step_s_low, p.step_s_high),
             "peak_bytes": _held(p.memory, cluster.device, meter),
-            "oom": Answer(right, right, right),
+            "oom": PredictedValue(right, right, right),
         }
 
     def naive() -> dict[str, float]:
@@ -98,12 +98,12 @@ def _case(
     return Case(name=name, device=device, measured=measured, predict=answers, naive=naive, sweep=sweep)
 
 
-def _held(memory: Memory, device: Device, meter: str) -> Answer:
+def _held(memory: Memory, device: Device, meter: str) -> PredictedValue:
     """Bytes as a row's meter counts them."""
     if meter == "allocated":
-        return Answer(memory.peak_bytes, memory.peak_low_bytes, memory.peak_high_bytes)
+        return PredictedValue(memory.peak_bytes, memory.peak_low_bytes, memory.peak_high_bytes)
     outside = device.memory_bytes - memory.available_bytes if meter == "device" else 0.0
-    return Answer(
+    return PredictedValue(
         *(
             size + outside
             for size in (memory.reserved_bytes, memory.reserved_low_bytes, memory.reserved_high_bytes)

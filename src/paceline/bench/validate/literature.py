@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from paceline import api
-from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find
+from paceline.bench.validate.case import Case, PredictedValue, Row, csv_rows, find
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, models
 from paceline.catalog.models import fold
@@ -162,7 +162,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class PaperSetup:
     """What a row runs: so many devices with so many samples each, beside a first point that efficiency and
     speedup refer to.
     """
@@ -197,8 +197,8 @@ def recalled() -> Iterator[Case]:
 
     def speedup(
         model: str, batch: int, where: Cluster, plain: str, ternary: str
-    ) -> Callable[[], Mapping[str, Answer]]:
-        def predict() -> Mapping[str, Answer]:
+    ) -> Callable[[], Mapping[str, PredictedValue]]:
+        def predict() -> Mapping[str, PredictedValue]:
             before, after = (
                 api.predict(_workload(model, batch, "fp32"), plan, where) for plan in (plain, ternary)
             )
@@ -226,7 +226,7 @@ def recalled() -> Iterator[Case]:
     )
 
 
-def _phases() -> Mapping[str, Answer]:
+def _phases() -> Mapping[str, PredictedValue]:
     where = clusters.get("16x8xv100-sxm-16gb@25Gb/s/node")
     steps = [
         (api.predict(_workload("resnet50", 64, "amp_fp16", side), "compress=fp16", where), epochs)
@@ -237,7 +237,7 @@ def _phases() -> Mapping[str, Answer]:
         / 60
         for name in ("step_s", "step_s_low", "step_s_high")
     )
-    return {"minutes": Answer(value, low, high)}
+    return {"minutes": PredictedValue(value, low, high)}
 
 
 def why(paper: str) -> str:
@@ -259,7 +259,7 @@ def _case(row: Row) -> Case:
     return Case(name=name, device=found.device, measured=measured, predict=predict)
 
 
-def setup(row: Row) -> Setup | str:
+def setup(row: Row) -> PaperSetup | str:
     """The setup that a row's words mean; or why there is none."""
     model = fold(re.sub(r"\(.*?\)", "", row["model"]).strip().lower().replace("vgg-a", "vgg11"))
     known = next((name for name in models.names() if fold(name) == model), None)
@@ -290,7 +290,7 @@ def setup(row: Row) -> Setup | str:
     paper = row["paper"].lower()
     strong = bool(row["speedup"])
     plan, style = _way(paper, device[0])
-    return Setup(
+    return PaperSetup(
         model=known,
         precision="amp_fp16" if device[0].startswith("v100") else "fp32",
         device=device[0],
@@ -330,7 +330,9 @@ def _way(paper: str, device: str) -> tuple[str, Synchronisation]:
     return "", synchronisations.get("horovod") if "horovod" in paper else ddp
 
 
-def measures(row: Row, found: Setup) -> tuple[dict[str, float], Callable[[], Mapping[str, Answer]]]:
+def measures(
+    row: Row, found: PaperSetup
+) -> tuple[dict[str, float], Callable[[], Mapping[str, PredictedValue]]]:
     """What was published of a row, by metric, and how to predict it."""
     measured: dict[str, float] = {}
     if row["total_time_min"] and row["epochs"] and row["epochs"] != "0":
@@ -340,9 +342,9 @@ def measures(row: Row, found: Setup) -> tuple[dict[str, float], Callable[[], Map
     if row["speedup"]:
         measured["speedup"] = float(row["speedup"])
 
-    def predict() -> Mapping[str, Answer]:
+    def predict() -> Mapping[str, PredictedValue]:
         step = run(found, found.count, found.batch, found.plan)
-        out: dict[str, Answer] = {}
+        out: dict[str, PredictedValue] = {}
         if "minutes" in measured:
             images = float(row["epochs"]) * IMAGENET
             out["minutes"] = _answer(step, images / step.throughput / 60)
@@ -356,24 +358,26 @@ def measures(row: Row, found: Setup) -> tuple[dict[str, float], Callable[[], Map
     return measured, predict
 
 
-def _answer(step: DistributedPrediction, value: float) -> Answer:
-    return Answer(value, value * step.step_s_low / step.step_s, value * step.step_s_high / step.step_s)
+def _answer(step: DistributedPrediction, value: float) -> PredictedValue:
+    return PredictedValue(
+        value, value * step.step_s_low / step.step_s, value * step.step_s_high / step.step_s
+    )
 
 
-def _ratio(step: DistributedPrediction, base: DistributedPrediction, value: float) -> Answer:
+def _ratio(step: DistributedPrediction, base: DistributedPrediction, value: float) -> PredictedValue:
     """A ratio of two steps: what they have in common cancels, the rest of the wider interval stays."""
     spread = abs(math.log(step.step_s_high / step.step_s) - math.log(base.step_s_high / base.step_s)) + 0.1
-    return Answer(value, value * math.exp(-spread), value * math.exp(spread))
+    return PredictedValue(value, value * math.exp(-spread), value * math.exp(spread))
 
 
-def run(found: Setup, count: int, batch: int, plan: str) -> DistributedPrediction:
+def run(found: PaperSetup, count: int, batch: int, plan: str) -> DistributedPrediction:
     """One step of a setup on so many devices."""
     usual = frameworks.get("tensorflow-1" if devices.get(found.device).kind == "gpu" else "native")
     workload = _workload(found.model, batch, found.precision)
     return api.predict(workload, plan, cluster(found, count), framework=replace(usual, sync=found.style.name))
 
 
-def cluster(found: Setup, count: int) -> Cluster:
+def cluster(found: PaperSetup, count: int) -> Cluster:
     """The cluster of a setup with so many devices."""
     each = min(found.node_devices, count)
     device = devices.get(found.device)

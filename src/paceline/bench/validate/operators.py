@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.bench import kernels
-from paceline.bench.validate.case import Answer, Case, csv_rows, find, json_rows
+from paceline.bench.validate.case import Case, PredictedValue, csv_rows, find, json_rows
 from paceline.bench.validate.devices import curves_without
 from paceline.catalog import devices
 from paceline.cost.chip import chip
@@ -75,7 +75,7 @@ def h200_ops(folder: Path, leave_out: bool) -> Iterable[Case] | None:
             value = float(_seconds(ops, device, curves).sum()) + EVENT_S
             if column.startswith("bwd"):
                 value = max(value, CONV_BACKWARD_FLOOR_S if row["op"] == "conv2d" else BACKWARD_FLOOR_S)
-            answer, metrics = Answer(value, *around(value, H200_SIGMA[metric])), (metric, "op_s")
+            answer, metrics = PredictedValue(value, *around(value, H200_SIGMA[metric])), (metric, "op_s")
             cases.append(
                 _known(
                     f"{number} {row['op']} {column}",
@@ -121,12 +121,12 @@ def fp32_kernels(folder: Path, leave_out: bool) -> Iterable[Case] | None:
 def _kernel_case(
     label: str, device: Device, kind: str, measured: float, value: float, ops: list[Op], wider: float = 1.0
 ) -> Case:
-    answer = Answer(value, *around(value, wider * KERNEL_SIGMA[kind]))
+    answer = PredictedValue(value, *around(value, wider * KERNEL_SIGMA[kind]))
     return _known(label, device, ("latency_s", f"{kind}_s"), measured, answer, _peak_seconds(ops, device))
 
 
 def _known(
-    name: str, device: Device, metrics: Sequence[str], measured: float, answer: Answer, naive: float
+    name: str, device: Device, metrics: Sequence[str], measured: float, answer: PredictedValue, naive: float
 ) -> Case:
     """A row whose prediction is there already; it counts under each of the metrics."""
     return Case(

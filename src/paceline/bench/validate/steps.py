@@ -11,7 +11,7 @@ from typing import Any
 from paceline import api
 from paceline.bench import models
 from paceline.bench.frameworks import of_module
-from paceline.bench.validate.case import Answer, Case, Row, csv_rows, find, json_rows
+from paceline.bench.validate.case import Case, PredictedValue, Row, csv_rows, find, json_rows
 from paceline.bench.validate.devices import curves_without
 from paceline.catalog import devices, frameworks
 from paceline.cost.chip import chip
@@ -45,11 +45,11 @@ def _naive(workload: Workload, device: Device) -> dict[str, float]:
     return {"step_s": seconds, "kernel_s": seconds, "peak_bytes": 16.0 * workload.parameter_count}
 
 
-def _answers(p: Prediction) -> dict[str, Answer]:
+def _answers(p: Prediction) -> dict[str, PredictedValue]:
     return {
-        "step_s": Answer(p.step_s, p.step_s_low, p.step_s_high),
-        "kernel_s": Answer(p.kernel_s, p.kernel_s_low, p.kernel_s_high),
-        "peak_bytes": Answer(p.peak_bytes, p.memory.peak_low_bytes, p.memory.peak_high_bytes),
+        "step_s": PredictedValue(p.step_s, p.step_s_low, p.step_s_high),
+        "kernel_s": PredictedValue(p.kernel_s, p.kernel_s_low, p.kernel_s_high),
+        "peak_bytes": PredictedValue(p.peak_bytes, p.memory.peak_low_bytes, p.memory.peak_high_bytes),
     }
 
 
@@ -74,10 +74,10 @@ def _case(
         built.clear()  # hundreds of captured models would not fit in memory
         return answer
 
-    def answers() -> dict[str, Answer]:
+    def answers() -> dict[str, PredictedValue]:
         if accumulate > 1:
             p = _accumulated(workload(), _alone(device), accumulate, framework)
-            return {"step_s": Answer(p.step_s, p.step_s_low, p.step_s_high)}
+            return {"step_s": PredictedValue(p.step_s, p.step_s_low, p.step_s_high)}
         return _answers(api.predict(workload(), device, framework=framework, curves=curves))
 
     def naive() -> dict[str, float]:
@@ -182,12 +182,12 @@ def neusight(folder: Path, leave_out: bool) -> Iterable[Case] | None:
 @cache
 def _neusight_workload(model: str, batch: int, seq: int) -> Workload:
     from paceline.capture.resolve import huggingface
-    from paceline.capture.step import Settings, trace
+    from paceline.capture.step import CaptureSettings, trace
 
     head = "AutoModelForPreTraining" if model.startswith("bert") else None
     config = {"vocab_size": 30522, **_NEUSIGHT[model]} if model.startswith("bert") else _NEUSIGHT[model]
     job = huggingface(config, batch=batch, seq=seq, name=model, head=head, attention="eager")
-    return models.without_optimizer(trace(job, Settings(precision="fp32", fused_attention=False)))
+    return models.without_optimizer(trace(job, CaptureSettings(precision="fp32", fused_attention=False)))
 
 
 # -- timm_train_rtx3090 ----------------------------------------------------------------------------
@@ -287,14 +287,14 @@ def _several(name: str, row: Row, make: Callable[[Row], Workload], alone: Row | 
     if alone:
         measured["scaling"] = measured["step_multi_s"] / accumulate / (float(alone["step_time_s"]) / single)
 
-    def answers() -> dict[str, Answer]:
+    def answers() -> dict[str, PredictedValue]:
         p = _accumulated(make(row), cluster, accumulate, framework)
         one = _accumulated(make(row), _alone(cluster.device), single, framework)
         ratio = p.step_s / accumulate / (one.step_s / single)
         sigma = SCALING_SIGMA + 0.3 * p.exposed_s / p.step_s
         return {
-            "step_multi_s": Answer(p.step_s, p.step_s_low, p.step_s_high),
-            "scaling": Answer(ratio, *around(ratio, sigma)),
+            "step_multi_s": PredictedValue(p.step_s, p.step_s_low, p.step_s_high),
+            "scaling": PredictedValue(ratio, *around(ratio, sigma)),
         }
 
     def naive() -> dict[str, float]:

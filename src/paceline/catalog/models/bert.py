@@ -7,7 +7,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .layers import Attention, Block, Built, FeedForward, dropout, require, tied_head, token_ids, token_loss
+from .layers import (
+    Attention,
+    Built,
+    FeedForward,
+    TransformerBlock,
+    dropout,
+    require,
+    tied_head,
+    token_ids,
+    token_loss,
+)
 
 
 class Bert(nn.Module):
@@ -19,7 +29,7 @@ class Bert(nn.Module):
         self.embed, self.positions, self.segments = (nn.Embedding(n, width) for n in (vocab, context, 2))
         self.norm, self.drop = norm(), dropout(p)
         self.blocks = nn.ModuleList(
-            Block(
+            TransformerBlock(
                 Attention(width, heads, fused=False, p=p),
                 FeedForward(width, 4 * width, nn.GELU()),
                 norm,

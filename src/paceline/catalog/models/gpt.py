@@ -10,7 +10,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .layers import Attention, Block, Built, FeedForward, dropout, require, tied_head, token_ids, token_loss
+from .layers import (
+    Attention,
+    Built,
+    FeedForward,
+    TransformerBlock,
+    dropout,
+    require,
+    tied_head,
+    token_ids,
+    token_loss,
+)
 
 
 class Gpt(nn.Module):
@@ -22,7 +32,7 @@ class Gpt(nn.Module):
         self.embed, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
         self.drop = dropout(p)
         self.blocks = nn.ModuleList(
-            Block(
+            TransformerBlock(
                 Attention(width, heads, causal=True, p=p),
                 FeedForward(width, 4 * width, nn.GELU(approximate="tanh")),
                 norm,

@@ -159,7 +159,7 @@ class SwiGLU(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and feed-forward, each with a residual connection; norms before them, or after if `post`.
 
     Further arguments of `forward` go to the attention.

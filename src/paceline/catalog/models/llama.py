@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from .layers import Attention, Block, Built, SwiGLU, rotary_table, tied_head, token_ids, token_loss
+from .layers import Attention, Built, SwiGLU, TransformerBlock, rotary_table, tied_head, token_ids, token_loss
 
 
 class Llama(nn.Module):
@@ -36,7 +36,7 @@ class Llama(nn.Module):
         norm = partial(nn.RMSNorm, width, eps=1e-5)
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(
-            Block(
+            TransformerBlock(
                 Attention(width, heads, kv_heads=kv_heads, bias=False, causal=True, fused=False), feed(), norm
             )
             for _ in range(depth)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .layers import Attention, Block, Built, FeedForward, dropout, tied_head, token_ids, token_loss
+from .layers import Attention, Built, FeedForward, TransformerBlock, dropout, tied_head, token_ids, token_loss
 
 
 def sinusoids(seq: int, width: int) -> Tensor:
@@ -40,7 +40,7 @@ class CrossBlock(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
+class EncoderDecoder(nn.Module):
     """Source and target ids in, target logits out."""
 
     positions: Tensor
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         self.register_buffer("positions", sinusoids(seq, width), persistent=False)
         self.drop = dropout(p)
         self.encoder = nn.ModuleList(
-            Block(
+            TransformerBlock(
                 Attention(width, heads, bias=False, fused=False, p=p),
                 FeedForward(width, inner, nn.ReLU()),
                 partial(nn.LayerNorm, width),
@@ -96,5 +96,5 @@ def transformer(
     otherwise.
     """
     source, target = token_ids(batch, seq), token_ids(batch, seq)
-    net = Transformer(vocab=vocab, seq=seq, width=width, depth=depth, heads=heads, inner=inner, p=p)
+    net = EncoderDecoder(vocab=vocab, seq=seq, width=width, depth=depth, heads=heads, inner=inner, p=p)
     return net, (source, target), token_loss(target)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .cnn import images
-from .layers import Attention, Block, Built, FeedForward, require
+from .layers import Attention, Built, FeedForward, TransformerBlock, require
 
 
 class VisionTransformer(nn.Module):
@@ -21,7 +21,7 @@ class VisionTransformer(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width))
         self.blocks = nn.ModuleList(
-            Block(Attention(width, heads), FeedForward(width, 4 * width, nn.GELU()), norm)
+            TransformerBlock(Attention(width, heads), FeedForward(width, 4 * width, nn.GELU()), norm)
             for _ in range(depth)
         )
         self.norm = norm()

@@ -2,9 +2,9 @@
 and its client.
 """
 
-from paceline.sched.live.daemon import Daemon, Setup
-from paceline.sched.live.driver import Driver, Node, Seen
-from paceline.sched.live.order import Order, read
-from paceline.sched.live.run import Run
+from paceline.sched.live.daemon import Daemon, DaemonSettings
+from paceline.sched.live.driver import AttemptStatus, Driver, Node
+from paceline.sched.live.job_spec import JobSpec, read
+from paceline.sched.live.run import Attempt
 
-__all__ = ["Daemon", "Driver", "Node", "Order", "Run", "Seen", "Setup", "read"]
+__all__ = ["Attempt", "AttemptStatus", "Daemon", "DaemonSettings", "Driver", "JobSpec", "Node", "read"]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError, SpecError
-from paceline.sched.live.order import Order
+from paceline.sched.live.job_spec import JobSpec
 from paceline.sched.live.server import ENDPOINT
-from paceline.sched.nodes import Shape
+from paceline.sched.nodes import ClusterShape
 
 
 def default_state() -> Path:
@@ -21,7 +21,7 @@ def default_state() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "paceline"
 
 
-class Client:
+class DaemonClient:
     """One daemon, found by its state folder."""
 
     def __init__(self, state: Path) -> None:
@@ -55,16 +55,16 @@ class Client:
             raise SpecError(body["error"])
         return body["ok"]
 
-    def submit(self, orders: Sequence[Order]) -> list[str]:
+    def submit(self, specs: Sequence[JobSpec]) -> list[str]:
         """Hands in jobs, with the speeds that models and profiles say they have there; returns the names of
         those that were new.
         """
         found = self.ask("cluster")
-        shape = Shape(
+        shape = ClusterShape(
             devices=tuple(found["devices"]),
             kinds=tuple(found["kinds"]),
             racks=tuple(found["racks"]),
             name=found["name"],
         )
-        orders = [order.resolved(shape) for order in orders]
-        return [str(name) for name in self.ask("submit", orders=[dict(order.given) for order in orders])]
+        specs = [spec.resolved(shape) for spec in specs]
+        return [str(name) for name in self.ask("submit", orders=[dict(spec.fields) for spec in specs])]

@@ -24,20 +24,20 @@ from paceline.sched import event as ev
 from paceline.sched.decision import Decision
 from paceline.sched.job import Active
 from paceline.sched.live import drivers, forecast
-from paceline.sched.live.carry import Carrier, Ending
 from paceline.sched.live.clocks import Clocks
 from paceline.sched.live.driver import EngineAway
+from paceline.sched.live.job_spec import JobSpec
 from paceline.sched.live.ledger import MODEL, WALL, Ledger
-from paceline.sched.live.order import Order
-from paceline.sched.live.run import LIVE, STOPPING, Run, progress
+from paceline.sched.live.reconciler import Ending, Reconciler
+from paceline.sched.live.run import LIVE, STOPPING, Attempt, progress
 from paceline.sched.live.run import OVER as RUN_OVER
-from paceline.sched.live.server import Server
+from paceline.sched.live.server import DaemonServer
 from paceline.sched.live.store import Store
 from paceline.sched.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class DaemonSettings:
     """How a daemon runs; what is empty is taken from the jobs in the folder, or by default."""
 
     state: Path
@@ -68,7 +68,10 @@ class Daemon:
     """A scheduler on a live engine. `say` gets one line for each decision and each thing that went wrong."""
 
     def __init__(
-        self, setup: Setup, say: Callable[[str], None] = lambda text: None, clocks: Clocks | None = None
+        self,
+        setup: DaemonSettings,
+        say: Callable[[str], None] = lambda text: None,
+        clocks: Clocks | None = None,
     ) -> None:
         self.setup, self.say = setup, say
         self.clocks = clocks or Clocks()
@@ -99,7 +102,7 @@ class Daemon:
             raise
         for note in self.store.notes:
             say(note)
-        self.carrier = Carrier(self.ledger, self.driver, setup.grace_s, self.clocks)
+        self.reconciler = Reconciler(self.ledger, self.driver, setup.grace_s, self.clocks)
         self.model = self.ledger.era["clock"] == MODEL
         self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
         self._stopping = False
@@ -107,8 +110,8 @@ class Daemon:
         self._nodes_s = -math.inf
         self._reports_s = -math.inf
         self._limits: dict[str, str] = {}
-        self._seen: dict[str, forecast.Observed] = {}
-        self.server = Server(setup.state, self._requests, self)
+        self._seen: dict[str, forecast.ObservedSpeed] = {}
+        self.server = DaemonServer(setup.state, self._requests, self)
 
     @property
     def machine(self) -> Machine:
@@ -134,7 +137,7 @@ class Daemon:
         self._stopping = True
 
     def close(self) -> None:
-        """Lets go of the folder and the engine."""
+        """Releases the folder and the engine."""
         self.server.close()
         self.driver.close()
         self.store.close()
@@ -147,12 +150,12 @@ class Daemon:
         )
 
     def turn(self) -> None:
-        """Looks once at everything, and does what follows."""
+        """One turn of the loop: requests, observed attempts, events for the machine, attempts to start."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._requests.get_nowait()()
         try:
-            endings = list(self.carrier.observe())
+            endings = list(self.reconciler.observe())
             # a node that took runs with it is known to be gone before they are started again
             self._look_at_nodes(at_once=any(ending.outcome == "preempted" for ending in endings))
             for ending in endings:
@@ -170,7 +173,7 @@ class Daemon:
         else:
             self._tick()
         try:
-            self.carrier.begin()
+            self.reconciler.begin()
         except EngineAway as error:
             self.say(f"{error}; it is tried again")
 
@@ -178,7 +181,7 @@ class Daemon:
         """Seconds on the scheduler's clock; it never goes back."""
         return self.ledger.now_s()
 
-    def _tell(self, *events: ev.Event, over: Run | None = None) -> None:
+    def _tell(self, *events: ev.Event, over: Attempt | None = None) -> None:
         for decision in self.ledger.tell(*events, over=over):
             self._say(decision)
 
@@ -206,7 +209,7 @@ class Daemon:
         """On the model's clock: the next event, once the real jobs are as far as the model says they are by
         then.
         """
-        while self.carrier.settled():
+        while self.reconciler.settled():
             event = forecast.upcoming(
                 self.machine, [(at, self._job(name, at)) for at, name in self.ledger.planned()[:1]]
             )
@@ -218,7 +221,7 @@ class Daemon:
             if isinstance(event, ev.Ended):
                 self.say(f"{event.time_s:10.1f} s  {event.name} completed")
             self._tell(event)
-            if self.ledger.runs and not self.carrier.settled():
+            if self.ledger.runs and not self.reconciler.settled():
                 return
 
     def _limit(self, event: ev.Event) -> None:
@@ -320,13 +323,13 @@ class Daemon:
         else:
             self._preempted(run, ending.text, now)
 
-    def _preempted(self, run: Run, text: str, now: float) -> None:
+    def _preempted(self, run: Attempt, text: str, now: float) -> None:
         """A run was killed or lost: its job waits again, unless that happened too often without its coming
         any further.
         """
         kept, record = self._kept(run.job), self.ledger.records[run.job]
         misses = 1 if kept > record.get("kept", -1.0) else record.get("misses", 0) + 1
-        retries = self.ledger.orders[run.job].retries
+        retries = self.ledger.specs[run.job].retries
         if misses > retries:
             self.say(f"{now:10.1f} s  {text}, {misses} times in a row without coming further: given up")
             self._tell(ev.Ended(time_s=now, name=run.job, outcome="failed"), over=run)
@@ -337,12 +340,12 @@ class Daemon:
 
     # -- what users ask --------------------------------------------------------------------------------
 
-    def submit(self, orders: Iterable[Order]) -> list[str]:
+    def submit(self, specs: Iterable[JobSpec]) -> list[str]:
         """Takes in jobs; those that are there already stay as they are. Returns the names of new ones."""
-        known = self.ledger.orders
+        known = self.ledger.specs
         new = [
-            order if order.name in known else order.resolved(self.ledger.shape).learning(self._past(order))
-            for order in orders
+            spec if spec.name in known else spec.resolved(self.ledger.shape).with_history(self._past(spec))
+            for spec in specs
         ]
         names = self.ledger.plan(new, self.now_s())
         for name in names:
@@ -353,13 +356,13 @@ class Daemon:
                 )
         return names
 
-    def _past(self, order: Order) -> list[float]:
+    def _past(self, spec: JobSpec) -> list[float]:
         """Shares of their work that past jobs of the same tenant did; 1 is success."""
         rows = [
             self._row(name)
             for name, record in self.ledger.records.items()
             if record["state"] == "over"
-            and self.ledger.orders[name].given.get("tenant") == order.given.get("tenant")
+            and self.ledger.specs[name].fields.get("tenant") == spec.fields.get("tenant")
         ]
         return [
             1.0 if row["state"] == "completed" else min(row["done"] / row["work"], 1 - 1e-9)
@@ -385,7 +388,7 @@ class Daemon:
         """When a job will be over, with an interval. With many jobs it takes seconds: see `ask`."""
         return self.ask(name).answer()
 
-    def ask(self, name: str) -> forecast.Question:
+    def ask(self, name: str) -> forecast.EtaQuery:
         """The question when a job will be over, for another thread to answer while the loop goes on."""
         record = self._known(name)
         if record["state"] == "over":
@@ -398,7 +401,7 @@ class Daemon:
             if (found := self._look(other, now)) is not None and not self.model
         }
         machine, seen = copy.deepcopy((self.machine, self._seen))
-        return forecast.Question(machine=machine, planned=planned, name=name, now_s=now, seen=seen, done=done)
+        return forecast.EtaQuery(machine=machine, planned=planned, name=name, now_s=now, seen=seen, done=done)
 
     def _look(self, name: str, now: float) -> float | None:
         """Work done by a job as it says; None where it never did."""
@@ -408,7 +411,7 @@ class Daemon:
             return None
         done = min(found[0], record.job.work)
         if not self.model and name in self.machine.state.running and name in self.ledger.last:
-            self._seen.setdefault(name, forecast.Observed()).look(
+            self._seen.setdefault(name, forecast.ObservedSpeed()).look(
                 record, self.ledger.last[name].attempt, done, now
             )
         return done
@@ -424,30 +427,25 @@ class Daemon:
 
     def _row(self, name: str) -> dict[str, Any]:
         record, active = self.ledger.records[name], self.machine.state.jobs.get(name)
-        found, last = progress(self.driver.state, self.ledger.place(name)), self.ledger.last.get(name)
-        state = (
-            record["outcome"]
-            if record["state"] == "over"
-            else active.status
-            if active is not None
-            else "planned"
-        )
+        reported = progress(self.driver.state, self.ledger.place(name))
+        last = self.ledger.last.get(name)
+        state = "planned" if active is None else active.status
+        if record["state"] == "over":
+            state = record["outcome"]
         nodes = [self.ledger.nodes[node].name for node, _ in active.allocation] if active is not None else []
         work = self.ledger.job(name).work
-        done = (
-            work
-            if state == "completed"
-            else min(found[0], work)
-            if found
-            else active.done_at(self.now_s())
-            if active is not None
-            else 0.0
-        )
+        done = 0.0
+        if state == "completed":
+            done = work
+        elif reported:
+            done = min(reported[0], work)
+        elif active is not None:
+            done = active.done_at(self.now_s())
         return {
             "job": name,
             "state": state,
-            "unit": self.ledger.orders[name].unit,
-            "reported": found is not None or active is None,
+            "unit": self.ledger.specs[name].unit,
+            "reported": reported is not None or active is None,
             "devices": active.devices if active is not None else 0,
             "nodes": nodes,
             "work": work,

@@ -17,8 +17,8 @@ from pathlib import Path
 from paceline.errors import RunError
 from paceline.sched.live import attempt
 from paceline.sched.live.clocks import Clocks
-from paceline.sched.live.order import Order
-from paceline.sched.live.run import Exit, Folder, Run
+from paceline.sched.live.job_spec import JobSpec
+from paceline.sched.live.run import Attempt, AttemptFolder, RankExit
 
 #: how a run looks from outside: the engine does not have it and nobody began it; it waits in the engine; it
 #: runs; it is over
@@ -40,11 +40,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AttemptStatus:
     """A run as it was observed; `exits` has None for a rank that ended without a trace (or still runs)."""
 
     state: str
-    exits: tuple[Exit | None, ...] = ()
+    exits: tuple[RankExit | None, ...] = ()
 
 
 class Driver(ABC):
@@ -67,57 +67,57 @@ class Driver(ABC):
         """All nodes, in an order that does not change."""
 
     @abstractmethod
-    def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
+    def launch(self, run: Attempt, folder: AttemptFolder, node_names: Sequence[str]) -> None:
         """Begins the processes of a run, one on each node of its allocation."""
 
     @abstractmethod
-    def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
+    def has(self, runs: Sequence[tuple[Attempt, AttemptFolder]]) -> dict[str, str]:
         """PENDING or RUNNING by token, for the runs that the engine has now."""
 
-    def destroy(self, run: Run, folder: Folder) -> None:  # noqa: B027  (the files may be enough)
+    def destroy(self, run: Attempt, folder: AttemptFolder) -> None:  # noqa: B027  (the files may be enough)
         """Takes a run off the engine by force; the files have asked it to go."""
 
     def close(self) -> None:  # noqa: B027
         """Lets go of the engine; runs stay."""
 
-    def start(self, run: Run, order: Order, node_names: Sequence[str]) -> None:
+    def start(self, run: Attempt, spec: JobSpec, node_names: Sequence[str]) -> None:
         """Begins a run on its nodes, at once or when the engine can. Told twice, it is still begun once."""
-        folder = Folder(self.state, run)
-        folder.write(order, run, node_names)
+        folder = AttemptFolder(self.state, run)
+        folder.write(spec, run, node_names)
         self.launch(run, folder, node_names)
 
-    def stop(self, run: Run, *, kill: bool = False) -> None:
+    def stop(self, run: Attempt, *, kill: bool = False) -> None:
         """Asks a run to checkpoint and end, or (`kill`) ends it; a run that has not begun never will."""
-        folder = Folder(self.state, run)
+        folder = AttemptFolder(self.state, run)
         folder.ask("kill" if kill else "stop")
         begun = [not folder.void(rank) for rank in range(run.ranks)]
         if kill or not any(begun):
             self.destroy(run, folder)
 
-    def resize(self, old: Run, new: Run) -> None:
+    def resize(self, old: Attempt, new: Attempt) -> None:
         """Makes way for a job to go on as `new` in place of `old`. By default `old` is asked to checkpoint
         and end; the daemon starts `new` when nothing of it runs any more and the devices are free. An engine
         that can do better in between may."""
         self.stop(old)
 
-    def observe(self, runs: Iterable[Run]) -> dict[str, Seen]:
+    def observe(self, runs: Iterable[Attempt]) -> dict[str, AttemptStatus]:
         """How each run is, by token."""
-        pairs = [(run, Folder(self.state, run)) for run in runs]
+        pairs = [(run, AttemptFolder(self.state, run)) for run in runs]
         # asked before the files are read: what ends in between is then seen as running once more, never as
         # lost
         known = self.has(pairs) if pairs else {}
         return {run.token: self._seen(run, folder, known.get(run.token)) for run, folder in pairs}
 
-    def _seen(self, run: Run, folder: Folder, state: str | None) -> Seen:
+    def _seen(self, run: Attempt, folder: AttemptFolder, state: str | None) -> AttemptStatus:
         exits = tuple(folder.exits())
         if all(exits):
             self._lost.pop(run.token, None)
-            return Seen(state=OVER, exits=exits)
+            return AttemptStatus(state=OVER, exits=exits)
         if state is not None:
             self._lost.pop(run.token, None)
-            return Seen(state=state, exits=exits)
+            return AttemptStatus(state=state, exits=exits)
         if not any(folder.claimed(rank) for rank in range(run.ranks)):
-            return Seen(state=ABSENT, exits=exits)
+            return AttemptStatus(state=ABSENT, exits=exits)
         # the engine lost it: ranks that may still run see `kill` and say so; those that never began never
         # will
         folder.ask("kill")
@@ -127,13 +127,13 @@ class Driver(ABC):
         since_s = self._lost.setdefault(run.token, now_s)
         dead = all(found or self.dead(folder, rank) for rank, found in enumerate(exits))
         gone = dead or now_s - since_s > self.fence_s
-        return Seen(state=OVER if gone else RUNNING, exits=tuple(folder.exits()))
+        return AttemptStatus(state=OVER if gone else RUNNING, exits=tuple(folder.exits()))
 
-    def dead(self, folder: Folder, rank: int) -> bool:
+    def dead(self, folder: AttemptFolder, rank: int) -> bool:
         """Whether it is certain that nothing of a rank runs any more."""
         return False
 
 
-def command(folder: Folder, rank: int | str) -> list[str]:
+def command(folder: AttemptFolder, rank: int | str) -> list[str]:
     """What runs a rank."""
     return [sys.executable, "-I", "-S", str(Path(attempt.__file__)), str(folder.path), str(rank)]

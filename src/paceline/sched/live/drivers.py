@@ -10,21 +10,21 @@ from paceline.sched.live.driver import Driver
 
 
 def _local(state: Path, nodes: str) -> Driver:
-    from paceline.sched.live.local import Local
+    from paceline.sched.live.local import LocalDriver
 
-    return Local(state, nodes)
+    return LocalDriver(state, nodes)
 
 
 def _slurm(state: Path, nodes: str) -> Driver:
-    from paceline.sched.live.slurm import Slurm
+    from paceline.sched.live.slurm import SlurmDriver
 
-    return Slurm(state, nodes)
+    return SlurmDriver(state, nodes)
 
 
 def _ray(state: Path, nodes: str) -> Driver:
-    from paceline.sched.live.on_ray import OnRay
+    from paceline.sched.live.on_ray import RayDriver
 
-    return OnRay(state, nodes)
+    return RayDriver(state, nodes)
 
 
 ENGINES: dict[str, Callable[[Path, str], Driver]] = {"local": _local, "slurm": _slurm, "ray": _ray}

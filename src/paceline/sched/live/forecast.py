@@ -33,7 +33,7 @@ _IDLE_TICKS, _IDLE_SHARE = 200, 0.1
 
 
 @dataclass(slots=True)
-class Observed:
+class ObservedSpeed:
     """The speed of a job over the model's, as its progress shows it."""
 
     attempt: int = -1
@@ -140,14 +140,14 @@ def _shown(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class EtaQuery:
     """Everything that an ETA depends on, copied: it can be answered while the scheduler goes on."""
 
     machine: Machine
     planned: Sequence[tuple[float, Job]]
     name: str
     now_s: float
-    seen: Mapping[str, Observed]
+    seen: Mapping[str, ObservedSpeed]
     done: Mapping[str, float]
 
     def answer(self) -> Eta:
@@ -160,7 +160,7 @@ def eta(
     planned: Sequence[tuple[float, Job]],
     name: str,
     now_s: float,
-    seen: Mapping[str, Observed],
+    seen: Mapping[str, ObservedSpeed],
     done: Mapping[str, float] = MappingProxyType({}),
 ) -> Eta:
     """Plays the queue forward under the same policy, with speeds that are off as the model usually is, and
@@ -191,7 +191,7 @@ def eta(
     )
 
 
-def _as_it_is(job: Active, now_s: float, seen: Observed | None, done: float | None) -> None:
+def _as_it_is(job: Active, now_s: float, seen: ObservedSpeed | None, done: float | None) -> None:
     """What a running job says counts for more than what was believed of it."""
     job.settle(now_s)
     if done is not None:
@@ -225,7 +225,7 @@ def _play(
     planned: Sequence[tuple[float, Job]],
     name: str,
     now_s: float,
-    seen: Mapping[str, Observed],
+    seen: Mapping[str, ObservedSpeed],
     draw: random.Random,
 ) -> tuple[float, float]:
     """(start, end) of a job in one future."""
@@ -234,7 +234,7 @@ def _play(
     stops: dict[str, float] = {}
 
     def off(job: Job, done: float = 0.0) -> Job:
-        known = seen.get(job.name) or Observed()
+        known = seen.get(job.name) or ObservedSpeed()
         if job.ends is not None and job.name != name:
             stops[job.name] = job.work * _share(job.ends, done / job.work, draw.random())
         return replace(

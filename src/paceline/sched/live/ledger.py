@@ -17,11 +17,11 @@ from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
 from paceline.sched.live.clocks import Clocks, Origin
 from paceline.sched.live.driver import Node
-from paceline.sched.live.order import Order
-from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Run
+from paceline.sched.live.job_spec import JobSpec
+from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Attempt
 from paceline.sched.live.store import Row, Store, StoreError, free_place, place_of
 from paceline.sched.machine import Machine
-from paceline.sched.nodes import Shape
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
 from paceline.spec.names import file_name
 
@@ -47,7 +47,7 @@ def _policy(era: Mapping[str, Any]) -> Policy:
 
 
 class Ledger:
-    """The state machine, the orders and the runs, kept in a store."""
+    """The state machine, the submitted jobs and their attempts, kept in a store."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class Ledger:
         self.store = store
         self._clocks = clocks or Clocks()
         rows = store.rows
-        self.orders: dict[str, Order] = {}
-        #: what became of each order: state planned, submitted or over; outcome, times in seconds, misses in a
+        self.specs: dict[str, JobSpec] = {}
+        #: state of each job: planned, submitted or over; outcome, times in seconds, misses in a
         #: row
         self.records: dict[str, dict[str, Any]] = {}
         for name, row in rows["orders"].items():
-            self.orders[name] = Order.of(row["given"], Path(row["given"]["folder"]))
+            self.specs[name] = JobSpec.of(row["given"], Path(row["given"]["folder"]))
             self.records[name] = {key: value for key, value in row.items() if key != "given"}
-        self.last: dict[str, Run] = {}
+        self.last: dict[str, Attempt] = {}
         #: runs that are not over, by token, in the order in which they were decided
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, Attempt] = {}
         for value in rows["runs"].values():
-            self._keep(Run.from_dict(value))
+            self._keep(Attempt.from_dict(value))
         busy = any(record["state"] != "over" for record in self.records.values()) or bool(self.runs)
         self.era = self._era(rows["meta"].get("era"), busy, engine, policy, clock, nodes, interval_s, quotas)
         known = [Node(**node) for node in self.era["nodes"]]
         self.nodes = known
-        self.shape = Shape(
+        self.shape = ClusterShape(
             devices=tuple(n.devices for n in known),
             kinds=tuple(n.kind for n in known),
             racks=(0,) * len(known),
@@ -103,15 +103,16 @@ class Ledger:
     ) -> dict[str, Any]:
         """The settings under which the log is read; new ones only while no job is left."""
         if found is not None and busy:
-            for what, given in (
+            for what, asked in (
                 ("engine", engine),
                 ("policy", policy),
                 ("clock", clock),
                 ("quota", dict(quotas or {})),
             ):
-                if given and given != (known := found.get("quotas", {}) if what == "quota" else found[what]):
+                known = found.get("quotas", {}) if what == "quota" else found[what]
+                if asked and asked != known:
                     raise SpecError(
-                        f"jobs in {self.store.folder} are under {what} {known!r}, got {given!r}; leave"
+                        f"jobs in {self.store.folder} are under {what} {known!r}, got {asked!r}; leave"
                         f" --{what} out, wait until they are over, or use another folder with --state"
                     )
             return found
@@ -127,14 +128,10 @@ class Ledger:
             raise RunError(f"engine {era['engine']!r} has no nodes")
         if quotas:
             era["quotas"] = dict(quotas)
-        usual = _policy(era).interval_s
-        era["interval_s"] = (
-            interval_s
-            if interval_s is not None
-            else usual
-            if era["clock"] == MODEL
-            else min(usual, _PATIENCE_S)
-        )
+        if interval_s is None:
+            usual = _policy(era).interval_s
+            interval_s = usual if era["clock"] == MODEL else min(usual, _PATIENCE_S)
+        era["interval_s"] = interval_s
         self.store.commit([("meta", "era", era)])
         return era
 
@@ -164,9 +161,9 @@ class Ledger:
         """The job of an order, as submitted; one that asks for more devices than there are asks for all of
         them.
         """
-        return self._held(self.orders[name].job(self.shape.kinds, self.records[name]["submit_s"]))
+        return self._capped(self.specs[name].job(self.shape.kinds, self.records[name]["submit_s"]))
 
-    def _held(self, job: Job) -> Job:
+    def _capped(self, job: Job) -> Job:
         """A job that asks for more devices than there are asks for all of them."""
         most = max(self.most, job.least)
         return job if job.devices <= self.most else replace(job, devices=most, most=most)
@@ -190,62 +187,64 @@ class Ledger:
 
     # -- what happens ----------------------------------------------------------------------------------
 
-    def plan(self, orders: Sequence[Order], now_s: float) -> list[str]:
+    def plan(self, specs: Sequence[JobSpec], now_s: float) -> list[str]:
         """Takes in orders, to be submitted at their times; those that are there already, the same, are left.
         Returns the names of new ones.
         """
         rows: list[Row] = []
-        new: dict[str, Order] = {}
+        new: dict[str, JobSpec] = {}
         taken = self.store.places()
-        for order in orders:
-            if order.name in new:
-                raise SpecError(f"two jobs are named {order.name!r}")
-            if order.name in self.orders:
-                if self.orders[order.name].written != order.written:
+        for spec in specs:
+            if spec.name in new:
+                raise SpecError(f"two jobs are named {spec.name!r}")
+            if spec.name in self.specs:
+                if self.specs[spec.name].written != spec.written:
                     raise SpecError(
-                        f"a job named {order.name!r} was submitted before, with other settings; "
+                        f"a job named {spec.name!r} was submitted before, with other settings; "
                         "choose another name"
                     )
                 continue
-            self._check(order)
-            new[order.name] = order
+            self._check(spec)
+            new[spec.name] = spec
             row = {
-                "given": dict(order.given),
+                "given": dict(spec.fields),
                 "state": "planned",
-                "submit_s": now_s + order.submit_s,
-                "place": free_place(file_name(order.name), taken),
+                "submit_s": now_s + spec.submit_s,
+                "place": free_place(file_name(spec.name), taken),
             }
-            rows.append(("orders", order.name, row))
+            rows.append(("orders", spec.name, row))
         if rows:
             self.store.commit(rows)
         for _, name, row in rows:
-            self.orders[name] = new[name]
+            self.specs[name] = new[name]
             self.records[name] = {key: value for key, value in row.items() if key != "given"}
         return list(new)
 
-    def _check(self, order: Order) -> None:
+    def _check(self, spec: JobSpec) -> None:
         """Refuses what the cluster or a quota can never hold."""
-        job = order.job(self.shape.kinds)
+        job = spec.job(self.shape.kinds)
         if job.least > self.most:
             raise SpecError(
-                f"job {order.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}"
+                f"job {spec.name!r} needs {job.least} devices of one kind, but the cluster has {self.most}"
             )
         quota = self.era.get("quotas", {}).get(job.tenant, self.most)
         if job.least > quota:
             raise SpecError(
-                f"job {order.name!r} needs {job.least} devices, "
+                f"job {spec.name!r} needs {job.least} devices, "
                 f"but tenant {job.tenant!r} has a quota of {quota}"
             )
-        order.check_speed(self._held(job), self.shape)
+        spec.check_speed(self._capped(job), self.shape)
 
-    def told(self, run: Run) -> dict[str, str]:
-        """What a run is told of its batch."""
+    def batch_environment(self, run: Attempt) -> dict[str, str]:
+        """Environment variables on the batch of an attempt."""
         kind = self.shape.kinds[run.allocation[0][0]]
-        return self.orders[run.job].told(devices(run.allocation), kind, self.machine.policy.adaptive)
+        return self.specs[run.job].batch_environment(
+            devices(run.allocation), kind, self.machine.policy.adaptive
+        )
 
     def planned(self) -> list[tuple[float, str]]:
         """(seconds, name) of orders that are not submitted yet, in that order."""
-        index = {name: i for i, name in enumerate(self.orders)}
+        index = {name: i for i, name in enumerate(self.specs)}
         found = [
             (record["submit_s"], index[name], name)
             for name, record in self.records.items()
@@ -253,7 +252,7 @@ class Ledger:
         ]
         return [(at, name) for at, _, name in sorted(found)]
 
-    def tell(self, *events: ev.Event, over: Run | None = None) -> list[Decision]:
+    def tell(self, *events: ev.Event, over: Attempt | None = None) -> list[Decision]:
         """Tells the machine events of one time, writes them with what was decided, and notes the runs that
         follow; `over` ended with them.
         """
@@ -292,7 +291,7 @@ class Ledger:
                 "mend the policy and start the scheduler again"
             ) from None
 
-    def put(self, run: Run) -> Run:
+    def put(self, run: Attempt) -> Attempt:
         """Writes a run that changed."""
         self.store.commit([self._keep(run)])
         return run
@@ -301,7 +300,7 @@ class Ledger:
         """Writes something about an order."""
         self.store.commit([self._record(name, **what)])
 
-    def current(self, name: str) -> Run | None:
+    def current(self, name: str) -> Attempt | None:
         """The run of a job that is not over and not being stopped."""
         return next(
             (run for run in self.runs.values() if run.job == name and run.state in (WANTED, LIVE)), None
@@ -309,9 +308,9 @@ class Ledger:
 
     def _record(self, name: str, **what: Any) -> Row:
         self.records[name] |= what
-        return "orders", name, {"given": dict(self.orders[name].given), **self.records[name]}
+        return "orders", name, {"given": dict(self.specs[name].fields), **self.records[name]}
 
-    def _keep(self, run: Run) -> Row:
+    def _keep(self, run: Attempt) -> Row:
         if run.state == OVER:
             self.runs.pop(run.token, None)
         else:
@@ -339,7 +338,7 @@ class Ledger:
             rows += self._stop(decision.name, "checkpointed")
         if isinstance(decision, (Start, Resize)):
             attempt = self.last[decision.name].attempt + 1 if decision.name in self.last else 1
-            run = Run(
+            run = Attempt(
                 job=decision.name,
                 attempt=attempt,
                 allocation=decision.allocation,

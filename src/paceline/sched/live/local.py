@@ -12,12 +12,12 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.sched.live.driver import ABSENT, PENDING, RUNNING, Driver, Node, command
-from paceline.sched.live.run import Folder, Run
+from paceline.sched.live.run import Attempt, AttemptFolder
 
 _WRITTEN = re.compile(r"^\s*(\d+)\s*x\s*(\d+)(?:\s*x\s*([A-Za-z][\w.-]*))?\s*$", re.IGNORECASE)
 
 
-class Local(Driver):
+class LocalDriver(Driver):
     """Nodes are parts of this machine: `4x2` is four of two devices each. Names listed in the file `down` of
     the state folder are out of use.
     """
@@ -46,7 +46,7 @@ class Local(Driver):
             return self._nodes
         return [Node(name=n.name, devices=n.devices, kind=n.kind, up=n.name not in down) for n in self._nodes]
 
-    def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
+    def launch(self, run: Attempt, folder: AttemptFolder, node_names: Sequence[str]) -> None:
         begun = self._begun.setdefault(run.token, [])
         environment = {**os.environ, "PACELINE_RUN": str(folder.path)}
         with (folder.path / "attempt.log").open("ab") as log:
@@ -64,7 +64,7 @@ class Local(Driver):
                         )
                     )
 
-    def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
+    def has(self, runs: Sequence[tuple[Attempt, AttemptFolder]]) -> dict[str, str]:
         for processes in self._begun.values():
             # nobody else reaps them
             processes[:] = [process for process in processes if process.poll() is None]
@@ -87,11 +87,11 @@ class Local(Driver):
                     out[run.token] = ABSENT
         return out
 
-    def _runs(self, folder: Folder, rank: int, begun: bool) -> bool:
+    def _runs(self, folder: AttemptFolder, rank: int, begun: bool) -> bool:
         pid = folder.pid(rank)
         return _is(pid, folder) if pid else begun or bool(_marked(folder))
 
-    def destroy(self, run: Run, folder: Folder) -> None:
+    def destroy(self, run: Attempt, folder: AttemptFolder) -> None:
         """What still carries its mark goes, whoever its parent is now."""
         for pid in _marked(folder):
             # the watchers stay, to say how it ended
@@ -105,7 +105,7 @@ class Local(Driver):
             process.returncode = 0
         self._begun.clear()
 
-    def dead(self, folder: Folder, rank: int) -> bool:
+    def dead(self, folder: AttemptFolder, rank: int) -> bool:
         """Kills what a killed watcher left behind; certain once nothing carries the mark."""
         left = _marked(folder)
         for pid in left:
@@ -114,7 +114,7 @@ class Local(Driver):
         return not left
 
 
-def _is(pid: int, folder: Folder) -> bool:
+def _is(pid: int, folder: AttemptFolder) -> bool:
     """Whether a process number belongs to the run: numbers are used again, so its environment must say so."""
     if pid <= 0:
         return False
@@ -144,6 +144,6 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _marked(folder: Folder) -> list[int]:
+def _marked(folder: AttemptFolder) -> list[int]:
     """Processes of a run, by the mark in their environment."""
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is(int(entry.name), folder)]

@@ -16,7 +16,7 @@ from typing import Any
 from paceline import on_ray
 from paceline.errors import MissingExtra, RunError
 from paceline.sched.live.driver import PENDING, RUNNING, Driver, EngineAway, Node, command
-from paceline.sched.live.run import Folder, Run
+from paceline.sched.live.run import Attempt, AttemptFolder
 
 _SPACE = "paceline"
 
@@ -44,7 +44,7 @@ class _Rank:
         self._ray.kill(self._me)  # the actor goes with it, and gives its devices back
 
 
-class OnRay(Driver):
+class RayDriver(Driver):
     """A Ray cluster. Devices of a node are its GPUs, or its processors where no node has GPUs."""
 
     name = "ray"
@@ -102,7 +102,7 @@ class OnRay(Driver):
             else f"{row['NodeManagerAddress']}-{row['NodeID'][:8]}"
         )
 
-    def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
+    def launch(self, run: Attempt, folder: AttemptFolder, node_names: Sequence[str]) -> None:
         pinned = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         for rank, ((_, count), name) in enumerate(zip(run.allocation, node_names, strict=True)):
             if folder.claimed(rank):
@@ -119,7 +119,7 @@ class OnRay(Driver):
             )
             self._ask(lambda actor=actor, rank=rank: actor.remote(command(folder, rank), str(folder.path)))
 
-    def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
+    def has(self, runs: Sequence[tuple[Attempt, AttemptFolder]]) -> dict[str, str]:
         alive = {
             row["name"]
             for row in self._ask(lambda: self._ray.util.list_named_actors(all_namespaces=True))
@@ -138,7 +138,7 @@ class OnRay(Driver):
                 )
         return out
 
-    def destroy(self, run: Run, folder: Folder) -> None:
+    def destroy(self, run: Attempt, folder: AttemptFolder) -> None:
         for rank in range(run.ranks):
             with contextlib.suppress(ValueError):
                 if folder.exit(rank):  # others still have to say how they ended

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.sched.decision import Allocation, devices
-from paceline.sched.live.order import Order
-from paceline.sched.live.private import opener
+from paceline.sched.live.job_spec import JobSpec
+from paceline.sched.live.permissions import opener
 from paceline.spec.names import file_name
 
 #: states of a run: decided, handed to the engine, asked to stop, over
@@ -36,7 +36,7 @@ VOID = -1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Attempt:
     """Attempt number `attempt` (from 1) at a job; together they are its token: an engine begins it once,
     however often it is told.
     """
@@ -78,11 +78,11 @@ class Run:
         }
 
     @staticmethod
-    def from_dict(value: Mapping[str, Any]) -> Run:
+    def from_dict(value: Mapping[str, Any]) -> Attempt:
         """From plain values; those that only earlier versions knew are left."""
-        known = {key: found for key, found in value.items() if key in Run.__dataclass_fields__}
+        known = {key: found for key, found in value.items() if key in Attempt.__dataclass_fields__}
         allocation = tuple((node, count) for node, count in value["allocation"])
-        return Run(**{**known, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
+        return Attempt(**{**known, "allocation": allocation, "slots": tuple(map(tuple, value["slots"]))})
 
     def folder(self, state: Path) -> Path:
         """Where its files are."""
@@ -91,11 +91,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a rank ended: its code (minus the signal that killed it), and whether it had been told to end."""
+class RankExit:
+    """How a rank ended: its code (minus the signal that killed it), and whether it had been asked to stop."""
 
     code: int
-    told: bool = False
+    asked_to_stop: bool = False
 
     @property
     def killed(self) -> bool:
@@ -103,12 +103,12 @@ class Exit:
         return self.code < 0 or self.code > 128
 
 
-class Folder:
+class AttemptFolder:
     """The files of one run."""
 
     __slots__ = ("path", "ranks")
 
-    def __init__(self, state: Path, run: Run) -> None:
+    def __init__(self, state: Path, run: Attempt) -> None:
         self.path = run.folder(state)
         self.ranks = run.ranks
 
@@ -118,14 +118,14 @@ class Folder:
         checksum = zlib.crc32(str(self.path).encode())
         return file_name(f"{self.path.parent.name}-{self.path.name}-{checksum:08x}")
 
-    def write(self, order: Order, run: Run, node_names: Sequence[str]) -> None:
+    def write(self, spec: JobSpec, run: Attempt, node_names: Sequence[str]) -> None:
         """Says what to run; the same at each call."""
         job = self.path.parent
         (job / "checkpoint").mkdir(parents=True, exist_ok=True)
         self.path.mkdir(exist_ok=True)
         port = 20000 + zlib.crc32(str(self.path).encode()) % 10000
         common = {
-            **order.environment,
+            **spec.environment,
             "PACELINE_JOB": run.job,
             "PACELINE_RUN": str(self.path),
             "PACELINE_DEVICES": str(devices(run.allocation)),
@@ -151,7 +151,7 @@ class Folder:
         ]
         replace_text(
             self.path / "run.json",
-            json.dumps({"command": order.command, "folder": order.folder, "common": common, "ranks": each}),
+            json.dumps({"command": spec.command, "folder": spec.folder, "common": common, "ranks": each}),
         )
 
     def ask(self, what: str) -> None:
@@ -170,15 +170,15 @@ class Folder:
         except (OSError, ValueError):
             return 0
 
-    def exit(self, rank: int) -> Exit | None:
+    def exit(self, rank: int) -> RankExit | None:
         """How a rank ended, None while it has not."""
         try:
             found = json.loads((self.path / str(rank) / "exit.json").read_text())
         except (OSError, ValueError):
             return None
-        return Exit(code=found["code"], told=found["told"])
+        return RankExit(code=found["code"], asked_to_stop=found["told"])
 
-    def exits(self) -> list[Exit | None]:
+    def exits(self) -> list[RankExit | None]:
         """Of each rank."""
         return [self.exit(rank) for rank in range(self.ranks)]
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.sched.live.driver import EngineAway
-from paceline.sched.live.order import Order
-from paceline.sched.live.private import opener
+from paceline.sched.live.job_spec import JobSpec
+from paceline.sched.live.permissions import opener
 from paceline.sched.live.store import StoreError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Http(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class Server:
+class DaemonServer:
     """Threads take requests; the daemon's own thread answers them, one after the other."""
 
     def __init__(self, state: Path, requests: queue.Queue[Callable[[], None]], daemon: Daemon) -> None:
@@ -124,11 +124,11 @@ class Server:
         given = request.get("orders")
         if not isinstance(given, list):
             raise SpecError(f"orders must be a list of jobs, got {given!r}")
-        orders = [_order(entry) for entry in given]
-        known, shape = self._daemon.ledger.orders, self._daemon.ledger.shape
+        specs = [_job_spec(entry) for entry in given]
+        known, shape = self._daemon.ledger.specs, self._daemon.ledger.shape
         with self._worked_out():  # models may be predicted, which takes seconds
-            orders = [order if order.name in known else order.resolved(shape) for order in orders]
-        return self._in_loop(lambda: self._daemon.submit(orders))
+            specs = [spec if spec.name in known else spec.resolved(shape) for spec in specs]
+        return self._in_loop(lambda: self._daemon.submit(specs))
 
     def _cluster(self, request: Mapping[str, Any]) -> dict[str, Any]:
         shape = self._daemon.ledger.shape
@@ -227,14 +227,14 @@ def _chosen(request: Mapping[str, Any], allowed: Mapping[str, Any]) -> str:
     return what
 
 
-def _order(given: Any) -> Order:
+def _job_spec(given: Any) -> JobSpec:
     """A job of a request: paths are absolute, for the daemon runs elsewhere."""
     if not isinstance(given, Mapping):
         raise SpecError(f'a job is written {{"name": ..., "command": ..., ...}}, got {given!r}')
     folder = given.get("folder")
     if not isinstance(folder, str) or not folder.startswith("/"):
         raise SpecError(f"job {given.get('name')!r}: folder must be an absolute path, got {folder!r}")
-    return Order.of(given, Path("/"))
+    return JobSpec.of(given, Path("/"))
 
 
 def _line(what: object) -> str:

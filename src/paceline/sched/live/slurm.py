@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.errors import RunError
 from paceline.sched.live.driver import PENDING, RUNNING, Driver, EngineAway, Node, command
-from paceline.sched.live.run import Folder, Run
+from paceline.sched.live.run import Attempt, AttemptFolder
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 #: states of a batch job that has not begun, and of one that has not ended
@@ -27,7 +27,7 @@ _USABLE = ("idle", "mixed", "alloc", "comp", "resv", "plan", "unk")
 _GPUS = re.compile(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
 
-class Slurm(Driver):
+class SlurmDriver(Driver):
     """A Slurm cluster, or one partition of it.
 
     Devices of a node are its GPUs, or its processors where no node has GPUs.
@@ -65,7 +65,7 @@ class Slurm(Driver):
                 )
         return sorted(found.values(), key=lambda node: _natural(node.name))
 
-    def launch(self, run: Run, folder: Folder, node_names: Sequence[str]) -> None:
+    def launch(self, run: Attempt, folder: AttemptFolder, node_names: Sequence[str]) -> None:
         if self._jobs(folder.name):
             return  # an earlier daemon handed it in
         # one size for all nodes is all that srun can say; what is uneven is counted here, not by Slurm
@@ -95,7 +95,7 @@ class Slurm(Driver):
             given=script,
         )
 
-    def has(self, runs: Sequence[tuple[Run, Folder]]) -> dict[str, str]:
+    def has(self, runs: Sequence[tuple[Attempt, AttemptFolder]]) -> dict[str, str]:
         status: dict[str, str] = {}
         for line in self._ask("squeue", "-h", "--me", "-o", "%j|%T").splitlines():
             name, _, word = line.partition("|")
@@ -109,7 +109,7 @@ class Slurm(Driver):
                 )
         return out
 
-    def destroy(self, run: Run, folder: Folder) -> None:
+    def destroy(self, run: Attempt, folder: AttemptFolder) -> None:
         for job in self._jobs(folder.name):
             self._ask("scancel", job)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError
-from paceline.sched.live.private import make_private, opener
+from paceline.sched.live.permissions import make_private, opener
 
 
 class StoreError(RunError):

@@ -16,7 +16,7 @@ from paceline.sched.policies.fair import Gavel, MaxMin
 from paceline.sched.policies.gittins import Gittins
 from paceline.sched.policies.las import Las
 from paceline.sched.policies.optimus import Optimus
-from paceline.sched.policies.order import Fifo, Sjf, Srsf, Srtf
+from paceline.sched.policies.ranked import Fifo, Sjf, Srsf, Srtf
 from paceline.sched.policies.success import Success
 from paceline.sched.policy import Policy
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from paceline.sched.job import Active
 from paceline.sched.machine import State
-from paceline.sched.policies.order import Ordered, asked_s
+from paceline.sched.policies.ranked import RankedPolicy, asked_s
 
 
-class Easy(Ordered):
+class Easy(RankedPolicy):
     """The head of the queue is promised the devices that are free soonest; others start now if they end
     before that, or fit beside it.
     """

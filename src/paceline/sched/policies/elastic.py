@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from paceline.sched.job import RUNNING, Active
 from paceline.sched.machine import State
 from paceline.sched.policy import Policy
-from paceline.sched.speed import ScaleFree
+from paceline.sched.speed import OnePhaseSpeed
 
 #: (size, worth of each device on the way there)
 Ladder = list[tuple[int, float]]
@@ -167,7 +167,7 @@ class Elastic(Policy):
         """(size, worth of each device on the way there) from none up, with falling worth."""
         left = max(job.left_at(state.now_s), 1e-9 * job.job.work)
         value = self._value(job, left)
-        if not isinstance(job.job.speed, ScaleFree):
+        if not isinstance(job.job.speed, OnePhaseSpeed):
             return [(n, w * value) for n, w in self._shape(state, job, left)]
         # how worth falls with size does not depend on how much is left: found once for a job
         if job.name not in self._shapes:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.sched.job import Active
 from paceline.sched.policies.las import Las
-from paceline.sched.policies.order import Ordered
+from paceline.sched.policies.ranked import RankedPolicy
 
 #: (tenant, doublings of devices)
 Class = tuple[str, int]
@@ -78,14 +78,14 @@ class Gittins(Las):
     def _resort(self, now_s: float) -> None:
         """Ranks have changed: queues and running jobs are sorted anew."""
         waiting = [job for queue in self._queues.values() for _, job in queue]
-        held = [job for _, job in self._held]
+        running = [job for _, job in self._running]
         self._queues.clear()
         self._wanted = 0
         for job in waiting:
-            Ordered.added(self, job, now_s)
-        self._held.clear()
-        self._held_keys.clear()
-        for job in held:
+            RankedPolicy.added(self, job, now_s)
+        self._running.clear()
+        self._running_keys.clear()
+        for job in running:
             self._hold(job, now_s)
 
 

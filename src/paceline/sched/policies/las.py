@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 
 from paceline.sched.job import RUNNING, Active
 from paceline.sched.machine import State
-from paceline.sched.policies.order import Ordered
+from paceline.sched.policies.ranked import RankedPolicy
 
 
-class Las(Ordered):
+class Las(RankedPolicy):
     """Tiresias: discretised two-dimensional least attained service."""
 
     name = "las"

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace
 from paceline.sched.job import Active
 from paceline.sched.machine import State
 from paceline.sched.policy import Policy
-from paceline.sched.speed import ScaleFree
+from paceline.sched.speed import OnePhaseSpeed
 
 
 class Optimus(Policy):
@@ -50,7 +50,9 @@ class Optimus(Policy):
             free -= size
             if size < job.job.most:
                 left = job.left_at(state.now_s)
-                known = self._unit.setdefault(job.name, {}) if isinstance(job.job.speed, ScaleFree) else None
+                known = (
+                    self._unit.setdefault(job.name, {}) if isinstance(job.job.speed, OnePhaseSpeed) else None
+                )
                 now, more = _seconds(job, left, size, each, known), _seconds(job, left, size + 1, each, known)
                 gains.append((more - now, job.index, job, more, left, known))
         heapify(gains)

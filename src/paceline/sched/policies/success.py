@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.sched.job import Active
-from paceline.sched.policies.order import DRIFTS, Ordered, asked_s
+from paceline.sched.policies.ranked import DRIFTS, RankedPolicy, asked_s
 
 
-class Success(Ordered):
+class Success(RankedPolicy):
     """Expected remaining service over the chance of success; least first. `preempts`: arrivals with a better
     index stop running jobs.
     """
 
     name = "success"
-    held_ranks = DRIFTS
+    running_ranks = DRIFTS
 
     def __init__(
         self, *, preempts: bool = True, service: bool = True, quotas: Mapping[str, int] | None = None

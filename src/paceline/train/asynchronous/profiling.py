@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunError, SpecError
-from paceline.queueing.profile import UNEVEN, WARM_UP, WIRE, JobProfile, Link, ProfiledRun, from_rows
+from paceline.queueing.profile import UNEVEN, WARM_UP, WIRE, HostLink, JobProfile, ProfiledRun, from_rows
 from paceline.train.asynchronous.launch import Local
 from paceline.train.asynchronous.record import VARIABLE
 from paceline.train.asynchronous.remote import SLOW
@@ -67,7 +67,7 @@ def profile(
         servers=facts["servers"],
         staleness=facts["staleness"],
         backups=facts["backups"],
-        link=Link(rate_Bps=rate),
+        link=HostLink(rate_Bps=rate),
         runs=tuple(runs),
         slow_workers=int(slow > 1),
     )

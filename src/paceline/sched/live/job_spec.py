@@ -1,5 +1,5 @@
-"""What a user submits: a command, and what the scheduler may know of it. In TOML, one job or a list of
-`[[job]]`:
+"""A job as a user submits it: a command, and what the scheduler may know about it. In TOML, one job or a
+list of `[[job]]`:
 
     [[job]]
     name = "digits"
@@ -28,38 +28,39 @@ from typing import Any
 from paceline.errors import PacelineError, SpecError
 from paceline.sched.ends import Ends, empirical
 from paceline.sched.job import Job
-from paceline.sched.live import given as say
-from paceline.sched.nodes import Shape
-from paceline.sched.samples import Rows, Tabulated, worth
-from paceline.sched.speed import Scaling, Speed, Table, packed
+from paceline.sched.live import job_fields
+from paceline.sched.nodes import ClusterShape
+from paceline.sched.speed import RateTable, ScaledSpeed, Speed, packed
+from paceline.sched.speed_sources import Rows, TabulatedSpeed, worth
 from paceline.spec.facts import read_text
 from paceline.spec.names import checked_name
 
-#: seconds from being given devices to the first step, where nobody says
+#: default time to restart: seconds from getting devices to the first step
 _RESTART_S = 10.0
 #: the shortest job, in seconds
 _SHORTEST_S = 1e-6
-#: past jobs from which early ends are learnt; with fewer nothing is known
+#: past jobs needed to estimate early ends; with fewer the job has no distribution of ends
 _ENOUGH = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
-#: how a value is read, by key
+#: parser of each key
 _READERS: dict[str, Callable[[Any, str, str], Any]] = {
-    **dict.fromkeys(say.TIMES, say.seconds),
-    **dict.fromkeys(say.WHOLE, say.whole),
-    **dict.fromkeys(say.COUNTS, say.count),
-    **dict.fromkeys(say.WORDS, say.words),
-    "image": say.whole,
-    "tenant": say.tenant,
-    "powers_of_two": say.switch,
-    "overhead": say.overhead,
+    **dict.fromkeys(job_fields.TIMES, job_fields.seconds),
+    **dict.fromkeys(job_fields.WHOLE, job_fields.whole),
+    **dict.fromkeys(job_fields.COUNTS, job_fields.count),
+    **dict.fromkeys(job_fields.WORDS, job_fields.words),
+    "image": job_fields.whole,
+    "tenant": job_fields.tenant,
+    "powers_of_two": job_fields.switch,
+    "overhead": job_fields.overhead,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A job as it was handed in. `given` holds what was written, checked, with times in seconds and paths
-    absolute; `speeds` among it is what a model or a profile says of the cluster at hand (`resolved`)."""
+class JobSpec:
+    """A job as it was handed in. `fields` holds what the user wrote, checked, with times in seconds and
+    absolute paths; its `speeds` are what a model or a profile predicts for the cluster at hand (`resolved`).
+    """
 
     name: str
     command: tuple[str, ...]
@@ -71,72 +72,73 @@ class Order:
     #: times in a row that it is started again without having come further, after a signal killed it or its
     #: node was lost
     retries: int
-    given: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
     @staticmethod
-    def of(given: Mapping[str, Any], folder: Path, where: str = "") -> Order:
+    def of(fields: Mapping[str, Any], folder: Path, where: str = "") -> JobSpec:
         """Checks what was written; relative paths count from `folder`."""
-        name = _name(given.get("name"), where)
+        name = _name(fields.get("name"), where)
         at = f"{where}: job {name!r}" if where else f"job {name!r}"
-        say.unknown(given, at)
-        plain = dict(given)
-        for key in given.keys() & _READERS.keys():
-            plain[key] = _READERS[key](given[key], key, at)
+        job_fields.unknown(fields, at)
+        plain = dict(fields)
+        for key in fields.keys() & _READERS.keys():
+            plain[key] = _READERS[key](fields[key], key, at)
         for key, read_ in (
-            ("rates", say.rates),
-            ("ends", say.ends),
-            ("learnt", say.ends),
-            ("speeds", say.speeds),
+            ("rates", job_fields.rates),
+            ("ends", job_fields.ends),
+            ("learnt", job_fields.ends),
+            ("speeds", job_fields.speeds),
         ):
-            if key in given:
-                plain[key] = read_(given[key], at)
-        plain["folder"] = str((folder / given.get("folder", ".")).absolute())
-        plain["command"] = list(say.command(given.get("command"), at))
-        plain["environment"] = say.environment(given.get("environment", {}), at)
+            if key in fields:
+                plain[key] = read_(fields[key], at)
+        plain["folder"] = str((folder / fields.get("folder", ".")).absolute())
+        plain["command"] = list(job_fields.command(fields.get("command"), at))
+        plain["environment"] = job_fields.environment(fields.get("environment", {}), at)
         for key in ("profile", "model"):
-            if key in given:
-                plain[key] = _placed(given[key], folder, key == "profile")
-        order = Order(
+            if key in fields:
+                plain[key] = _placed(fields[key], folder, key == "profile")
+        spec = JobSpec(
             name=name,
             command=tuple(plain["command"]),
             folder=plain["folder"],
             environment=plain["environment"],
             submit_s=plain.get("submit", 0.0),
             retries=plain.get("retries", 3),
-            given=plain,
+            fields=plain,
         )
-        order._check(at)
-        return order
+        spec._check(at)
+        return spec
 
     def _check(self, at: str) -> None:
         """What can be known to be wrong before there is a cluster."""
-        found = [key for key in say.SOURCES if key in self.given]
-        if len(found) != 1:
+        sources = [key for key in job_fields.SOURCES if key in self.fields]
+        if len(sources) != 1:
             raise SpecError(
                 f"{at}: give one of rates (work per second by devices), seconds (run time on its devices),"
-                f" model (predicted) or profile (measured), got {' and '.join(found) or 'none'}"
+                f" model (predicted) or profile (measured), got {' and '.join(sources) or 'none'}"
             )
-        if stray := next((key for key in say.MODEL if key in self.given and "model" not in self.given), None):
-            raise SpecError(f"{at}: {stray} goes with a model")
+        stray = [key for key in job_fields.MODEL if key in self.fields]
+        if stray and "model" not in self.fields:
+            raise SpecError(f"{at}: {stray[0]} goes with a model")
         try:
-            if "speeds" in self.given or say.goodput(self.given) is None:
+            if "speeds" in self.fields or job_fields.goodput(self.fields) is None:
                 self.job(("any",))
             else:
-                self._job(1.0, Scaling(), 0.0)
+                self._job(1.0, ScaledSpeed(), 0.0)
         except PacelineError as error:
             raise SpecError(f"{at}: {str(error).removeprefix(f'job {self.name!r}: ')}") from None
 
-    def resolved(self, shape: Shape) -> Order:
+    def resolved(self, shape: ClusterShape) -> JobSpec:
         """The same, with the speeds that its model or profile says it has on a cluster; others are returned
         as they are.
         """
-        if "speeds" in self.given or not any(key in self.given for key in ("rates", "model", "profile")):
+        if "speeds" in self.fields or not any(key in self.fields for key in ("rates", "model", "profile")):
             return self
         try:
-            job = self._job(1.0, Scaling(), 0.0)
+            job = self._job(1.0, ScaledSpeed(), 0.0)
             rows = _tabulated(
                 json.dumps(
-                    {key: value for key, value in self.given.items() if key in _DECIDES}, sort_keys=True
+                    {key: value for key, value in self.fields.items() if key in _DECIDES}, sort_keys=True
                 ),
                 job,
                 shape,
@@ -147,42 +149,42 @@ class Order:
             return self
         return replace(
             self,
-            given={
-                **self.given,
-                "speeds": {kind: {n: list(row) for n, row in found.items()} for kind, found in rows.items()},
+            fields={
+                **self.fields,
+                "speeds": {kind: {n: list(row) for n, row in table.items()} for kind, table in rows.items()},
             },
         )
 
     @property
     def written(self) -> dict[str, Any]:
         """What the user wrote, without what was worked out from it."""
-        return {key: value for key, value in self.given.items() if key not in say.WORKED_OUT}
+        return {key: value for key, value in self.fields.items() if key not in job_fields.WORKED_OUT}
 
-    def learning(self, past: Sequence[float]) -> Order:
+    def with_history(self, past: Sequence[float]) -> JobSpec:
         """The same; where it leaves its early ends to history, with those of past jobs, given as the shares
         of their work that they did.
         """
-        if self.given.get("ends") != say.HISTORY or len(past) < _ENOUGH:
+        if self.fields.get("ends") != job_fields.HISTORY or len(past) < _ENOUGH:
             return self
-        found = empirical(past)
+        ends = empirical(past)
         return replace(
             self,
-            given={**self.given, "learnt": {"at": list(found.shares), "chance": list(found.probabilities)}},
+            fields={**self.fields, "learnt": {"at": list(ends.shares), "chance": list(ends.probabilities)}},
         )
 
     @property
     def unit(self) -> str:
         """What work is counted in: samples, steps, epochs; seconds; or nothing where nobody says."""
-        if "work" not in self.given:
+        if "work" not in self.fields:
             return "s"
-        return say.amount(self.given["work"], f"job {self.name!r}")[1]
+        return job_fields.amount(self.fields["work"], f"job {self.name!r}")[1]
 
     def job(self, kinds: Iterable[str], submit_s: float = 0.0) -> Job:
         """The job that the scheduler sees, on devices of these kinds."""
         kinds = tuple(kinds)
         work, speed = self._speed(kinds)
         job = self._job(work, speed, submit_s)
-        if isinstance(speed, Tabulated):  # only sizes at which it can run
+        if isinstance(speed, TabulatedSpeed):  # only sizes at which it can run
             sizes = speed.sizes()
             return replace(
                 job,
@@ -198,92 +200,88 @@ class Order:
                 )
         return job
 
-    def check_speed(self, job: Job, shape: Shape) -> None:
+    def check_speed(self, job: Job, shape: ClusterShape) -> None:
         """Refuses a job that does not advance on a kind of device of the cluster, or takes too long."""
         nodes = list(zip(shape.devices, shape.kinds, strict=True))
         for kind in dict.fromkeys(shape.kinds):
-            held = [devices for devices, other in nodes if other == kind]
+            node_devices = [devices for devices, other in nodes if other == kind]
             for devices in sorted({job.least, job.devices}):
-                if devices > sum(held):
+                if devices > sum(node_devices):
                     continue
-                rate = job.speed.rate(packed(devices, max(held)), kind, 0, False)
+                rate = job.speed.rate(packed(devices, max(node_devices)), kind, 0, False)
                 if not 0 < rate < math.inf:
                     raise SpecError(
                         f"job {self.name!r}: no speed is known on {devices} devices of kind {kind!r}"
                     )
-                if not _SHORTEST_S <= job.work / rate <= say.LONGEST_S:
+                if not _SHORTEST_S <= job.work / rate <= job_fields.LONGEST_S:
                     raise SpecError(
                         f"job {self.name!r}: its work takes {job.work / rate:g} s on {devices} devices; "
-                        f"allowed: {_SHORTEST_S:g} s to {say.LONGEST_S:g} s"
+                        f"allowed: {_SHORTEST_S:g} s to {job_fields.LONGEST_S:g} s"
                     )
 
     def _job(self, work: float, speed: Speed, submit_s: float) -> Job:
-        given = self.given
-        ends = given.get("learnt", given.get("ends"))
+        fields = self.fields
+        ends = fields.get("learnt", fields.get("ends"))
         more = {
-            key: given[key]
+            key: fields[key]
             for key in ("least", "most", "priority", "powers_of_two", "tenant")
-            if key in given
+            if key in fields
         }
         return Job(
             name=self.name,
             submit_s=submit_s,
             work=work,
             speed=speed,
-            devices=given.get("devices", 1),
-            restart_s=given.get("restart", _RESTART_S),
-            checkpoint_s=given.get("checkpoint", 0.0),
-            checkpoint_every_s=given.get("checkpoint_every", 0.0),
+            devices=fields.get("devices", 1),
+            restart_s=fields.get("restart", _RESTART_S),
+            checkpoint_s=fields.get("checkpoint", 0.0),
+            checkpoint_every_s=fields.get("checkpoint_every", 0.0),
             ends=Ends(tuple(ends["at"]), tuple(ends["chance"])) if isinstance(ends, Mapping) else None,
             **more,
         )
 
     def _speed(self, kinds: Iterable[str]) -> tuple[float, Speed]:
         """Work, and work per second."""
-        given, devices, at = self.given, self.given.get("devices", 1), f"job {self.name!r}"
-        work = say.amount(given["work"], at)[0] if "work" in given else None
-        if "speeds" in given:
-            return work or 0.0, Tabulated(given["speeds"])
-        if "rates" in given:
+        fields, devices, at = self.fields, self.fields.get("devices", 1), f"job {self.name!r}"
+        work = job_fields.amount(fields["work"], at)[0] if "work" in fields else None
+        if "speeds" in fields:
+            return work or 0.0, TabulatedSpeed(fields["speeds"])
+        if "rates" in fields:
             if work is None:
                 raise SpecError(f"{at}: with rates goes work, the total in the same unit")
-            table = {int(size): rate for size, rate in given["rates"].items()}
+            table = {int(size): rate for size, rate in fields["rates"].items()}
             if any(isinstance(rate, str) for rate in table.values()):
                 raise SpecError(f"{at}: its speeds are not worked out yet; hand it in with `paceline submit`")
-            return work, Table(dict.fromkeys(kinds, table))
-        if "seconds" not in given:
+            return work, RateTable(dict.fromkeys(kinds, table))
+        if "seconds" not in fields:
             raise SpecError(f"{at}: its speeds are not worked out yet; hand it in with `paceline submit`")
-        work = given["seconds"] if work is None else work
-        return work, Scaling(devices, given.get("overhead", 0.02), per_s=work / given["seconds"])
+        work = fields["seconds"] if work is None else work
+        return work, ScaledSpeed(devices, fields.get("overhead", 0.02), per_s=work / fields["seconds"])
 
-    def told(self, devices: int, kind: str, adaptive: bool) -> dict[str, str]:
-        """What a run of that size is told of its batch, where the batch is known: samples of a step in all,
-        and what each counts.
+    def batch_environment(self, devices: int, kind: str, adaptive: bool) -> dict[str, str]:
+        """Environment variables on the batch of an attempt of that size: samples of a step on all devices,
+        and what each counts. Empty where the batch is not known.
         """
-        if "speeds" not in self.given:
+        if "speeds" not in self.fields:
             return {}
-        table, noise = Tabulated(self.given["speeds"]), self.given.get("noise_scale", 0.0)
-        planned, batch = (
-            table.row(self.given.get("devices", 1), kind)[1],
-            table.row(devices, kind)[3 if adaptive else 1],
-        )
-        return (
-            {"PACELINE_BATCH": f"{batch:.10g}", "PACELINE_WORTH": f"{worth(batch, planned, noise):.10g}"}
-            if batch > 1
-            else {}
-        )
+        table, noise = TabulatedSpeed(self.fields["speeds"]), self.fields.get("noise_scale", 0.0)
+        planned = table.row(self.fields.get("devices", 1), kind)[1]
+        batch = table.row(devices, kind)[3 if adaptive else 1]
+        if batch <= 1:
+            return {}
+        return {"PACELINE_BATCH": f"{batch:.10g}", "PACELINE_WORTH": f"{worth(batch, planned, noise):.10g}"}
 
 
 #: what the speeds of a job depend on, but for the cluster
-_DECIDES = {"work", "devices", *say.SOURCES, *say.MODEL, *say.COUNTS}
+_DECIDES = {"work", "devices", *job_fields.SOURCES, *job_fields.MODEL, *job_fields.COUNTS}
 
 
 @lru_cache(maxsize=256)
-def _tabulated(given: str, job: Job, shape: Shape) -> Rows | None:
+def _tabulated(fields: str, job: Job, shape: ClusterShape) -> Rows | None:
     """Speeds on a cluster; None where they are written in the unit of work already. Predicting takes seconds:
     once for each job.
     """
-    speed = say.goodput(json.loads(given))
+    speed = job_fields.goodput(json.loads(fields))
     if speed is None:
         return None
     limit = max(
@@ -313,7 +311,7 @@ def _placed(text: str, folder: Path, always: bool) -> str:
     return f"{found.absolute()}{colon}{rest}" if always or found.is_file() else text
 
 
-def read(path: Path) -> list[Order]:
+def read(path: Path) -> list[JobSpec]:
     """The jobs of a TOML file: `[[job]]` each, or one job at the top level."""
     text = read_text(path, "job")
     try:
@@ -327,8 +325,8 @@ def read(path: Path) -> list[Order]:
         or ("job" in data and len(data) > 1)
     ):
         raise SpecError(f"{path}: write one job at the top level, or each as [[job]] and nothing beside them")
-    orders = [Order.of(entry, path.parent, str(path)) for entry in entries]
-    names = [order.name for order in orders]
+    specs = [JobSpec.of(entry, path.parent, str(path)) for entry in entries]
+    names = [spec.name for spec in specs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SpecError(f"{path}: two jobs are named {twice!r}")
-    return orders
+    return specs

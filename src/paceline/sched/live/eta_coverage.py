@@ -5,9 +5,9 @@ Jobs run at speeds of their own, take times of their own to restart, and report 
 do; now and then somebody asks for the ETA of a job, and when all is over the answers are counted.
 
     # speeds drawn off the model
-    python -m paceline.sched.live.rehearse
+    python -m paceline.sched.live.eta_coverage
     # believed: fitted to one and two nodes; true: as measured by the Pollux study
-    python -m paceline.sched.live.rehearse DATA/traces/pollux
+    python -m paceline.sched.live.eta_coverage DATA/traces/pollux
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from paceline.queueing.synchronous import SynchronousModel
 from paceline.sched import event as ev
 from paceline.sched import policies, throughput
 from paceline.sched.job import RUNNING, Job
-from paceline.sched.live.forecast import Eta, Observed, eta
+from paceline.sched.live.forecast import Eta, ObservedSpeed, eta
 from paceline.sched.machine import Machine
-from paceline.sched.nodes import Shape
-from paceline.sched.speed import Scaling, Table
-from paceline.sched.throughput import Profiled
+from paceline.sched.nodes import ClusterShape
+from paceline.sched.speed import RateTable, ScaledSpeed
+from paceline.sched.throughput import ProfiledSpeed
 
 #: work per second of a job, by devices per node, in truth
 Truth = Callable[[str, tuple[int, ...]], float]
@@ -61,7 +61,7 @@ class Rehearsal:
 
     jobs: Sequence[Job]
     truth: Truth
-    shape: Shape
+    shape: ClusterShape
     policy: str = "marginal(interval_s=2)"
     known: bool = True
     asks: int = 20
@@ -75,7 +75,7 @@ class Rehearsal:
         machine = Machine(self.shape, policies.get(self.policy), log=False)
         planned = sorted(((job.submit_s, job) for job in self.jobs), key=lambda pair: pair[0])
         real = {job.name: _Real() for job in self.jobs}
-        seen: dict[str, Observed] = {}
+        seen: dict[str, ObservedSpeed] = {}
         work = sum(
             job.devices * job.speed.seconds(job.work, 0, job.devices, max(self.shape.devices), False)
             for job in self.jobs
@@ -147,13 +147,13 @@ class Rehearsal:
         machine: Machine,
         real: dict[str, _Real],
         now: float,
-        seen: dict[str, Observed],
+        seen: dict[str, ObservedSpeed],
         look: bool = False,
     ) -> None:
         """What running jobs say of themselves, to who asks (`look`) and to the machine."""
         for name, active in list(machine.state.running.items()):
             done = min(real[name].done, active.job.work)
-            seen.setdefault(name, Observed()).look(active, active.restarts, done, now)
+            seen.setdefault(name, ObservedSpeed()).look(active, active.restarts, done, now)
             if not look:
                 machine.handle(ev.Report(time_s=now, name=name, done=done, phase=active.phase))
 
@@ -162,7 +162,7 @@ class Rehearsal:
         machine: Machine,
         planned: Sequence[tuple[float, Job]],
         now: float,
-        seen: dict[str, Observed],
+        seen: dict[str, ObservedSpeed],
         real: dict[str, _Real],
         draw: random.Random,
     ) -> None:
@@ -180,7 +180,7 @@ def drawn(seed: int, count: int = 12) -> Rehearsal:
     jobs, factors, at = [], {}, 0.0
     for i in range(count):
         devices = draw.choice((1, 2, 4))
-        scaling, seconds = Scaling(devices, draw.uniform(0.01, 0.06)), 600 * math.exp(draw.gauss(0, 0.8))
+        scaling, seconds = ScaledSpeed(devices, draw.uniform(0.01, 0.06)), 600 * math.exp(draw.gauss(0, 0.8))
         jobs.append(
             Job(
                 name=f"job{i}",
@@ -201,7 +201,7 @@ def drawn(seed: int, count: int = 12) -> Rehearsal:
         here = math.exp(random.Random(f"{seed} {name} {counts}").gauss(0, SIZE))
         return here * factors[name] * speeds[name].rate(counts, "", 0, False)
 
-    return Rehearsal(jobs, truth, Shape.of([(4, 4, "cpu")]), seed=seed)
+    return Rehearsal(jobs, truth, ClusterShape.of([(4, 4, "cpu")]), seed=seed)
 
 
 def measured(folder: Path, seed: int, count: int = 8) -> Rehearsal:
@@ -216,7 +216,7 @@ def measured(folder: Path, seed: int, count: int = 8) -> Rehearsal:
         name = draw.choice(MEASURED)
         application = pollux.application(folder, name)
         batch = application.first_batch * 16
-        believed, true, table = Profiled(_fitted(folder / name), batch, application.most_local), {}, {}
+        believed, true, table = ProfiledSpeed(_fitted(folder / name), batch, application.most_local), {}, {}
         for n in range(12, 65, 4):
             seconds = application.step_s((4,) * (n // 4), application.split(n, batch))
             if batch / n >= application.least_local and seconds > 0:
@@ -226,19 +226,19 @@ def measured(folder: Path, seed: int, count: int = 8) -> Rehearsal:
             name=f"{name}-{i}",
             submit_s=at,
             work=work,
-            speed=Table({"t4": table}),
+            speed=RateTable({"t4": table}),
             devices=12,
             least=12,
             most=max(table),
             restart_s=30.0,
         )
         jobs.append(job)
-        real[job.name] = Table({"t4": true})
+        real[job.name] = RateTable({"t4": true})
         at += draw.expovariate(1 / 120)
     return Rehearsal(
         jobs,
         lambda name, counts: real[name].rate(counts, "t4", 0, False),
-        Shape.of([(16, 4, "t4")]),
+        ClusterShape.of([(16, 4, "t4")]),
         seed=seed,
     )
 

@@ -14,10 +14,18 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import PacelineError, SpecError, UnitError, nearest
+from paceline.sched import early_termination
 from paceline.sched import ends as ends_
-from paceline.sched import termination
 from paceline.sched.job import MOST_DEVICES
-from paceline.sched.samples import TOGETHER, AllReduce, Given, Goodput, Predicted, Servers, Source
+from paceline.sched.speed_sources import (
+    TOGETHER,
+    AllReduceSpeed,
+    Goodput,
+    MeasuredRates,
+    PredictedSpeed,
+    ServerSpeed,
+    SpeedSource,
+)
 from paceline.spec.names import checked_name
 
 TIMES = ("submit", "seconds", "restart", "checkpoint", "checkpoint_every")
@@ -61,9 +69,9 @@ LONGEST_S = 1e11
 _LARGEST = 2**31
 
 
-def unknown(given: Mapping[str, Any], at: str) -> None:
+def unknown(fields: Mapping[str, Any], at: str) -> None:
     """Refuses keys that mean nothing, with the nearest that does."""
-    for key in given:
+    for key in fields:
         if key not in KEYS:
             near = nearest(key, KEYS)
             raise SpecError(
@@ -278,9 +286,9 @@ def published(name: str) -> ends_.Ends:
     """Early ends by the published shares of a cluster: killed jobs end evenly over their work, failed ones
     evenly in its logarithm.
     """
-    shares = termination.get(name)
+    shares = early_termination.get(name)
     early: list[float] = []
-    for chance, first in ((shares.killed, 0.0), (shares.failed, termination.FIRST)):
+    for chance, first in ((shares.killed, 0.0), (shares.failed, early_termination.FIRST)):
         each = round(chance * _POINTS)
         early += [(first ** (1 - (i + 0.5) / each) if first else (i + 0.5) / each) for i in range(each)]
     return ends_.empirical([*early, *[1.0] * (_POINTS - len(early))])
@@ -305,57 +313,57 @@ def speeds(value: Any, at: str) -> dict[str, dict[str, list[float]]]:
     return out
 
 
-def goodput(given: Mapping[str, Any]) -> Goodput | None:
+def goodput(fields: Mapping[str, Any]) -> Goodput | None:
     """The speed of a job in samples, from a model, a profile or rates that have a unit; None where work and
     speed share one unit already.
     """
-    unit = amount(next(iter(given["rates"].values())), "rates", per="/s")[1] if "rates" in given else ""
-    if "model" not in given and "profile" not in given:
+    unit = amount(next(iter(fields["rates"].values())), "rates", per="/s")[1] if "rates" in fields else ""
+    if "model" not in fields and "profile" not in fields:
         for key in ("noise_scale", "most_batch"):
-            if key in given:
+            if key in fields:
                 raise SpecError(f"{key} goes with a speed that knows batches: a model or a profile")
         if not unit:
             return None
-    if "work" not in given:
+    if "work" not in fields:
         raise SpecError(
             'work is missing: how much there is to do, such as "3 epochs", "10000 steps" or "1.2M samples"'
         )
-    of, batch, per = amount(given["work"], "work")[1], given.get("batch", 0.0), 1.0
+    of, batch, per = amount(fields["work"], "work")[1], fields.get("batch", 0.0), 1.0
     if not of:
         raise SpecError(
-            f'work needs its unit here, such as work = "{given["work"]} steps" (samples, steps, epochs or'
+            f'work needs its unit here, such as work = "{fields["work"]} steps" (samples, steps, epochs or'
             " tokens)"
         )
-    if "model" in given:
-        source, batch = _predicted(given)
-    elif "profile" in given:
-        source, batch = _profiled(given)
+    if "model" in fields:
+        source, batch = _predicted(fields)
+    elif "profile" in fields:
+        source, batch = _profiled(fields)
     else:
-        each = 1.0 if unit == of else _samples(unit, batch, given, "rates")
-        source = Given(
-            {int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in given["rates"].items()}
+        each = 1.0 if unit == of else _samples(unit, batch, fields, "rates")
+        source = MeasuredRates(
+            {int(size): amount(rate, "rates", per="/s")[0] * each for size, rate in fields["rates"].items()}
         )
     if unit != of:
-        per = _samples(of, batch, given, "work")
-    most, noise = given.get("most_batch", 0.0), given.get("noise_scale", 0.0)
+        per = _samples(of, batch, fields, "work")
+    most, noise = fields.get("most_batch", 0.0), fields.get("noise_scale", 0.0)
     if most and not noise:
         raise SpecError("most_batch needs noise_scale: without it nobody knows what a larger batch is worth")
-    planned = source.batch(given.get("devices", 1), batch) if batch else 1.0
+    planned = source.batch(fields.get("devices", 1), batch) if batch else 1.0
     return Goodput(source=source, planned=planned, most=most, noise_scale=noise, samples_per_unit=per)
 
 
-def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> float:
+def _samples(unit: str, batch: float, fields: Mapping[str, Any], what: str) -> float:
     """Samples that make a unit of work."""
     from paceline.spec.plan import Plan
 
     if unit == "tokens":
-        if not (seq := Plan.parse(given.get("plan", "")).seq):
+        if not (seq := Plan.parse(fields.get("plan", "")).seq):
             raise SpecError(
                 f"{what} in tokens needs a model whose plan says how many a sample has, such as plan ="
                 ' "seq=2048"'
             )
         return 1 / seq
-    found: float = {"samples": 1.0, "steps": batch, "epochs": given.get("dataset", 0.0)}[unit]
+    found: float = {"samples": 1.0, "steps": batch, "epochs": fields.get("dataset", 0.0)}[unit]
     if not found:
         raise SpecError(
             f"{what} in {unit} needs"
@@ -364,36 +372,38 @@ def _samples(unit: str, batch: float, given: Mapping[str, Any], what: str) -> fl
     return found
 
 
-def _predicted(given: Mapping[str, Any]) -> tuple[Source, float]:
+def _predicted(fields: Mapping[str, Any]) -> tuple[SpeedSource, float]:
     from paceline.spec.plan import Plan
 
-    plan = given.get("plan", "")
+    plan = fields.get("plan", "")
     inside = Plan.parse(plan).gbs
-    batch = given.get("batch", float(inside))
+    batch = fields.get("batch", float(inside))
     if not batch:
         raise SpecError("a model needs batch, the samples of a step on all devices together")
     if inside and batch != inside:
         raise SpecError(f"batch is {batch:g}, but the plan says gbs={inside}")
-    options = {key: given[key] for key in ("image", "optimizer") if key in given}
+    options = {key: fields[key] for key in ("image", "optimizer") if key in fields}
     left = " ".join(word for word in plan.split() if not word.startswith("gbs="))
-    return Predicted(given["model"], left, given.get("device", ""), given.get("network", ""), options), batch
+    return PredictedSpeed(
+        fields["model"], left, fields.get("device", ""), fields.get("network", ""), options
+    ), batch
 
 
-def _profiled(given: Mapping[str, Any]) -> tuple[Source, float]:
-    path = Path(given["profile"])
+def _profiled(fields: Mapping[str, Any]) -> tuple[SpeedSource, float]:
+    path = Path(fields["profile"])
     source = _load(path, path.stat().st_mtime_ns if path.is_file() else 0)
-    if not isinstance(source, Servers):
-        if "batch" not in given:
+    if not isinstance(source, ServerSpeed):
+        if "batch" not in fields:
             raise SpecError(
                 "a profile of measured steps needs batch, the samples of a step on all devices together"
             )
-        return source, given["batch"]
+        return source, fields["batch"]
     job = source.profile
-    if given.get("batch", job.batch) != job.batch:
+    if fields.get("batch", job.batch) != job.batch:
         raise SpecError(
-            f"batch is {given['batch']:g}, but {path.name} was taken with {job.batch} samples on each worker"
+            f"batch is {fields['batch']:g}, but {path.name} was taken with {job.batch} samples on each worker"
         )
-    if job.mode not in TOGETHER and "noise_scale" in given:
+    if job.mode not in TOGETHER and "noise_scale" in fields:
         raise SpecError(
             f"noise_scale says nothing of a job whose workers do not wait for each other ({path.name} is"
             f" {job.mode})"
@@ -402,12 +412,12 @@ def _profiled(given: Mapping[str, Any]) -> tuple[Source, float]:
 
 
 @lru_cache(maxsize=64)
-def _load(path: Path, changed: int) -> Source:
+def _load(path: Path, changed: int) -> SpeedSource:
     """A profile: measured steps (.csv) or what `paceline profile` wrote. Fitting takes a second: once, while
     the file stays as it is.
     """
     if path.suffix == ".csv":
-        return AllReduce.read(path)
+        return AllReduceSpeed.read(path)
     from paceline.queueing.profile import JobProfile
 
-    return Servers(JobProfile.load(path))
+    return ServerSpeed(JobProfile.load(path))

@@ -1,5 +1,5 @@
-"""Carries decisions out: runs that are wanted begin once their devices are free, runs that are to stop are
-asked, then forced.
+"""Brings the engine to the state that the scheduler decided: starts attempts once their devices are free,
+asks others to stop, and kills those that do not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.sched.live.clocks import Clocks
-from paceline.sched.live.driver import ABSENT, OVER, Driver, Seen
+from paceline.sched.live.driver import ABSENT, OVER, AttemptStatus, Driver
 from paceline.sched.live.ledger import Ledger
-from paceline.sched.live.run import LIVE, STOPPING, VOID, WANTED, Exit, Run, progress
+from paceline.sched.live.run import LIVE, STOPPING, VOID, WANTED, Attempt, RankExit, progress
 
 #: times that a run is handed to an engine that does not begin it
 _LAUNCHES = 5
@@ -23,23 +23,23 @@ _NUDGE_S = 5.0
 class Ending:
     """How a run ended, and what to tell the user."""
 
-    run: Run
+    run: Attempt
     outcome: str
     text: str
 
 
-class Carrier:
-    """Between the ledger and an engine.
+class Reconciler:
+    """Drives an engine towards the attempts that the ledger wants.
 
-    What it is about to do is written before it does it, so that a second daemon can do it again.
+    Each action is recorded before it is taken, so that a restarted daemon can repeat it.
     """
 
     def __init__(self, ledger: Ledger, driver: Driver, grace_s: float, clocks: Clocks) -> None:
         self.ledger, self.driver, self.clocks = ledger, driver, clocks
         #: seconds from being asked to stop to being forced
         self.grace_s = grace_s
-        #: as last observed
-        self.seen: dict[str, Seen] = {}
+        #: last observed status, by token
+        self.seen: dict[str, AttemptStatus] = {}
         self._launches: dict[str, int] = {}
         #: monotonic seconds, by token: when this process first asked a run to stop, when it last did,
         #: and when a rank of it was first seen to have ended badly
@@ -48,10 +48,10 @@ class Carrier:
         self._broke: dict[str, float] = {}
 
     def observe(self) -> Iterator[Ending]:
-        """Looks at all runs that the engine was given; yields those that are over, mends and stops others."""
-        given = [run for run in self.ledger.runs.values() if run.state != WANTED]
-        self.seen = self.driver.observe(given)
-        for run in given:
+        """Observes every launched attempt; yields those that ended, stops or restarts others."""
+        launched = [run for run in self.ledger.runs.values() if run.state != WANTED]
+        self.seen = self.driver.observe(launched)
+        for run in launched:
             seen = self.seen[run.token]
             if seen.state == OVER:
                 yield self._judge(run, seen)
@@ -59,7 +59,7 @@ class Carrier:
                 self._stop(run)
             elif seen.state == ABSENT:
                 yield from self._again(run)
-            elif any(found is not None and found.code for found in seen.exits):
+            elif any(exit_ is not None and exit_.code for exit_ in seen.exits):
                 self._broken(run)
 
     def begin(self) -> None:
@@ -72,18 +72,18 @@ class Carrier:
     def settled(self) -> bool:
         """Whether all that was decided has happened: nothing waits to begin or to end."""
         return all(
-            run.state == LIVE and self.seen.get(run.token, Seen(state=ABSENT)).state == "running"
+            run.state == LIVE and self.seen.get(run.token, AttemptStatus(state=ABSENT)).state == "running"
             for run in self.ledger.runs.values()
         )
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: Attempt) -> None:
         names = [self.ledger.nodes[node].name for node, _ in run.allocation]
-        order = self.ledger.orders[run.job]
+        spec = self.ledger.specs[run.job]
         self.driver.start(
-            run, replace(order, environment={**order.environment, **self.ledger.told(run)}), names
+            run, replace(spec, environment={**spec.environment, **self.ledger.batch_environment(run)}), names
         )
 
-    def _slots(self, run: Run) -> tuple[tuple[int, ...], ...] | None:
+    def _slots(self, run: Attempt) -> tuple[tuple[int, ...], ...] | None:
         """Free device numbers on each node, None while others (or an earlier run of the same job) still hold
         them.
         """
@@ -102,7 +102,7 @@ class Carrier:
             out.append(tuple(free[:count]))
         return tuple(out)
 
-    def _again(self, run: Run) -> Iterator[Ending]:
+    def _again(self, run: Attempt) -> Iterator[Ending]:
         """The engine does not have a run that it was given: it is given once more, a few times."""
         count = self._launches[run.token] = self._launches.get(run.token, 0) + 1
         if count <= _LAUNCHES:
@@ -115,7 +115,7 @@ class Carrier:
                 text=f"the engine did not begin {run.token} in {_LAUNCHES} trials",
             )
 
-    def _stop(self, run: Run) -> None:
+    def _stop(self, run: Attempt) -> None:
         """Asks, and after the grace period forces; repeated, as an earlier daemon may not have come to it.
 
         The grace period begins when this process first asks: a daemon that comes back gives all of it again.
@@ -131,29 +131,29 @@ class Carrier:
             else:
                 self.driver.resize(run, new)
 
-    def _broken(self, run: Run) -> None:
-        """A rank ended badly: the others cannot go on without it."""
+    def _broken(self, run: Attempt) -> None:
+        """A rank failed: the other ranks cannot continue without it."""
         now_s = self.clocks.monotonic_s()
         since_s = self._broke.setdefault(run.token, now_s)
         self.driver.stop(run, kill=now_s > since_s + min(self.grace_s, 10.0))
 
-    def _judge(self, run: Run, seen: Seen) -> Ending:
-        """What the exits of its ranks say."""
-        exits = [found for found in seen.exits if found is not None]
-        real = [found for found in exits if found.code != VOID]
+    def _judge(self, run: Attempt, seen: AttemptStatus) -> Ending:
+        """The outcome of an attempt, from the exits of its ranks."""
+        exits = [exit_ for exit_ in seen.exits if exit_ is not None]
+        real = [exit_ for exit_ in exits if exit_.code != VOID]
         if (
             len(exits) == len(real) == run.ranks
-            and all(found.code == 0 for found in real)
+            and all(exit_.code == 0 for exit_ in real)
             and self._all_done(run, real)
         ):
             return Ending(run=run, outcome="completed", text=f"{run.job} completed")
         if run.state == STOPPING:
             return Ending(run=run, outcome=run.outcome, text=f"{run.job} stopped")
-        killed = next((found for found in real if found.killed), None)
+        killed = next((exit_ for exit_ in real if exit_.killed), None)
         if killed is not None:
             number = -killed.code if killed.code < 0 else killed.code - 128
             return Ending(run=run, outcome="preempted", text=f"{run.job} was killed by signal {number}")
-        failed = next((found for found in real if found.code), None)
+        failed = next((exit_ for exit_ in real if exit_.code), None)
         if failed is not None and len(exits) == run.ranks:
             place = run.folder(self.driver.state)
             return Ending(
@@ -165,9 +165,9 @@ class Carrier:
             run=run, outcome="preempted", text=f"{run.job} was lost with its node or taken off by the engine"
         )
 
-    def _all_done(self, run: Run, exits: list[Exit]) -> bool:
+    def _all_done(self, run: Attempt, exits: list[RankExit]) -> bool:
         """Code 0 after TERM may mean that a checkpoint was written; then the progress tells."""
-        if not any(found.told for found in exits):
+        if not any(exit_.asked_to_stop for exit_ in exits):
             return True
         done = progress(self.driver.state, self.ledger.place(run.job))
         return done is not None and done[0] >= self.ledger.job(run.job).work * (1 - 1e-9)

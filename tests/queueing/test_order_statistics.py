@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.queueing.order import kth_of, slowest_by_count, slowest_normal
+from paceline.queueing.order_statistics import kth_of, slowest_by_count, slowest_normal
 
 
 def test_normal():

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError, PlanError, SpecError, UnknownName
-from paceline.sched.nodes import Shape
-from paceline.sched.speed import ScaleFree, packed
+from paceline.sched.nodes import ClusterShape
+from paceline.sched.speed import OnePhaseSpeed, packed
 
 if TYPE_CHECKING:
     from paceline.queueing.profile import JobProfile
@@ -31,7 +31,7 @@ Rows = Mapping[str, Mapping[str, tuple[float, float, float, float]]]
 TOGETHER = ("sync", "backup")
 
 
-class Source(ABC):
+class SpeedSource(ABC):
     """Samples per second of a job. A size at which it cannot run has none, and `why` says why."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Predicted(Source):
+class PredictedSpeed(SpeedSource):
     """A model that Paceline predicts, under a plan whose data-parallel degree follows the size; the batch is
     the same at every size.
     """
@@ -129,7 +129,7 @@ class Predicted(Source):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AllReduce(Source):
+class AllReduceSpeed(SpeedSource):
     """Synchronous data parallelism, fitted to steps measured on one and two nodes
     (`queueing.synchronous`).
     """
@@ -137,16 +137,16 @@ class AllReduce(Source):
     model: SynchronousModel
 
     def samples_per_s(self, counts: tuple[int, ...], kind: str, batch: float) -> float:
-        from paceline.sched.throughput import Profiled
+        from paceline.sched.throughput import ProfiledSpeed
 
-        return Profiled(self.model, int(batch)).rate(counts, "", 0, False)
+        return ProfiledSpeed(self.model, int(batch)).rate(counts, "", 0, False)
 
     @staticmethod
-    def read(path: Path) -> AllReduce:
+    def read(path: Path) -> AllReduceSpeed:
         """From a CSV file of measured steps: columns nodes, replicas, batch (samples on each replica),
         step_s; optionally widest.
         """
-        from paceline.queueing.synchronous import Measured, SynchronousModel
+        from paceline.queueing.synchronous import MeasuredStep, SynchronousModel
         from paceline.spec.tables import csv_rows
 
         rows = []
@@ -155,7 +155,7 @@ class AllReduce(Source):
                 nodes, replicas = int(row["nodes"]), int(row["replicas"])
                 widest = int(row.get("widest") or -(-replicas // nodes))
                 rows.append(
-                    Measured(
+                    MeasuredStep(
                         nodes=nodes,
                         replicas=replicas,
                         widest=widest,
@@ -168,11 +168,11 @@ class AllReduce(Source):
                     f"{path}: line {number}: nodes and replicas are whole numbers, batch and step_s numbers"
                     " above zero"
                 ) from None
-        return AllReduce(SynchronousModel.fit(rows))
+        return AllReduceSpeed(SynchronousModel.fit(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Servers(Source):
+class ServerSpeed(SpeedSource):
     """Workers and parameter servers, by the queueing model of a profile; each device is a worker with the
     batch that was profiled.
     """
@@ -193,15 +193,15 @@ class Servers(Source):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Source):
+class MeasuredRates(SpeedSource):
     """A measured table: samples per second by devices, between sizes a straight line."""
 
     rates: Mapping[int, float]
 
     def samples_per_s(self, counts: tuple[int, ...], kind: str, batch: float) -> float:
-        from paceline.sched.speed import Table
+        from paceline.sched.speed import RateTable
 
-        return Table({kind: self.rates}).rate(counts, kind, 0, False)
+        return RateTable({kind: self.rates}).rate(counts, kind, 0, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,7 +210,7 @@ class Goodput:
     of work.
     """
 
-    source: Source
+    source: SpeedSource
     #: samples of a step that the job was planned for, and the most that it can use (for policies that adapt
     #: it)
     planned: float = 1.0
@@ -236,7 +236,7 @@ class Goodput:
             / self.samples_per_unit
         )
 
-    def tabulated(self, sizes: Iterable[int], asked: int, shape: Shape) -> Rows:
+    def tabulated(self, sizes: Iterable[int], asked: int, shape: ClusterShape) -> Rows:
         """What it says of each size on each kind of a cluster, packed onto as few nodes as hold it.
 
         Sizes that cannot run are left out.
@@ -273,7 +273,7 @@ def worth(batch: float, planned: float, noise_scale: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Tabulated(ScaleFree):
+class TabulatedSpeed(OnePhaseSpeed):
     """The table of `Goodput.tabulated` as a speed: only at its sizes."""
 
     rows: Rows

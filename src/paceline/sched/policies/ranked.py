@@ -23,7 +23,7 @@ Item = tuple[Key, Active]
 STILL, SHIFTS, DRIFTS = "still", "shifts", "drifts"
 
 
-class Ordered(Policy):
+class RankedPolicy(Policy):
     """Runs jobs in order of rank as far as devices go. A waiting job's rank does not change, so that queues
     stay sorted.
 
@@ -36,15 +36,15 @@ class Ordered(Policy):
     #: whether a job may pass one ahead of it that does not fit
     backfills = True
     #: a rank that `shifts` is given as the time at which it would be nil
-    held_ranks = STILL
+    running_ranks = STILL
 
     def __init__(self, *, quotas: Mapping[str, int] | None = None) -> None:
         #: most devices at once by tenant; others are not limited
         self.quotas = dict(quotas or {})
         self._queues: dict[tuple[int, str], list[Item]] = {}
         self._keys: dict[str, Key] = {}
-        self._held: list[Item] = []
-        self._held_keys: dict[str, Key] = {}
+        self._running: list[Item] = []
+        self._running_keys: dict[str, Key] = {}
         self._wanted = 0
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Ordered(Policy):
             self._hold(job, now_s)
 
     def reported(self, job: Active, now_s: float) -> None:
-        if job.name in self._held_keys:
+        if job.name in self._running_keys:
             self._drop(job)
             self._hold(job, now_s)
 
@@ -84,17 +84,17 @@ class Ordered(Policy):
 
     def _hold(self, job: Active, now_s: float) -> None:
         priority, rank, index = self.key(job, now_s)
-        key = self._held_keys[job.name] = (
+        key = self._running_keys[job.name] = (
             priority,
-            rank + now_s if self.held_ranks == SHIFTS else rank,
+            rank + now_s if self.running_ranks == SHIFTS else rank,
             index,
         )
-        insort(self._held, (key, job))
+        insort(self._running, (key, job))
 
     def _drop(self, job: Active) -> None:
-        key = self._held_keys.pop(job.name, None)
+        key = self._running_keys.pop(job.name, None)
         if key is not None:
-            del self._held[_find(self._held, key)]
+            del self._running[_find(self._running, key)]
 
     def _queue(self, job: Active) -> tuple[int, str]:
         return job.job.devices, job.job.tenant if job.job.tenant in self.quotas else ""
@@ -113,33 +113,35 @@ class Ordered(Policy):
         none is to be stopped.
         """
         free = state.nodes.free_total
-        held = self._held
+        running = self._running
         fits = max(free.values()) >= min(size for size, _ in self._queues)
         if not self.preempts or (len(free) == 1 and not self.quotas and self._wanted <= state.free):
             return self._walk(state, dict(free), []) if fits else ([], [])  # nobody has to make room
-        if self.held_ranks == DRIFTS:
-            self._held = held = sorted((self.key(job, state.now_s), job) for job in state.running.values())
-            self._held_keys = {job.name: key for key, job in held}
+        if self.running_ranks == DRIFTS:
+            self._running = running = sorted(
+                (self.key(job, state.now_s), job) for job in state.running.values()
+            )
+            self._running_keys = {job.name: key for key, job in running}
         if (
             not fits
-            and held
+            and running
             and min(queue[0][0] for queue in self._queues.values())
-            > self._as_waiting(held[-1][0], state.now_s)
+            > self._as_waiting(running[-1][0], state.now_s)
         ):
             return [], []  # all that wait rank behind all that run
-        return self._walk(state, dict(state.nodes.total), held)
+        return self._walk(state, dict(state.nodes.total), running)
 
     def _as_waiting(self, key: Key, now_s: float) -> Key:
-        return (key[0], key[1] - now_s, key[2]) if self.held_ranks == SHIFTS else key
+        return (key[0], key[1] - now_s, key[2]) if self.running_ranks == SHIFTS else key
 
-    def _as_held(self, key: Key, now_s: float) -> Key:
-        return (key[0], key[1] + now_s, key[2]) if self.held_ranks == SHIFTS else key
+    def _as_running(self, key: Key, now_s: float) -> Key:
+        return (key[0], key[1] + now_s, key[2]) if self.running_ranks == SHIFTS else key
 
     def _skip(
         self,
         state: State,
         budget: dict[str, int],
-        held: list[Item],
+        running: list[Item],
         heads: list[tuple[Key, int, tuple[int, str]]],
         starts: list[tuple[Active, str]],
     ) -> int:
@@ -147,14 +149,14 @@ class Ordered(Policy):
         difference of sums.
         """
         kind = state.kinds[0]
-        sums = list(accumulate([job.devices for _, job in held], initial=0))
+        sums = list(accumulate([job.devices for _, job in running], initial=0))
         whole, started = budget[kind], 0
         while True:
             fails = bisect_right(sums, whole - started) - 1
             if not heads:
                 break
             key, place, name = heads[0]
-            at = _find(held, key)
+            at = _find(running, key)
             if at > fails:
                 break
             if whole - sums[at] - started < name[0]:
@@ -164,7 +166,7 @@ class Ordered(Policy):
             started += name[0]
             if place + 1 < len(self._queues[name]):
                 heapreplace(
-                    heads, (self._as_held(self._queues[name][place + 1][0], state.now_s), place + 1, name)
+                    heads, (self._as_running(self._queues[name][place + 1][0], state.now_s), place + 1, name)
                 )
             else:
                 heappop(heads)
@@ -172,20 +174,20 @@ class Ordered(Policy):
         return fails
 
     def _walk(
-        self, state: State, budget: dict[str, int], held: list[Item]
+        self, state: State, budget: dict[str, int], running: list[Item]
     ) -> tuple[list[tuple[Active, str]], list[Active]]:
         now, queues, quotas = state.now_s, self._queues, self.quotas
-        used = _used(state) if quotas and not held else {}
+        used = _used(state) if quotas and not running else {}
         starts: list[tuple[Active, str]] = []
         stops: list[Active] = []
-        heads = [(self._as_held(queue[0][0], now), 0, name) for name, queue in queues.items()]
+        heads = [(self._as_running(queue[0][0], now), 0, name) for name, queue in queues.items()]
         heapify(heads)
-        at, count = 0, len(held)
-        if held and len(budget) == 1 and not quotas and self.backfills:
-            at = self._skip(state, budget, held, heads, starts)
+        at, count = 0, len(running)
+        if running and len(budget) == 1 and not quotas and self.backfills:
+            at = self._skip(state, budget, running, heads, starts)
         while heads or (at < count and starts):
-            if at < count and (not heads or held[at][0] < heads[0][0]):
-                job = held[at][1]
+            if at < count and (not heads or running[at][0] < heads[0][0]):
+                job = running[at][1]
                 at += 1
                 if budget[job.kind] < job.devices:
                     stops.append(job)
@@ -207,7 +209,7 @@ class Ordered(Policy):
             if tenant:
                 used[tenant] = used.get(tenant, 0) + size
             if place + 1 < len(queues[name]):
-                heapreplace(heads, (self._as_held(queues[name][place + 1][0], now), place + 1, name))
+                heapreplace(heads, (self._as_running(queues[name][place + 1][0], now), place + 1, name))
             else:
                 heappop(heads)
         return starts, stops
@@ -225,7 +227,7 @@ def _find(items: list[Item], key: Key) -> int:
     return bisect_left(items, key, key=lambda item: item[0])
 
 
-class Fifo(Ordered):
+class Fifo(RankedPolicy):
     """First come, first served; the first that does not fit holds up all behind it."""
 
     name = "fifo"
@@ -238,7 +240,7 @@ class Fifo(Ordered):
         return "first in the queue"
 
 
-class Sjf(Ordered):
+class Sjf(RankedPolicy):
     """Shortest job first by the time it asks for, never stopped; smaller ones pass those that do not fit."""
 
     name = "sjf"
@@ -255,7 +257,7 @@ class Srtf(Sjf):
 
     name = "srtf"
     preempts = True
-    held_ranks = SHIFTS
+    running_ranks = SHIFTS
 
     def why(self, job: Active) -> str:
         return "least time left of those that fit"
@@ -265,7 +267,7 @@ class Srsf(Srtf):
     """Shortest remaining service first: time times devices."""
 
     name = "srsf"
-    held_ranks = DRIFTS
+    running_ranks = DRIFTS
 
     def rank(self, job: Active, now_s: float) -> float:
         return asked_s(job, now_s) * job.job.devices

@@ -43,7 +43,7 @@ POINTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class EndShares:
     """Of GPU jobs: those completed, cancelled (killed by their user), failed; of all jobs, and of all device
     time.
     """
@@ -58,7 +58,7 @@ class Shares:
 
 #: AcmeTrace, data/cluster_summary.csv (CC-BY-4.0)
 PUBLISHED = {
-    "philly": Shares(
+    "philly": EndShares(
         completed=0.604,
         killed=0.090,
         failed=0.305,
@@ -66,7 +66,7 @@ PUBLISHED = {
         killed_time=0.294,
         failed_time=0.386,
     ),
-    "helios": Shares(
+    "helios": EndShares(
         completed=0.624,
         killed=0.221,
         failed=0.155,
@@ -74,7 +74,7 @@ PUBLISHED = {
         killed_time=0.394,
         failed_time=0.093,
     ),
-    "seren": Shares(
+    "seren": EndShares(
         completed=0.497,
         killed=0.075,
         failed=0.429,
@@ -82,7 +82,7 @@ PUBLISHED = {
         killed_time=0.664,
         failed_time=0.124,
     ),
-    "kalos": Shares(
+    "kalos": EndShares(
         completed=0.541,
         killed=0.062,
         failed=0.397,
@@ -93,7 +93,7 @@ PUBLISHED = {
 }
 
 
-def get(name: str) -> Shares:
+def get(name: str) -> EndShares:
     """The published shares of a cluster."""
     if name not in PUBLISHED:
         raise UnknownName(
@@ -102,7 +102,7 @@ def get(name: str) -> Shares:
     return PUBLISHED[name]
 
 
-def apply(trace: Trace, shares: Shares, *, seed: int = 0, spread: float = SPREAD) -> Trace:
+def apply(trace: Trace, shares: EndShares, *, seed: int = 0, spread: float = SPREAD) -> Trace:
     """The same jobs, some of which end early; each knows the ends of past jobs like it.
 
     `spread` is the standard deviation between tenants of the logarithm of the odds to end early.
@@ -146,7 +146,7 @@ def _shifts(tenants: set[str], spread: float, seed: int) -> dict[str, float]:
     return {tenant: draw.gauss(0, spread) for tenant in sorted(tenants)}
 
 
-def _mean_share(shares: Shares) -> float:
+def _mean_share(shares: EndShares) -> float:
     """The share of its work that a job does on average that ends early."""
     killed = shares.killed / (shares.killed + shares.failed)
     return killed * 0.5 + (1 - killed) * (1 - FIRST) / -math.log(FIRST)

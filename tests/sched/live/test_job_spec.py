@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from paceline.errors import SpecError
-from paceline.queueing.profile import JobProfile, Link, ProfiledRun, Step
+from paceline.queueing.profile import HostLink, JobProfile, ProfiledRun, ProfiledStep
 from paceline.sched import traces
-from paceline.sched.live import Order, read
-from paceline.sched.nodes import Shape
+from paceline.sched.live import JobSpec, read
+from paceline.sched.nodes import ClusterShape
 from paceline.sched.policies import get
 from paceline.sched.simulate import simulate
 
@@ -17,20 +17,20 @@ GOOD = {"name": "a", "command": ["true"], "seconds": "2 h", "devices": 2, "least
 
 
 def test_a_length_becomes_a_speed(tmp_path):
-    job = Order.of(GOOD, tmp_path).job(("a100",))
+    job = JobSpec.of(GOOD, tmp_path).job(("a100",))
     assert job.work == 7200 and job.speed.rate((2,), "a100", 0, False) == 1
     assert 1.95 > job.speed.rate((4,), "a100", 0, False) / job.speed.rate((2,), "a100", 0, False) > 1.5
-    steps = Order.of({**GOOD, "work": 720}, tmp_path).job(("a100",))
+    steps = JobSpec.of({**GOOD, "work": 720}, tmp_path).job(("a100",))
     assert steps.work == 720 and steps.speed.rate((2,), "a100", 0, False) == pytest.approx(0.1)
 
 
 def test_rates_are_for_every_kind(tmp_path):
-    order = Order.of(
+    spec = JobSpec.of(
         {"name": "a", "command": "true", "work": 10, "rates": {"1": 2.0, "2": 3.0}, "most": 2}, tmp_path
     )
-    job = order.job(("a100", "cpu"))
+    job = spec.job(("a100", "cpu"))
     assert job.speed.rate((1, 1), "cpu", 0, False) == 3 and job.least == 1
-    assert Order.of(order.given, tmp_path / "elsewhere") == order, "what is stored reads as the same"
+    assert JobSpec.of(spec.fields, tmp_path / "elsewhere") == spec, "what is stored reads as the same"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_rates_are_for_every_kind(tmp_path):
 def test_mistakes_are_one_line(tmp_path, change, message):
     given = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
     with pytest.raises(SpecError, match=message) as error:
-        Order.of(given, tmp_path, "jobs.toml")
+        JobSpec.of(given, tmp_path, "jobs.toml")
     assert "\n" not in str(error.value)
 
 
@@ -135,11 +135,11 @@ def test_files_that_are_wrong(tmp_path, text, message):
 def test_one_job_at_the_top_level(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("name = 'a'\ncommand = 'python train.py'\nseconds = '3 min'\nfolder = 'here'\n")
-    (order,) = read(path)
+    (spec,) = read(path)
     assert (
-        order.command == ("python", "train.py")
-        and order.folder == str(tmp_path / "here")
-        and order.submit_s == 0
+        spec.command == ("python", "train.py")
+        and spec.folder == str(tmp_path / "here")
+        and spec.submit_s == 0
     )
 
 
@@ -160,8 +160,8 @@ PREDICTED = {
 def test_a_model_is_predicted_at_each_size(tmp_path):
     from paceline import api
 
-    order = Order.of(PREDICTED, tmp_path)
-    placed = order.resolved(Shape.parse("4x4xa100"))
+    spec = JobSpec.of(PREDICTED, tmp_path)
+    placed = spec.resolved(ClusterShape.parse("4x4xa100"))
     job = placed.job(("a100-sxm-80gb",))
     assert (job.work, job.least, job.devices, job.most) == (1000, 1, 4, 16)
     expected = api.predict("gpt2-124m", cluster="1x4xa100", plan="fsdp seq=1024 gbs=64 mbs=16")
@@ -171,10 +171,10 @@ def test_a_model_is_predicted_at_each_size(tmp_path):
         "where a batch of 64 is shared evenly"
     )
     assert rates[0] < rates[1] < rates[3]
-    assert Order.of(json.loads(json.dumps(placed.given)), tmp_path) == placed, (
+    assert JobSpec.of(json.loads(json.dumps(placed.fields)), tmp_path) == placed, (
         "what is stored reads as the same, without predicting again"
     )
-    assert placed.written == order.written and placed.told(4, "a100-sxm-80gb", False) == {
+    assert placed.written == spec.written and placed.batch_environment(4, "a100-sxm-80gb", False) == {
         "PACELINE_BATCH": "64",
         "PACELINE_WORTH": "1",
     }
@@ -189,8 +189,8 @@ def test_units_of_work_say_the_same(tmp_path):
         ("65.536M tokens", {}),
     ):
         job = (
-            Order.of({**PREDICTED, "work": work, **more}, tmp_path)
-            .resolved(Shape.parse("4x4xa100"))
+            JobSpec.of({**PREDICTED, "work": work, **more}, tmp_path)
+            .resolved(ClusterShape.parse("4x4xa100"))
             .job(("a100-sxm-80gb",))
         )
         lengths.append(job.speed.seconds(job.work, 0, 4, 4, False))
@@ -210,9 +210,9 @@ def test_units_of_work_say_the_same(tmp_path):
 )
 def test_what_a_cluster_cannot_do_is_one_line(tmp_path, change, cluster, message):
     count, each, kind = cluster.split("x")
-    order = Order.of({**PREDICTED, **change}, tmp_path)
+    spec = JobSpec.of({**PREDICTED, **change}, tmp_path)
     with pytest.raises(SpecError, match=message) as error:
-        order.resolved(Shape.of([(int(count), int(each), kind)]))
+        spec.resolved(ClusterShape.of([(int(count), int(each), kind)]))
     assert str(error.value).startswith("job 'a': ") and "\n" not in str(error.value)
 
 
@@ -220,7 +220,7 @@ def test_batches_adapt_by_the_noise_scale(tmp_path):
     """On a slow network a larger batch is faster; how far it pays depends on what a sample then counts."""
     found = {}
     for noise in (100, 100_000):
-        order = Order.of(
+        spec = JobSpec.of(
             {
                 **PREDICTED,
                 "network": "10 Gb/s",
@@ -231,20 +231,23 @@ def test_batches_adapt_by_the_noise_scale(tmp_path):
             },
             tmp_path,
         )
-        placed = order.resolved(Shape.parse("4x4xa100"))
+        placed = spec.resolved(ClusterShape.parse("4x4xa100"))
         job = placed.job(("a100-sxm-80gb",))
         fixed, adaptive = (job.speed.rate((4,) * 4, "a100-sxm-80gb", 0, how) for how in (False, True))
-        told = placed.told(16, "a100-sxm-80gb", True)
-        found[noise] = float(told["PACELINE_BATCH"]), adaptive / fixed
-        assert float(told["PACELINE_WORTH"]) == pytest.approx((noise + 64) / (noise + found[noise][0]))
-        assert placed.told(16, "a100-sxm-80gb", False) == {"PACELINE_BATCH": "64", "PACELINE_WORTH": "1"}
+        environment = placed.batch_environment(16, "a100-sxm-80gb", True)
+        found[noise] = float(environment["PACELINE_BATCH"]), adaptive / fixed
+        assert float(environment["PACELINE_WORTH"]) == pytest.approx((noise + 64) / (noise + found[noise][0]))
+        assert placed.batch_environment(16, "a100-sxm-80gb", False) == {
+            "PACELINE_BATCH": "64",
+            "PACELINE_WORTH": "1",
+        }
     assert found[100_000][0] == 1024 and found[100][0] < 1024
     assert found[100_000][1] > found[100][1] >= 1
 
 
 def steps(count, each_s):
     return tuple(
-        Step(
+        ProfiledStep(
             at_s=i * each_s,
             compute_s=0.8 * each_s,
             round_s=0.2 * each_s,
@@ -266,18 +269,18 @@ def test_a_profile_with_servers(tmp_path, mode):
         down_bytes=1e6,
         mode=mode,
         servers=1,
-        link=Link(rate_Bps=1e8),
+        link=HostLink(rate_Bps=1e8),
         runs=(ProfiledRun(steps=(steps(30, 0.2),)),),
     )
     profile.save(tmp_path / "a.profile.json")
     given = {"name": "a", "command": "true", "profile": "a.profile.json", "work": "3200 samples", "most": 8}
-    job = Order.of(given, tmp_path).resolved(Shape.of([(8, 1, "cpu")])).job(("cpu",))
+    job = JobSpec.of(given, tmp_path).resolved(ClusterShape.of([(8, 1, "cpu")])).job(("cpu",))
     rates = [job.speed.rate((1,) * n, "cpu", 0, False) for n in range(1, 9)]
     assert rates[0] == pytest.approx(32 / 0.2, rel=0.15)
     assert all(b > a for a, b in pairwise(rates)) and rates[7] < 8.5 * rates[0]
     (tmp_path / "a.profile.json").unlink()
     with pytest.raises(SpecError, match=r"cannot read profile .*a\.profile\.json"):
-        Order.of(given, tmp_path)
+        JobSpec.of(given, tmp_path)
 
 
 def test_a_profile_of_measured_steps(tmp_path):
@@ -296,7 +299,7 @@ def test_a_profile_of_measured_steps(tmp_path):
         "work": "1000 steps",
         "most": 4,
     }
-    job = Order.of(given, tmp_path).resolved(Shape.of([(4, 1, "cpu")])).job(("cpu",))
+    job = JobSpec.of(given, tmp_path).resolved(ClusterShape.of([(4, 1, "cpu")])).job(("cpu",))
     assert job.speed.rate((1,), "cpu", 0, False) == pytest.approx(1 / 0.19)
     assert job.speed.rate((1, 1), "cpu", 0, False) == pytest.approx(1 / 0.14, rel=0.1)
     assert job.speed.rate((1,) * 4, "cpu", 0, False) > job.speed.rate((1, 1), "cpu", 0, False)
@@ -307,11 +310,11 @@ def test_early_ends_reach_the_policy(tmp_path):
     success first.
     """
     base = {"command": "true", "seconds": 1000, "restart": 0}
-    doubtful = Order.of({**base, "name": "doubtful", "ends": {"at": [0.9], "chance": [0.95]}}, tmp_path)
-    likely = Order.of({**base, "name": "likely", "ends": {"early": 0.05}}, tmp_path)
-    shape = Shape.of([(1, 1, "cpu")])
-    busy = Order.of({**base, "name": "busy", "seconds": 10}, tmp_path)
-    jobs = [order.job(("cpu",), at) for order, at in ((busy, 0.0), (doubtful, 1.0), (likely, 2.0))]
+    doubtful = JobSpec.of({**base, "name": "doubtful", "ends": {"at": [0.9], "chance": [0.95]}}, tmp_path)
+    likely = JobSpec.of({**base, "name": "likely", "ends": {"early": 0.05}}, tmp_path)
+    shape = ClusterShape.of([(1, 1, "cpu")])
+    busy = JobSpec.of({**base, "name": "busy", "seconds": 10}, tmp_path)
+    jobs = [spec.job(("cpu",), at) for spec, at in ((busy, 0.0), (doubtful, 1.0), (likely, 2.0))]
     first = {}
     for policy in ("marginal", "marginal-ends", "srtf", "srtf-ends", "success"):
         chosen = get(policy)
@@ -329,10 +332,10 @@ def test_early_ends_reach_the_policy(tmp_path):
         "srtf-ends": "likely",
         "success": "likely",
     }
-    assert Order.of({**base, "name": "a", "ends": "philly"}, tmp_path).job(
+    assert JobSpec.of({**base, "name": "a", "ends": "philly"}, tmp_path).job(
         ("cpu",)
     ).ends.success == pytest.approx(0.604, abs=0.01)
-    assert Order.of({**base, "name": "a", "ends": {"seen": [1, 1, 0.3, 1]}}, tmp_path).job(
+    assert JobSpec.of({**base, "name": "a", "ends": {"seen": [1, 1, 0.3, 1]}}, tmp_path).job(
         ("cpu",)
     ).ends.success == pytest.approx(0.75)
 
