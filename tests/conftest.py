@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -61,3 +62,23 @@ def on_ray():
 def width_of_a_pipe(monkeypatch):
     """Answers are as wide as in a pipe without COLUMNS, whatever started the tests."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def made_traces():
+    """The module `made_traces.py`: traces in the form of Kineto, made event by event."""
+    path = Path(__file__).with_name("made_traces.py")
+    spec = importlib.util.spec_from_file_location("made_traces", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def recorded_trace(tmp_path_factory):
+    """A trace that torch.profiler recorded here, in a process of its own: a second one may crash it."""
+    pytest.importorskip("torch", reason="recording a trace needs torch")
+    path = tmp_path_factory.mktemp("recorded") / "cpu.json.gz"
+    script = Path(__file__).with_name("record_trace.py")
+    subprocess.run([sys.executable, str(script), str(path)], check=True, capture_output=True)
+    return path

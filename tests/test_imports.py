@@ -18,12 +18,14 @@ ROOMS = [
     "on_ray",
     "spec",
     "catalog",
+    "readers",
     "capture",
     "cost",
     "sim",
     "queueing",
     "predict",
     "sync",
+    "diagnose",
     "report",
     "plan",
     "api",
@@ -35,7 +37,13 @@ ROOMS = [
 ]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name:
 #: imported when asked, not before
-LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog"), ("predict", "sync")}
+LATER = {
+    ("spec", "report"),
+    ("spec", "sim"),
+    ("spec", "catalog"),
+    ("predict", "sync"),
+    ("diagnose", "report"),
+}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
     "torch": {"capture", "catalog", "train", "bench"},
