@@ -6,7 +6,8 @@
 
 The first form writes one line per configuration: what `profile_steps.py` records, the allocator's reserved
 peak, and the mean board power and clock while steps run back to back. The second finds for eight models the
-largest batch that fits below a cap on memory, the third the memory of FSDP2 with one rank. Needs torch, torchvision and transformers; nothing of Paceline.
+largest batch that fits below a cap on memory; the third measures the memory of FSDP2 with one rank. Needs
+torch, torchvision and transformers; nothing of Paceline.
 """
 
 from __future__ import annotations
@@ -838,7 +839,7 @@ def fits(c: Case) -> tuple[bool, float, float]:
 
 
 def boundary(model: str, size: int, precision: str, rank: int, cap_gib: float) -> Iterator[Case]:
-    """Tries of a batch that is doubled, then halved between, until neighbours differ by an eighth or by one."""
+    """Tries of a batch doubled, then halved between, until neighbours differ by an eighth or by one."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(cap_gib * 2**30 / total)
     low, high = 0, 0
@@ -920,7 +921,8 @@ def profile_all(path: str, resume: str | None, deadline: float) -> None:
             out.flush()
             print(
                 f"{c['model']} b{c['batch']} {c['precision']} {c['optimizer']} r{c['rank']}",
-                f"step {row['step_s'] * 1e3:.2f} ms, device {row['device_s'] * 1e3:.2f}, kernels {row['kernels']},",
+                f"step {row['step_s'] * 1e3:.2f} ms, device {row['device_s'] * 1e3:.2f},",
+                f"kernels {row['kernels']},",
                 f"{row.get('power_w', 0):.0f} W, took {row['took_s']:.1f} s",
                 flush=True,
             )
