@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up .venv, which takes a few minutes the first time"
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
-	$(PIP) --constraint constraints.txt --editable '.[hf,emulate,plots,ray]' --group dev pillow
+	$(PIP) --constraint constraints.txt --editable '.[hf,emulate,plots,ray,web]' --group dev pillow
 	$(PIP) --constraint constraints.txt --no-deps torchvision timm
 	@touch $@
 

@@ -33,6 +33,7 @@ ROOMS = [
     "train",
     "sched",
     "bench",
+    "web",
     "cli",
 ]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name:
@@ -52,6 +53,9 @@ HEAVY = {
     "transformers": {"capture", "bench"},
     "scipy": {"queueing", "sched", "bench"},
     "cyclopts": {"cli"},
+    "fastapi": {"web"},
+    "starlette": {"web"},
+    "uvicorn": {"web"},
     "rich": {"report", "cli", "train", "bench"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -96,6 +96,8 @@ EXTRAS = {
     "torchvision": ("torchvision", "vision"),
     "timm": ("timm", "vision"),
     "tensorboard": ("tensorboard", "board"),
+    "fastapi": ("fastapi", "web"),
+    "uvicorn": ("uvicorn", "web"),
 }
 
 
