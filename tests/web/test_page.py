@@ -5,6 +5,11 @@ import pytest
 FIRST_LOAD_BYTES, FIRST_LOAD_S = 400_000, 1.0
 
 
+def at_rest(page):
+    """Waits till no change is under way."""
+    page.until("document.querySelector('#answers').ariaBusy === 'false'")
+
+
 def text(page, panel):
     return page.inner_text(f"[data-panel={panel}] .body")
 
@@ -106,9 +111,9 @@ def test_link_restores_the_scenario(open_page):
     before = text(page, "headline")
     drag(page, "network.inter.bandwidth", -5)
     settled(page, "headline", before)
+    at_rest(page)
     page.click("#link")
     fragment = page.evaluate("location.hash")
-    page.until("document.querySelector('[data-panel=headline]').getAttribute('class') === 'panel wide'")
     again = open_page(fragment)
     again.until("document.querySelector('.control.edited') !== null")
     assert text(again, "headline") == text(page, "headline")

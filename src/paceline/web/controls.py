@@ -12,10 +12,11 @@ from functools import lru_cache
 
 from paceline import units
 from paceline.spec.cluster import Cluster, Tier
-from paceline.spec.plan import OFFLOADS, PRECISIONS, RECOMPUTE, SHARDINGS, Plan, divisors
+from paceline.spec.plan import Plan, divisors
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.synchronisation import relaxed_words
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import PLAN_PRECISIONS, Offload, Recompute, Sharding
 from paceline.web.scenario import Scenario
 from paceline.whatif.subject import Subject
 
@@ -169,14 +170,14 @@ def _plan_controls(scenario: Scenario, subject: Subject) -> Iterator[Control]:
     sized = subject.model if isinstance(subject.model, Transformer) else None
     for name, label, values in _sizes(subject, sized):
         yield _size(name, label, getattr(plan, name), values)
-    yield _choice("sharding", "data-parallel ranks share", _words(SHARDINGS[1:]), plan.sharding)
+    yield _choice("sharding", "data-parallel ranks share", _words(tuple(Sharding)[1:]), plan.sharding)
     relaxed = "" if plan.relax.plain else str(plan.relax).split()[0]
     yield _choice("sync", "gradient exchange", {"": "all-reduce", **_words(relaxed_words())}, relaxed)
-    yield _choice("recompute", "recompute activations", _keyed("recompute", RECOMPUTE), plan.recompute)
+    yield _choice("recompute", "recompute activations", _keyed("recompute", tuple(Recompute)), plan.recompute)
     said = {key for word in scenario.plan.split() for key in Plan.said(word)}
     if sized is not None:
-        yield _choice("precision", "precision", _words(PRECISIONS), plan.precision)
-        yield _choice("offload", "offload to the host", _keyed("offload", OFFLOADS), plan.offload)
+        yield _choice("precision", "precision", _words(PLAN_PRECISIONS), plan.precision)
+        yield _choice("offload", "offload to the host", _keyed("offload", tuple(Offload)), plan.offload)
         yield _choice("sp", "sequence parallel", {"": "no", "sp": "yes"}, "sp" if plan.sp else "")
     else:
         precisions = {"": "as captured", **_words(("fp32", "tf32", "bf16", "fp16", "amp_bf16", "amp_fp16"))}
@@ -236,8 +237,8 @@ def _choice(name: str, label: str, words: dict[str, str], now: str) -> Control:
 
 
 def _words(words: Iterable[str]) -> dict[str, str]:
-    return {word: word for word in words}
+    return {str(word): str(word) for word in words}
 
 
 def _keyed(key: str, words: Sequence[str]) -> dict[str, str]:
-    return {f"{key}={word}": word for word in words}
+    return {f"{key}={word}": str(word) for word in words}

@@ -25,6 +25,7 @@ export function change(path, value) {
 // Asks for the scenario with all changes so far; what changes meanwhile is asked for next.
 export async function refresh() {
   asking = true;
+  $('answers').ariaBusy = 'true';
   const sent = [...changes].map(([path, value]) => ({ path, value }));
   changes.clear();
   try {
@@ -35,6 +36,7 @@ export async function refresh() {
   }
   asking = false;
   if (changes.size) refresh();
+  else $('answers').ariaBusy = 'false';
 }
 
 function show(view) {
