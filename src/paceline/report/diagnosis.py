@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.diagnose.activity import CAUSES
+from paceline.diagnose.comparison import Comparison
 from paceline.diagnose.findings import Diagnosis, Finding, title
 from paceline.units import show
 
@@ -92,3 +93,68 @@ def _finding(number: int, finding: Finding, found: Diagnosis) -> Iterator[Text]:
     for place in finding.places:
         span = f"{place.start_s * 1e3:.3f} to {place.end_s * 1e3:.3f} ms"
         yield Text(f"   at: {span} of the trace: {place.what}", style="dim")
+
+
+def comparison_view(found: Comparison) -> RenderableType:
+    """Both steps, the rows in which they differ, what to know."""
+    ratio = found.measured_s / found.predicted_s
+    head = Text.assemble(
+        (found.model, "bold"),
+        f": {show(found.measured_s, 'time')} measured on {found.measured_on or 'the host'},"
+        f" {show(found.predicted_s, 'time')} predicted for {found.predicted_for}"
+        f" (90 %: {show(found.predicted_low_s, 'time')} to {show(found.predicted_high_s, 'time')}): ",
+        (f"{ratio:.2f} times the prediction", "bold"),
+    )
+    accounted = f"{100 * found.accounted:.1f} % of the measured step is accounted for"
+    lines = [
+        Text(f"step found by {found.found_by}; {accounted}", style="dim"),
+        Text(f"kernels: {_pair(found.measured_kernel_s, found.predicted_kernel_s)}"),
+        Text(_host_line(found)),
+    ]
+    if found.measured_peak_bytes:
+        sizes = (show(size, "bytes") for size in (found.measured_peak_bytes, found.predicted_peak_bytes))
+        lines.append(Text("memory allocated at the peak: {} measured, {} predicted".format(*sizes)))
+    notes = [Text(f"note: {note}", style="dim") for note in found.notes]
+    return Group(head, *lines, Text(), _rows(found), *notes)
+
+
+def _pair(measured_s: float, predicted_s: float) -> str:
+    ratio = f" ({measured_s / predicted_s:.2f} x)" if predicted_s else ""
+    return f"{show(measured_s, 'time')} measured, {show(predicted_s, 'time')} predicted{ratio}"
+
+
+def _host_line(found: Comparison) -> str:
+    host = found.host
+    waits = f"; it waited for the device {host.waits} times" if host.waits else ""
+    return (
+        f"host: {_pair(host.measured_s, host.predicted_s)}; {host.launches} kernels and copies launched,"
+        f" {host.predicted_launches} predicted{waits}"
+    )
+
+
+def _rows(found: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = (
+        "where the two part",
+        "measured ms",
+        "predicted ms",
+        "difference",
+        "of the step",
+        "kernels",
+        "predicted",
+    )
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left")
+    for row in found.rows:
+        if max(row.measured_s, row.predicted_s) < _LEAST * found.measured_s:
+            continue
+        kernels = (str(row.measured_kernels), str(row.predicted_kernels)) if row.kind == "work" else ("", "")
+        table.add_row(
+            row.name,
+            f"{row.measured_s * 1e3:.3g}",
+            f"{row.predicted_s * 1e3:.3g}",
+            f"{row.difference_s * 1e3:+.3g}",
+            f"{100 * row.difference_s / found.measured_s:+.1f} %",
+            *kernels,
+        )
+    return table
