@@ -43,7 +43,9 @@ def agrees(name: str, device: torch.device) -> str:
         close &= float((one - other).abs().gt(1e-5 * (1 + other.abs())).float().mean()) < 1e-4
         for compressor in (*teams[0], *teams[1]):
             compressor.end_step()
-    return "bits" if same else "close" if close else "NO"
+    if same:
+        return "bits"
+    return "close" if close else "NO"
 
 
 def encode(compressor: Compressor, grad: Tensor) -> list[Round]:

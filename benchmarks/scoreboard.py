@@ -48,9 +48,9 @@ def main() -> None:
     for leave_out, mark in ((False, ""), (True, ", device left out")):
         names = [s for s in args.sets if not leave_out or s in ("kernels", "neusight_fp32_training")]
         if leave_out and not names:
-            names = [] if args.sets else ["kernels", "neusight_fp32_training"] if data else []
-            if not names:
+            if args.sets or not data:
                 continue
+            names = ["kernels", "neusight_fp32_training"]
         for score in run(names, data, leave_out_device=leave_out):
             rows[f"| {score.set}{mark} | `{score.metric}` |"] = line(score, mark)
             print(line(score, mark), flush=True)

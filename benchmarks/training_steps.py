@@ -156,25 +156,21 @@ def _table(rows: list[StrategyTiming]) -> str:
     shown = [next(row.link for row in rows if row.link_Bps == link) for link in links]
     lines = [title, "", "| strategy | " + " | ".join(shown) + " | MB sent |", "|---" * (len(links) + 2) + "|"]
     for name in names:
-        held = [by.get((name, link)) for link in links]
-        cells = [
-            (
-                ""
-                if row is None
-                else (
-                    f"{row.step_s * 1e3:.0f}"
-                    f" ({row.predicted_s * 1e3:.0f}){f' {row.note}' if row.note else ''}"
-                )
-            )
-            for row in held
-        ]
-        sent = {f"{row.sent_bytes / 1e6:.2f}" for row in held if row is not None}
+        timings = [by.get((name, link)) for link in links]
+        cells = ["" if row is None else _cell(row) for row in timings]
+        sent = {f"{row.sent_bytes / 1e6:.2f}" for row in timings if row is not None}
         lines.append(
             f"| {name} | "
             + " | ".join(cells)
             + f" | {min(sent) if len(sent) == 1 else f'{min(sent)} to {max(sent)}'} |"
         )
     return "\n".join(lines)
+
+
+def _cell(row: StrategyTiming) -> str:
+    """Measured milliseconds of a step, the predicted ones in brackets, and the note."""
+    text = f"{row.step_s * 1e3:.0f} ({row.predicted_s * 1e3:.0f})"
+    return f"{text} {row.note}" if row.note else text
 
 
 def _behind(found: StrategyComparison) -> list[str]:

@@ -103,8 +103,10 @@ def predict(
         )
     if device is not None and (plan is not None or isinstance(device, Device)):
         raise SpecError("give a device for one device, or a cluster (and a plan) for many, not both")
-    given = plan if plan is not None else device if device is not None else ""
-    chosen = given if isinstance(given, Plan) else Plan.parse(str(given))
+    words = "" if device is None else device
+    if plan is not None:
+        words = plan
+    chosen = words if isinstance(words, Plan) else Plan.parse(str(words))
     where = clusters.get(cluster) if isinstance(cluster, str) else cluster
     if framework is not None and chosen.framework:
         raise SpecError(
@@ -117,7 +119,7 @@ def predict(
             (
                 options
                 if isinstance(model, Workload) or _saved(model)
-                else settings(chosen, str(given), options)
+                else settings(chosen, str(words), options)
             ),
         )
         style = _framework(framework or chosen.framework or frameworks.USUAL, "modules")
@@ -126,7 +128,7 @@ def predict(
         )
     named = framework or chosen.framework
     runs = _framework(named, "transformers") if named else None
-    asked = worded(chosen, str(given), options)
+    asked = worded(chosen, str(words), options)
     return simulated.predict(sized, where, asked, framework=runs, curves=curves, trace=trace)
 
 

@@ -125,7 +125,8 @@ def test_entry_is_complete(name: str) -> None:
         "moe",
         "recommender",
     }
-    assert entry.unit == ("images" if entry.image else "tokens" if entry.seq else "samples")
+    sequences = "tokens" if entry.seq else "samples"
+    assert entry.unit == ("images" if entry.image else sequences)
     assert entry.optimizer in {"sgd", "adamw"}
     assert entry.title and "count of" in entry.source
     hash(entry)

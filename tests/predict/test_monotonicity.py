@@ -37,6 +37,13 @@ CLUSTERS = (
 MODELS = ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b")
 
 
+def _faster(tier, factor):
+    node = tier.node_bandwidth_Bps
+    return replace(
+        tier, bandwidth_Bps=factor * tier.bandwidth_Bps, node_bandwidth_Bps=factor * node if node else None
+    )
+
+
 def faster(cluster, what, factor):
     """The cluster with links or devices that are faster by a factor; a device's power limit goes with its
     peak.
@@ -47,19 +54,7 @@ def faster(cluster, what, factor):
             "links": lambda t: not t.network,
             "all links": lambda t: True,
         }[what]
-        return replace(
-            cluster,
-            tiers=tuple(
-                replace(
-                    t,
-                    bandwidth_Bps=factor * t.bandwidth_Bps,
-                    node_bandwidth_Bps=factor * t.node_bandwidth_Bps if t.node_bandwidth_Bps else None,
-                )
-                if keep(t)
-                else t
-                for t in cluster.tiers
-            ),
-        )
+        return replace(cluster, tiers=tuple(_faster(t, factor) if keep(t) else t for t in cluster.tiers))
     device = cluster.device
     if what == "memory":
         return replace(

@@ -337,11 +337,8 @@ def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Dev
         ),
         None,
     )
-    reduced = (
-        {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
-        if x.dim()
-        else {-1}
-    )
+    listed = [dims] if isinstance(dims, int) else dims or range(x.dim())
+    reduced = {d % x.dim() for d in listed} if x.dim() else {-1}
     return [_reduction(reads, writes, x.numel(), kept, "inner" if fastest in reduced else "outer")]
 
 
@@ -609,8 +606,11 @@ def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Dev
 @handles("cat", "stack")
 def _cat(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     parts = [t for t in tensors(args[0]) if t.numel()]
-    plain = all(t.is_contiguous() for t in parts)
-    tags = () if plain else ("nhwc",) if all(is_channels_last(t) for t in parts) else ("strided",)
+    tags: tuple[str, ...] = ("strided",)
+    if all(t.is_contiguous() for t in parts):
+        tags = ()
+    elif all(is_channels_last(t) for t in parts):
+        tags = ("nhwc",)
     return [DeviceWork("cat", parts, [out], (out.numel(),), tags=tags)]
 
 

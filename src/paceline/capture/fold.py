@@ -283,9 +283,10 @@ class BlockFolder:
         # under checkpointing something must be kept, for asking for it triggers the recomputation
         held = [True] * len(pattern.held) if self.checkpointing else pattern.held
         made = iter(_Replay.apply(self.recorder, mark, pattern, held, *_floating(leaves), *parameters))  # type: ignore[no-untyped-call]
+        outputs = (leaves[o.position] if isinstance(o, _Alias) else o for o in pattern.outputs)
         results = [
-            next(made) if isinstance(o, torch.Tensor) else leaves[o.position] if isinstance(o, _Alias) else o
-            for o in pattern.outputs
+            next(made) if isinstance(o, torch.Tensor) else value
+            for o, value in zip(pattern.outputs, outputs, strict=True)
         ]
         return pytree.tree_unflatten(results, pattern.structure)
 

@@ -108,11 +108,9 @@ def segment(name: str, parameters: Sequence[tuple[tuple[int, ...], str]]) -> tup
             temporary += rule.temporaries * size
         steps = (rule.fused,) if how == "fused" else rule.foreach
         for reads, writes in steps:
-            number = (
-                len(shapes)
-                if how == "single"
-                else launches(shapes, reads + (writes if reads < writes else 0))
-            )
+            number = len(shapes)
+            if how != "single":
+                number = launches(shapes, reads + (writes if reads < writes else 0))
             ops.append(
                 Op(
                     f"optimizer.{name}",

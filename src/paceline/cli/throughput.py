@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -109,16 +109,20 @@ def score(
     if hosts is not None:
         from paceline.bench.throughput.here import compare
 
-        found: object = compare(
+        table: Any = compare(
             hosts,
             models=model.split(","),
             link_Bps=parse(link, "bandwidth"),
             modes=mode.split(","),
             seconds=seconds,
         )
+    elif pollux:
+        table = scores.pollux(data)
+    elif staleness:
+        table = scores.staleness()
     else:
-        found = scores.pollux(data) if pollux else scores.staleness() if staleness else scores.measured()
+        table = scores.measured()
     if json_:
-        print_json(found.to_dict())  # type: ignore[attr-defined]
+        print_json(table.to_dict())
     else:
-        show(found)
+        show(table)

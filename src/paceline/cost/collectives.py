@@ -239,12 +239,14 @@ def lines_with(
     levels = [_level(i, group, cluster, known) for i in range(len(cluster.tiers)) if group.fan(i) > 1]
     place = _Place(op, group.size, levels, known, cluster)
     if op in ("send_recv", "gather", "scatter", "all_to_all"):
-        found = place.direct()
+        ways = place.direct()
+    elif library == "gloo":
+        ways = place.gloo()
+    elif library == "mpi":
+        ways = place.mpi()
     else:
-        found = (
-            place.gloo() if library == "gloo" else place.mpi() if library == "mpi" else place.nccl(library)
-        )
-    return [replace(line, beta=line.beta + copy) for line in found] if copy else list(found)
+        ways = place.nccl(library)
+    return [replace(line, beta=line.beta + copy) for line in ways] if copy else list(ways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +374,10 @@ class _Place:
                 1 / (level.line * self.known.sharp) if aggregates else _up_and_down(level) / level.uplink
             )
             alpha += 2 * level.hop_s["simple"] * (1 if aggregates else math.ceil(math.log2(level.fan)))
-        yield AlphaBeta(
-            "sharp" if aggregates else "nvls-tree" if outside else "nvls",
-            "simple",
-            alpha,
-            max(slow),
-            self.known.fill,
-        )
+        algorithm = "nvls-tree" if outside else "nvls"
+        if aggregates:
+            algorithm = "sharp"
+        yield AlphaBeta(algorithm, "simple", alpha, max(slow), self.known.fill)
 
     def nccl(self, library: str) -> Iterator[AlphaBeta]:
         # LL128 needs stores of 128 bytes to arrive whole, which NVLink gives and PCI Express does not

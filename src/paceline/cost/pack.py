@@ -291,7 +291,9 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
     half = _HALF.get(op.dtype, op.dtype)
     if groups == 1:
         # filters of one tap are plain products and limited by memory; larger ones reuse what they read
-        kind = "stem" if c < FEW_CHANNELS else "conv" if taps > 1 else "conv1"
+        kind = "conv" if taps > 1 else "conv1"
+        if c < FEW_CHANNELS:
+            kind = "stem"
         if op.dtype == "fp32" and taps == 9 and op.dims[7] == 1 and min(c, k) >= 32:
             kind = "winograd"
         if layout == "nchw" and op.dtype != "fp32":
@@ -303,12 +305,13 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
         b.product(group, i, (batch, rows, columns, depth), op.bytes_read + op.bytes_written, itemsize)
         return group
     per_group = c // groups
-    points = n * (
-        k * outputs if which == "fprop" else c * inputs if which == "dgrad" else max(c * inputs, k * outputs)
-    )
+    most = max(c * inputs, k * outputs)
+    points = n * {"fprop": k * outputs, "dgrad": c * inputs}.get(which, most)
     if per_group == 1:
         # channels that do not fill 16 bytes, and filters past 5 x 5, leave the specialised kernels
-        shape = "ragged" if c * itemsize % 16 else "large" if taps > 25 else "plain"
+        shape = "large" if taps > 25 else "plain"
+        if c * itemsize % 16:
+            shape = "ragged"
         group = f"depthwise-{shape}.{which}.{half}.{layout}"
     else:
         direct = per_group & (per_group - 1) == 0 and per_group <= 64
@@ -322,7 +325,9 @@ def _attention(b: _Builder, i: int, op: Op) -> str:
     batch, heads, _, sq, sk, _, _ = op.dims
     causal, half = "causal" in op.tags, op.dtype in _HALF
     # libraries have kernels of their own for masks, and random numbers per score outweigh both
-    variant = ".dropout" if "dropout" in op.tags else ".causal" if causal else ".full"
+    variant = ".causal" if causal else ".full"
+    if "dropout" in op.tags:
+        variant = ".dropout"
     masked = ".mask" if "mask" in op.tags else ""
     group = (
         f"attention.{op.tags[0]}.half{masked}{variant}" if half else f"attention.{op.tags[0]}.fp32{masked}"

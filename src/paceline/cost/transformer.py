@@ -212,7 +212,9 @@ def _core(t: Tape) -> None:
         return
     # with context parallelism each rank's queries meet half of all keys on average: work is balanced over the
     # ranks
-    keys, causal = (s.seq, m.causal) if s.cp == 1 else (s.seq // 2 if m.causal else s.seq, False)
+    keys, causal = s.seq, m.causal
+    if s.cp > 1:
+        keys, causal = (s.seq // 2 if m.causal else s.seq), False
     if s.context == "all-to-all" and s.cp > 1:
         heads, queries, keys, causal = max(1, heads // s.cp), s.seq, s.seq, m.causal
     if s.framework.unpadded:  # gathers, and scatters into zeros
@@ -358,11 +360,9 @@ def saved_bytes(s: Shape, recompute: str) -> float:
             2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim) + 2 * s.tokens * m.heads * m.rotary_dim / s.tp
         )
     scores = s.mbs * m.heads / s.tp * (s.seq / s.cp) * s.seq
-    core = (
-        0.0
-        if s.framework.attention == "fused" or recompute == "selective"
-        else scores * (2 * size + 1 if s.framework.dropout else size)
-    )
+    score_bytes = 2 * size + 1 if s.framework.dropout else size
+    kept = s.framework.attention != "fused" and recompute != "selective"
+    core = scores * score_bytes if kept else 0.0
     lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if s.framework.attention == "fused" else 0.0
     passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == "none" else 0)
     tokens = (

@@ -187,7 +187,7 @@ def _gantt(bars: Sequence[Bar], devices: Sequence[int], width: int = 1000, most:
                 for i in taken
             )
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+        anchor = {0.0: "start", 1.0: "end"}.get(share, "middle")
         label = escape(show(share * (last - first), "time"))
         out.append(
             f"<text x='{share * width:.0f}' y='{height - 6:.0f}' font-size='12'"

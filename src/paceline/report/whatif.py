@@ -278,7 +278,9 @@ def comparison_view(c: Comparison) -> RenderableType:
             )
             continue
         bar = Text(f"{'█' * max(1, round(12 * p.throughput / most))} {p.throughput / first.throughput:.2f}x")
-        style = "bold green" if row is c.best else "red" if not p.fit.fits else ""
+        style = "" if p.fit.fits else "red"
+        if row is c.best:
+            style = "bold green"
         note = p.accuracy.what if p.accuracy is not None else "none: the sum of all gradients, every step"
         table.add_row(
             Text(row.plan, style=style),

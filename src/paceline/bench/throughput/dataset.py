@@ -46,7 +46,9 @@ class MeasuredCurve:
     @property
     def kind(self) -> str:
         """Which part of the set it belongs to: equal workers, one that is slow, sending that overlaps."""
-        return "uneven" if self.slow > 1 else "overlap" if self.overlap else "even"
+        if self.slow > 1:
+            return "uneven"
+        return "overlap" if self.overlap else "even"
 
     @property
     def label(self) -> str:

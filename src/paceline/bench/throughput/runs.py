@@ -67,7 +67,9 @@ class ThroughputRun:
             cycle = compute * self.slow + 2 * transfer * max(1.0, self.workers / self.servers)
         else:
             cycle = max(compute + 2 * transfer, transfer * self.workers / self.servers)
-        longer = 1.5 if self.workers <= PROFILED else 3.0 if self.link_Mbps == STALENESS_MBPS else 1.0
+        longer = 3.0 if self.link_Mbps == STALENESS_MBPS else 1.0
+        if self.workers <= PROFILED:
+            longer = 1.5
         return max(min(max(10 * cycle, 1.0), 2.2), 4.5 * cycle) * longer
 
 

@@ -67,12 +67,10 @@ def _case(
     row: MeasuredCollective, seconds: float, width: float, traffic: float, line: float, bandwidth: bool
 ) -> Case:
     """`traffic` bytes over a line rate is what the naive guess knows."""
-    metric = "busbw" if bandwidth and row.size >= LARGE else "busbw_small" if bandwidth else "seconds"
-    measured, value, naive = (
-        (traffic / row.seconds, traffic / seconds, line)
-        if bandwidth
-        else (row.seconds, seconds, traffic / line)
-    )
+    metric, measured, value, naive = "seconds", row.seconds, seconds, traffic / line
+    if bandwidth:
+        metric = "busbw" if row.size >= LARGE else "busbw_small"
+        measured, value, naive = traffic / row.seconds, traffic / seconds, line
     answer = PredictedValue(value, *around(value, width))
     return Case(
         name=f"{row.name} {row.system}",

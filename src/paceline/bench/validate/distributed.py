@@ -314,7 +314,9 @@ _DEVICES = (
 def _device(row: Row) -> str:
     name = next((known for word, known in _DEVICES if word in row["gpu"]), row["gpu"])
     memory = _number(row, "gpu_mem_gb")
-    return name.format(gb=memory if memory in (16, 32, 40, 80) else 80 if "a100" in name else 16)
+    if memory not in (16, 32, 40, 80):
+        memory = 80 if "a100" in name else 16
+    return name.format(gb=memory)
 
 
 def _number(row: Row, column: str, default: int = 0) -> int:

@@ -275,15 +275,11 @@ def setup(row: Row) -> PaperSetup | str:
         return "network not stated"
     per = re.match(r"(\d+) per GPU", row["global_batch"] or "")
     whole = int(row["global_batch"]) if (row["global_batch"] or "").isdigit() else 0
-    batch = (
-        int(per[1])
-        if per
-        else whole // count
-        if whole
-        else 1
-        if "core" in (row.get("processor_unit") or "")
-        else 32
-    )
+    batch = 1 if "core" in (row.get("processor_unit") or "") else 32
+    if per:
+        batch = int(per[1])
+    elif whole:
+        batch = whole // count
     if batch < 1:
         return "fewer samples than devices"
     base = int(found[0]) if (found := re.findall(r"^(\d+)", row["speedup_baseline"] or "")) else 1

@@ -135,7 +135,8 @@ def _network(text: str, rate: str, each: int) -> Tier:
             f" link of its own) or @{written}/node (they share it)"
         )
     shared = _SHARED[whose or "node"]
-    kind = "infiniband" if (value if shared else value * each) >= RDMA_Bps else "ethernet"
+    node = value if shared else value * each
+    kind = "infiniband" if node >= RDMA_Bps else "ethernet"
     return Tier(name="network", kind=kind, bandwidth_Bps=value, node_bandwidth_Bps=value if shared else None)
 
 
