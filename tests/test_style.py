@@ -10,7 +10,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: public class names that are still defined in several modules
 SHARED_NAMES = {
-    *("Answer", "Collective", "DGC", "Event", "Exchange", "Flat", "Gradients", "Job", "Layer", "Layers"),
+    *(
+        "Block",
+        "Change",
+        "Comparison",
+        "Trace",
+        "Answer",
+        "Collective",
+        "DGC",
+        "Event",
+        "Exchange",
+        "Flat",
+        "Gradients",
+        "Job",
+        "Layer",
+        "Layers",
+    ),
     *("Machine", "OneBit", "Overlapped", "Part", "Piece", "Pipeline", "Place", "Policy", "PowerSGD", "QSGD"),
     *("RandomK", "Row", "Shape", "SignSGD", "Span", "Stage", "State", "Step", "TernGrad", "TopK"),
 }
