@@ -1,4 +1,4 @@
-"""The closed form: limits, sums, and what more of something must not do."""
+"""Plans of transformers: limits, sums, and what more of something must not do."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError
-from paceline.predict.distributed import predict
+from paceline.predict.simulated import predict
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.catalog import clusters, frameworks, transformers
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.predict import remedy
-from paceline.predict.distributed import Step, predict
+from paceline.predict.distributed import Step
 from paceline.predict.memory import (
     cached,
     communicators,
@@ -21,6 +21,7 @@ from paceline.predict.memory import (
     placeholders,
     stage_memory,
 )
+from paceline.predict.simulated import predict
 from paceline.sim.schedules import actions
 from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES, Plan, resolve

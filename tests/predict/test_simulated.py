@@ -1,13 +1,11 @@
-"""The simulation: its parts add up, it agrees with the closed form, and overlap comes out of it."""
+"""The simulation: its parts add up, it costs little, and overlap comes out of it."""
 
-import statistics
 import time
 from collections import defaultdict
 from itertools import pairwise
 
 import pytest
 
-from paceline.bench.agreement import compare
 from paceline.catalog import clusters, transformers
 from paceline.predict.rounds import folded
 from paceline.predict.simulated import Simulation, Step, predict
@@ -20,11 +18,6 @@ CLUSTER = clusters.get("4xdgx-h100")
 
 def run(text, cluster=CLUSTER, model=MODEL, **options):
     return predict(model, cluster, Plan.parse(text), **options)
-
-
-def test_agrees_with_the_closed_form():
-    apart = sorted(abs(pair.difference) for pair in compare(150, seed=1))
-    assert statistics.median(apart) <= 0.02 and apart[int(0.99 * len(apart))] <= 0.10
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from paceline.catalog import clusters, devices
-from paceline.predict import distributed, parallel
+from paceline.predict import parallel, simulated
 from paceline.predict import step as single
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
@@ -31,7 +31,7 @@ def one(device):
 
 def many(device, words="mbs=2 gbs=2 seq=4096"):
     cluster = replace(clusters.get("1xh100-sxm"), device=device)
-    return distributed.predict(SIZES, cluster, Plan.parse(words))
+    return simulated.predict(SIZES, cluster, Plan.parse(words))
 
 
 def with_power(name, watts):

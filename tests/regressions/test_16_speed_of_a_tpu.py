@@ -8,7 +8,8 @@ import pytest
 
 import paceline as pl
 from paceline.catalog import clusters, devices, transformers
-from paceline.predict import distributed
+from paceline.predict import simulated
+from paceline.predict.distributed import default_framework
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
 
@@ -22,7 +23,7 @@ DENSE = Transformer(name="dense-22b", layers=48, hidden=6144, heads=48, ffn=2457
 def test_dense_models_reach_published_shares_of_the_peak(name):
     cluster = replace(clusters.get("1xtpu-v4-pod"), device=devices.get(name), nodes=16)
     plan = Plan.parse("fsdp gbs=256 mbs=4 seq=2048 recompute=full")
-    assert distributed.predict(DENSE, cluster, plan).mfu == pytest.approx(MAXTEXT[name], rel=0.2)
+    assert simulated.predict(DENSE, cluster, plan).mfu == pytest.approx(MAXTEXT[name], rel=0.2)
 
 
 #: seconds per step of Llama 3.1 70B at 8,192 tokens: AI-Hypercomputer/tpu-recipes, training/ironwood
@@ -33,7 +34,7 @@ def test_dense_models_reach_published_shares_of_the_peak(name):
 def test_llama_on_ironwood(nodes, gbs, precision, seconds):
     cluster = clusters.get(f"{nodes}xtpu-v7x-pod")
     plan = Plan.parse(f"fsdp gbs={gbs} mbs=4 seq=8192 recompute=selective {precision}")
-    found = distributed.predict(transformers.get("llama3-70b"), cluster, plan)
+    found = simulated.predict(transformers.get("llama3-70b"), cluster, plan)
     assert found.step_s == pytest.approx(seconds, rel=0.2)
     assert found.step_s_low < seconds < found.step_s_high
 
@@ -49,5 +50,5 @@ def test_a_captured_step_is_compiled_whole(name):
 
 
 def test_the_default_framework_of_a_tpu_is_jax():
-    assert distributed.default_framework(Plan.parse("tp=2"), devices.get("tpu-v5p")) == "jax"
-    assert distributed.default_framework(Plan.parse("tp=2"), devices.get("h100-sxm")) == "megatron-core"
+    assert default_framework(Plan.parse("tp=2"), devices.get("tpu-v5p")) == "jax"
+    assert default_framework(Plan.parse("tp=2"), devices.get("h100-sxm")) == "megatron-core"

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from paceline.errors import PlanError, UnknownName
-from paceline.sim.schedules import actions, bubble_s, in_order, sources, span_s
+from paceline.sim.schedules import actions
 from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES
 
@@ -108,36 +108,6 @@ def needs(action, chunks):
     if kind == "W":
         return {(chunk, "B", i)}
     return {(chunk + 1, "B", i), (chunk, "F", i)} if chunk < chunks - 1 else {(chunk, "F", i)}
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("pp", "m"), [(2, 1), (4, 2), (4, 4), (4, 5), (8, 3), (8, 9), (8, 32)])
-@pytest.mark.parametrize("last", [0.5, 1.0, 2.0])
-def test_span(schedule, pp, m, last):
-    """The formula is what walking through the actions gives, also where the last stage takes less or more
-    than the others.
-    """
-    forward = [1.0] * (pp - 1) + [last]
-    clock, ends = [0.0] * pp, {}
-    for rank, action in in_order([actions(schedule, r, pp, m) for r in range(pp)], pp):
-        ready = max((ends[source] for source in sources(action, pp)), default=0.0)
-        clock[rank] = ends[action] = max(clock[rank], ready) + forward[rank] * (
-            1 if action.kind == "F" else 2
-        )
-    assert span_s(schedule, m, forward, [2 * f for f in forward], 0.0, True) == pytest.approx(max(clock))
-
-
-def test_bubbles():
-    """Those that are known: p - 1 passes each way over the chunks; less where weight gradients fill them."""
-    passes = 1.0, 2.0, 1.0
-    assert bubble_s("interleaved", 4, 16, 2, passes, (0.0, 0.0), 0.0, True) == pytest.approx(3 * 3)
-    assert bubble_s("zb-h1", 4, 16, 1, passes, (0.0, 0.0), 0.0, True) == pytest.approx(
-        3 * (1 + 1 - 1), abs=0.2
-    )
-    # only the start of the last rank is waited for, because all have to be done before the update
-    assert bubble_s("zb-v", 4, 16, 2, passes, (0.0, 0.0), 0.0, True) == pytest.approx(3, abs=0.2)
-    slow = bubble_s("interleaved", 4, 16, 2, passes, (0.0, 0.0), 0.1, False)
-    assert slow > bubble_s("interleaved", 4, 16, 2, passes, (0.0, 0.0), 0.1, True) > 9
 
 
 def test_mistakes():

@@ -18,7 +18,7 @@ from paceline.catalog import clusters, devices, models, transformers
 from paceline.cost.chip import chip
 from paceline.cost.compression import decode_s, encode_s, model_bytes
 from paceline.errors import PlanError
-from paceline.predict import distributed, parallel, simulated
+from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES, Relaxation, compressions, relaxed_words
@@ -308,11 +308,9 @@ def test_hogwild_shares_one_node():
 @pytest.mark.parametrize(
     "words", [*(w for w in relaxed_words() if w not in ("gossip", "hogwild", "allreduce")), "compress=fp16"]
 )
-def test_closed_form_and_simulation_agree(words):
-    plan = Plan.parse(f"{words} tp=2 mbs=1 gbs=64")
-    a, b = simulated.predict(GPT, DGX, plan), distributed.predict(GPT, DGX, plan)
-    assert a.step_s == pytest.approx(b.step_s, rel=0.05) and a.accuracy == b.accuracy is not None
-    assert sum(part.seconds for part in a.breakdown) == pytest.approx(a.step_s)
+def test_parts_of_transformers_add_up(words):
+    p = simulated.predict(GPT, DGX, Plan.parse(f"{words} tp=2 mbs=1 gbs=64"))
+    assert p.accuracy is not None and sum(part.seconds for part in p.breakdown) == pytest.approx(p.step_s)
 
 
 def test_a_transformer_that_seldom_averages_is_as_fast_as_one_that_never_does():

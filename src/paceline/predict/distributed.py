@@ -1,14 +1,7 @@
-"""Predict one training step of a transformer under a parallel plan, in closed form.
-
-    micro-batch   a stage's layers forward and backward, each with what of its collectives no operator hides
-    pipeline      m micro-batches at the pace of the slowest stage, and one passage through all of them
-                  (the bubble)
-    data          gradients reduced, parameters gathered: beside computation where the framework does it,
-                  else after it
-    step          pipeline + exposed data-parallel communication + optimizer
+"""One training step of a transformer under a parallel plan: its operators timed, and the answer about it.
 
 A layer's time and what a rank holds are in `predict/layer.py`, gradients and parameters in
-`predict/gradients.py`.
+`predict/gradients.py`; `predict/simulated.py` puts them together.
 """
 
 from __future__ import annotations
@@ -27,16 +20,14 @@ from paceline.errors import PlanError
 from paceline.predict import memory, remedy
 from paceline.predict.gradients import Gradients, StageTime
 from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
-from paceline.predict.layer import NOTHING, Held
+from paceline.predict.layer import Held
 from paceline.predict.step import power_evidence
 from paceline.predict.stragglers import straggling
-from paceline.sim.schedules import bubble_s, span_s
 from paceline.sim.timeline import Timeline
-from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
-from paceline.spec.plan import Plan, resolve
+from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
 from paceline.spec.transformer import Transformer
 
@@ -47,24 +38,6 @@ TITLES = {
     "ep": "expert exchange",
     "host": "activation offload",
 }
-
-
-def predict(
-    model: Transformer,
-    cluster: Cluster,
-    plan: Plan,
-    *,
-    framework: Framework | None = None,
-    host_speed: float = 1.0,
-    curves: Curves | None = None,
-) -> DistributedPrediction:
-    """Step time with interval, where it goes, and the memory of every stage."""
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
-    if not plan.relax.plain:
-        from paceline import sync  # it builds on this module
-
-        return sync.transformer(step, simulate=False)
-    return step.prediction()
 
 
 def default_framework(plan: Plan, device: Device) -> str:
@@ -130,142 +103,9 @@ class Step(Gradients):
         style = frameworks.get(default_framework(plan, device)) if usual else self.framework
         return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
 
-    def stages(self) -> list[StageTime]:
-        """Every distinct stage of the pipeline, in order."""
-        again = self.recomputed()
-        forward, backward = (
-            self.copied(self.run("layer.forward")),
-            self.copied(self.run("layer.backward"), again),
-        )
-        outer = {
-            name: self.run(name)
-            for name in ("embedding.forward", "embedding.backward", "head.forward", "head.backward")
-        }
-        weight = self.pieces["layer.backward"].weight_s
-        gather, scatter = self.gathers()
-        out = []
-        for i, mine in enumerate(self.chunks()):
-            layers, (first, last) = sum(count for _, count in mine), self.ends(i)
-            f, b = NOTHING.plus(forward, layers), NOTHING.plus(backward, layers)
-            for there, part in ((first, "embedding"), (last, "head")):
-                if there:
-                    f, b = f.plus(outer[f"{part}.forward"]), b.plus(outer[f"{part}.backward"])
-            whole = backward.plus(again)
-            out.append(
-                StageTime(
-                    layers,
-                    first,
-                    last,
-                    f,
-                    b,
-                    NOTHING.plus(again, layers),
-                    _hidden(gather, forward.device_s, layers, self.framework.contention),
-                    _hidden(
-                        scatter + (gather if self.plan.reshard else 0.0),
-                        whole.device_s,
-                        layers,
-                        self.framework.contention,
-                    ),
-                    weight * layers,
-                )
-            )
-        return out
-
-    # -- the step ----------------------------------------------------------------------------------
-
-    def pipeline(self, stages: list[StageTime]) -> tuple[float, float, float]:
-        """Seconds of all micro-batches at the slowest stage's pace, of the bubble, and of exposed
-        transfers.
-        """
-        p = self.plan
-        spent = [stage.forward_s + stage.backward_s for stage in stages]
-        slowest = max(spent)
-        steady = p.micro_batches * (slowest + self.framework.micro_batch_s)
-        if p.pp == 1:
-            return steady, 0.0, 0.0
-        hop, overlap = self.total(self.hop), self.framework.p2p_overlap
-        if p.schedule in ("1f1b", "gpipe"):
-            alone, sent = (
-                span_s(
-                    p.schedule,
-                    p.micro_batches,
-                    [stage.forward_s for stage in stages],
-                    [stage.backward_s for stage in stages],
-                    seconds,
-                    overlap,
-                )
-                for seconds in (0.0, hop)
-            )
-            bubble, transfers = alone - p.micro_batches * slowest, sent - alone
-        else:
-            each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
-            others, last = (
-                [stage for stage in stages if not stage.last],
-                next(stage for stage in stages if stage.last),
-            )
-            forward, backward, weight = (
-                sum(getattr(stage, name) for stage in others) / len(others) / each
-                for name in ("forward_s", "backward_s", "weight_s")
-            )
-            head = last.forward_s - forward * each, last.backward_s - backward * each
-            bubble, sent = (
-                bubble_s(
-                    p.schedule,
-                    p.pp,
-                    p.micro_batches,
-                    each,
-                    (forward, backward, weight),
-                    head,
-                    seconds,
-                    overlap,
-                )
-                for seconds in (0.0, hop)
-            )
-            transfers = sent - bubble
-        return steady, bubble, transfers
-
     def memory(self, stage: Held, index: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
         return bounded(memory.stage_memory(self, stage, index), COUNTED_MEMORY)
-
-    # -- the answer --------------------------------------------------------------------------------
-
-    def prediction(self) -> DistributedPrediction:
-        p = self.plan
-        stages = self.stages()
-        steady, bubble, transfers = self.pipeline(stages)
-        reduce_s, gather_s = self.data_parallel(stages)
-        if schedules.get(p.schedule).v_shaped and self.replicated and self.framework.dp_overlap:
-            # of a rank's two chunks one is done long before the other; its gradients fill the bubble
-            reduce_s -= min(bubble, reduce_s) / 2
-        update = self.optimizer(stages)
-        slow = max(stages, key=lambda stage: stage.forward_s + stage.backward_s)
-        parts: dict[str, float] = {}
-        backward = slow.backward.plus(slow.recompute)
-        for name, run, gathers in (
-            ("forward", slow.forward, slow.gather_forward_s),
-            ("backward", backward, slow.gather_backward_s),
-        ):
-            parts[name] = run.compute_s - (slow.recompute.compute_s if name == "backward" else 0.0)
-            if name == "backward":
-                parts["recomputation"] = slow.recompute.compute_s
-            for axis, seconds in run.exposed.items():
-                parts[TITLES[axis]] = parts.get(TITLES[axis], 0.0) + seconds
-            parts["host"] = parts.get("host", 0.0) + max(
-                0.0, run.beside(gathers) - run.compute_s - sum(run.exposed.values()) - gathers
-            )
-        parts["parameter gathers"] = slow.gather_forward_s + slow.gather_backward_s
-        parts["host"] = parts.get("host", 0.0) + self.framework.micro_batch_s
-        parts = {name: seconds * p.micro_batches for name, seconds in parts.items()}
-        parts |= {
-            "pipeline bubble": bubble,
-            "pipeline transfers": transfers,
-            "gradient reduction": reduce_s,
-            "optimizer": update,
-        }
-        parts["parameter gathers"] += gather_s
-        parts["host"] += self.framework.step_s
-        return self.answer(parts, stages, bubble, steady)
 
     def answer(
         self,
@@ -290,7 +130,7 @@ class Step(Gradients):
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq, trained=not p.adapters)
         peak = self.chip.peaks[p.precision] * p.ranks
-        recomputed = self.recomputed().flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
+        recomputed = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
         shown = tuple(
             Stage(layers=s.layers, forward_s=s.forward_s, backward_s=s.backward_s, memory=self.memory(s, i))
             for i, s in enumerate(stages)
@@ -376,13 +216,6 @@ class Step(Gradients):
             source=self.framework.source,
         )
         yield from self.errors.evidence()
-
-
-def _hidden(communication: float, compute: float, layers: int, contention: float) -> float:
-    """Seconds that a collective per layer, one layer ahead of computation, adds to `layers` of them."""
-    if not communication or not layers:
-        return 0.0
-    return communication + (layers - 1) * max(communication - compute, contention * communication)
 
 
 def _bound(parts: Mapping[str, float], exposed: float, bubble: float) -> str:

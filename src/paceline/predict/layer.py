@@ -1,4 +1,4 @@
-"""The layers of a pipeline stage: what one micro-batch takes on one rank, in closed form, and what the rank
+"""The layers of a pipeline stage: operators and collectives of one micro-batch on one rank, and what the rank
 holds.
 
 Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron,
@@ -7,7 +7,6 @@ DeepSpeed and torchtitan number them, so that a stride says which network a grou
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -20,7 +19,7 @@ from paceline.cost.collectives import collective_s
 from paceline.cost.curves import Curves
 from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
-from paceline.cost.transformer import Collective, PackedPieces, PieceTime, Shape, saved_bytes
+from paceline.cost.transformer import PackedPieces, PieceTime, Shape, saved_bytes
 from paceline.predict.way import USUAL, Way
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
@@ -31,49 +30,6 @@ from paceline.spec.workload import ITEMSIZE
 
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One direction of a piece: seconds of its operators, what of its collectives is exposed by axis, and the
-    host's time.
-    """
-
-    compute_s: float
-    exposed: Mapping[str, float]
-    host_s: float
-    flops: float
-    blocking: bool = False
-    #: seconds of these that the device waits for, whatever it does before and after
-    wait_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.beside(0.0)
-
-    def beside(self, gathers_s: float) -> float:
-        """Seconds with what gathering parameters adds on the device."""
-        return max(self.device_s + gathers_s, 0.0 if self.blocking else self.host_s)
-
-    @property
-    def device_s(self) -> float:
-        """Seconds when the host is never in the way, or always where it waits for every kernel."""
-        return self.compute_s + sum(self.exposed.values()) + (self.host_s if self.blocking else self.wait_s)
-
-    def plus(self, other: Pass, times: float = 1.0) -> Pass:
-        axes = {*self.exposed, *other.exposed}
-        return Pass(
-            self.compute_s + times * other.compute_s,
-            {a: self.exposed.get(a, 0.0) + times * other.exposed.get(a, 0.0) for a in axes},
-            self.host_s + times * other.host_s,
-            self.flops + times * other.flops,
-            self.blocking or other.blocking,
-            self.wait_s + times * other.wait_s,
-        )
-
-
-#: neither time nor work
-NOTHING = Pass(0.0, {}, 0.0, 0.0)
 
 
 class Held(Protocol):
@@ -154,23 +110,6 @@ class Layer:
 
     # -- one micro-batch ---------------------------------------------------------------------------
 
-    def run(self, name: str, keep: NDArray[np.bool_] | None = None) -> Pass:
-        """A piece's operators with what they cannot hide of its collectives; or only those to `keep`, without
-        collectives.
-        """
-        timed = self.pieces[name]
-        every = np.ones(len(timed.each), dtype=bool) if keep is None else keep
-        left = np.where(every, timed.each, 0.0)
-        compute = float(left.sum() + self.gaps(name)[every].sum())
-        exposed: dict[str, float] = defaultdict(float)
-        collectives = timed.piece.collectives if keep is None else []
-        for collective in collectives:
-            exposed[collective.axis] += self.exposed(collective, left)
-        flops = self.found.packed.flops[self.place(name)]
-        host = float(self.issue(name)[every].sum()) + self.framework.issue_collective_s * len(collectives)
-        wait = self.wait(name) if keep is None else 0.0
-        return Pass(compute, dict(exposed), host, float(flops[every].sum()), self.framework.blocking, wait)
-
     def place(self, name: str) -> slice:
         """Where a piece's operators stand among all that are packed."""
         return slice(self.found.starts[name], self.found.starts[name] + len(self.pieces[name].each))
@@ -206,22 +145,6 @@ class Layer:
         )
         return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
-    def exposed(self, collective: Collective, left: np.typing.NDArray[np.float64]) -> float:
-        """What of a collective is not hidden; takes the time it hides behind out of `left`, and charges for
-        the contention.
-        """
-        seconds = self.send(collective.op, collective.size, collective.axis)
-        behind = list(collective.behind)
-        room = float(left[behind].sum()) if behind else 0.0
-        if not room or not seconds:
-            return seconds
-        first = seconds / collective.parts if collective.parts > 1 else 0.0
-        # operators are slower meanwhile
-        beside = min(room / (1 - self.framework.contention), seconds - first)
-        hidden = (1 - self.framework.contention) * beside
-        left[behind] *= 1 - hidden / room
-        return seconds - hidden
-
     def again(self) -> NDArray[np.bool_]:
         """Which operators of a layer's forward pass the backward pass runs again."""
         piece = self.pieces["layer.forward"].piece
@@ -234,11 +157,10 @@ class Layer:
         products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
         return ~np.isin(np.arange(count), [*products[::2], *piece.core])
 
-    def recomputed(self) -> Pass:
-        """What of a layer's forward pass the backward pass runs again."""
-        if self.plan.recompute == "none":
-            return NOTHING
-        return self.run("layer.forward", None if self.plan.recompute == "full" else self.again())
+    @property
+    def recomputed_flops(self) -> float:
+        """Of what a layer's backward pass runs again."""
+        return float(self.found.packed.flops[self.place("layer.forward")][self.again()].sum())
 
     @property
     def host_Bps(self) -> float:
@@ -251,11 +173,6 @@ class Layer:
         if self.plan.offload != "activations":
             return 0.0
         return saved_bytes(self.shape, self.plan.recompute) / self.host_Bps
-
-    def copied(self, layer: Pass, again: Pass = NOTHING) -> Pass:
-        """A layer that waits for its copies, which go on beside it and what it runs `again`."""
-        wait = max(0.0, self.copying_s - layer.plus(again).seconds)
-        return layer.plus(Pass(0.0, {"host": wait}, 0.0, 0.0)) if wait else layer
 
     # -- what a rank holds -------------------------------------------------------------------------
 

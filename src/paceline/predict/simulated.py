@@ -1,7 +1,7 @@
 """Predict one training step of a transformer under a parallel plan, by simulating it.
 
-The pieces are those of the closed form (`predict/distributed.py`); how they come together is left to the
-event engine, one level at a time:
+Pieces are timed operators and collectives (`predict/layer.py`, `predict/gradients.py`); how they come
+together is left to the event engine, one level at a time:
 
     layer    segments of operators on the device, the host that issues them, collectives between and
              beside them
@@ -69,7 +69,7 @@ def predict(
     if not plan.relax.plain:
         from paceline import sync  # it builds on this module
 
-        return sync.transformer(step, simulate=True, trace=trace)
+        return sync.transformer(step, trace=trace)
     return Simulation(step).prediction(trace)
 
 
@@ -477,7 +477,7 @@ class Simulation:
             for kind in (COMPUTE, "dp")
             for task in builder.last(builder.stream(rank, kind))
         ]
-        update = Label("update", "optimizer", s.optimizer(self.stages))
+        update = Label("update", "optimizer", s.update_s)
         for rank, gradients in enumerate(ready):
             device, network = builder.stream(rank), builder.stream(rank, "dp")
             builder.add(device, update, done)
@@ -491,7 +491,16 @@ class Simulation:
 
     @cached_property
     def stages(self) -> list[StageTime]:
-        return self.step.stages()
+        """Every stage of the pipeline, in order."""
+        s = self.step
+        return [
+            StageTime(held.layers, held.first, held.last, *(self.passes_s(mine, kind) for kind in "FB"))
+            for held, mine in zip(s.held(), s.chunks(), strict=True)
+        ]
+
+    def passes_s(self, chunks: Sequence[tuple[int, int]], kind: str) -> float:
+        """Seconds of a rank's passes of one micro-batch in one direction."""
+        return sum(self.whole(chunk, layers, kind).seconds for chunk, layers in chunks)
 
     def share(self, axes: tuple[str, ...]) -> Sequence[float]:
         """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside

@@ -108,7 +108,7 @@ def sweep_view(s: Sweep) -> RenderableType:
             p.bound_by,
             *more,
         )
-    foot = [Text(f"{len(s.points)} points, {s.fidelity}", style="dim")]
+    foot = [Text(f"{len(s.points)} points", style="dim")]
     return Group(
         Text(s.subject, style="bold"), table, *([Text(_pays(curve))] if curve is not None else []), *foot
     )

@@ -1,6 +1,6 @@
 """A transformer by its sizes: what parallel plans need to know of it, and its parameter count.
 
-The closed form of distributed training is written in these sizes; any other module is captured.
+Its plans are predicted and searched from these sizes; any other module is captured.
 """
 
 from __future__ import annotations

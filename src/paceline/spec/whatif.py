@@ -127,8 +127,6 @@ class Sweep:
 
     field: str
     subject: str
-    #: simulated or closed form
-    fidelity: str
     points: tuple[Point, ...]
     #: where the field is the number of nodes
     scaling: Scaling | None = None
@@ -149,13 +147,7 @@ class Sweep:
             for p in self.points
         ]
         curve = {"scaling": self.scaling.to_dict()} if self.scaling is not None else {}
-        return {
-            "field": self.field,
-            "subject": self.subject,
-            "fidelity": self.fidelity,
-            "points": rows,
-            **curve,
-        }
+        return {"field": self.field, "subject": self.subject, "points": rows, **curve}
 
     def __rich__(self) -> Any:
         from paceline.report.whatif import sweep_view

@@ -127,11 +127,11 @@ def captured(
 # -- transformers by their sizes -------------------------------------------------------------------
 
 
-def transformer(step: Step, *, simulate: bool, trace: bool = False) -> DistributedPrediction:
-    """A transformer under a resolved plan, simulated or in closed form."""
+def transformer(step: Step, *, trace: bool = False) -> DistributedPrediction:
+    """A transformer under a resolved plan."""
     check(step.plan)
     made = averaged(step)
-    found = Simulation(made).prediction(trace) if simulate else made.prediction()
+    found = Simulation(made).prediction(trace)
     if step.plan.relax.mode is Mode.REPLICAS:
         return replace(found, plan=str(step.plan), accuracy=way_of(step.plan).accuracy)
     return rarely.predict(_replica(step, found))

@@ -89,7 +89,7 @@ def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
         count = times[name.partition(".")[0]] * step.plan.micro_batches
         for i, column in enumerate((step.found.packed.flops, step.found.packed.moved)):
             totals[i] += count * float(column[step.place(name)].sum())
-    again = step.recomputed().flops * chunks * step.plan.micro_batches
+    again = step.recomputed_flops * chunks * step.plan.micro_batches
     layers = _layers(
         (op, name, times[name.partition(".")[0]])
         for name, piece in step.pieces.items()

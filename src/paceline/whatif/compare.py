@@ -59,7 +59,7 @@ def find_break_even(subject: Subject) -> BreakEven:
 
     def pays(factor: float) -> bool:
         edit = Edit(path=f"network.{tier.name}.bandwidth", value=f"x{factor!r}")
-        slow, fast = (apply(s, [edit]).predict(closed=True) for s in (plain, subject))
+        slow, fast = (apply(s, [edit]).predict() for s in (plain, subject))
         return math.log(fast.throughput / slow.throughput) > PAYS
 
     shared = tier.node_bandwidth_Bps

@@ -90,9 +90,7 @@ def resources(subject: Subject, names: Sequence[str] = ()) -> Resources:
 
 
 def _next(subject: Subject, others: Mapping[str, Knob]) -> str:
-    """The resource that would save most, by the closed form where there is one."""
+    """The resource that would save most."""
     return (
-        min(others, key=lambda name: apply(subject, [others[name].relief]).predict(closed=True).step_s)
-        if others
-        else ""
+        min(others, key=lambda name: apply(subject, [others[name].relief]).predict().step_s) if others else ""
     )

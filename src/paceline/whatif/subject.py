@@ -13,7 +13,7 @@ from paceline.capture import capture
 from paceline.catalog import clusters, frameworks
 from paceline.cost.curves import Curves, curves_for
 from paceline.errors import SpecError
-from paceline.predict import distributed, parallel, simulated
+from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.spec.cluster import Cluster
 from paceline.spec.facts import read_text
@@ -68,14 +68,15 @@ class Subject:
         )
         return Subject(model=workload, cluster=where, plan=chosen)
 
-    def predict(self, *, closed: bool = False) -> DistributedPrediction:
-        """One step: simulated, or in closed form where there is one and it will do."""
+    def predict(self) -> DistributedPrediction:
+        """One step."""
         if isinstance(self.model, Workload):
             framework = frameworks.running(self.plan.framework or frameworks.USUAL, "modules")
             conditions = Conditions(framework=framework, host_speed=self.host_speed, curves=self.curves)
             return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions)
-        run = distributed.predict if closed else simulated.predict
-        return run(self.model, self.cluster, self.plan, host_speed=self.host_speed, curves=self.curves)
+        return simulated.predict(
+            self.model, self.cluster, self.plan, host_speed=self.host_speed, curves=self.curves
+        )
 
     @property
     def title(self) -> str:

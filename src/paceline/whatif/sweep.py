@@ -19,8 +19,6 @@ from paceline.whatif.edits import Edit, apply
 from paceline.whatif.scaling import scaling
 from paceline.whatif.subject import Subject
 
-#: points that are simulated; more of them come from the closed form, where there is one
-SIMULATED = 24
 #: fields that change the number of devices
 SIZES = ("nodes", "node.devices")
 _NUMBER = re.compile(r"^\s*([0-9.eE+_]+)\s*(\D*)$")
@@ -54,7 +52,7 @@ def values(text: str) -> list[str]:
     return [f"{value:.12g}{unit}" for value in found]
 
 
-def sweep(subject: Subject, text: str, *, strong: bool = False, simulate: bool | None = None) -> Sweep:
+def sweep(subject: Subject, text: str, *, strong: bool = False) -> Sweep:
     """Predicts a subject at every value that `text` (field=values) names.
 
     `strong` keeps the whole batch of the subject as it is while devices are added; else each replica keeps
@@ -64,19 +62,15 @@ def sweep(subject: Subject, text: str, *, strong: bool = False, simulate: bool |
     listed = values(rest) if equals else []
     if not listed:
         raise SpecError(f"a sweep is written field=first..last or field=a,b,c; got {text!r}")
-    closed = len(listed) > SIMULATED if simulate is None else not simulate
-    base = subject.predict(closed=True).batch if strong else 0
-    points = [_point(subject, Edit(path=path.strip(), value=value), base, closed) for value in listed]
+    base = subject.predict().batch if strong else 0
+    points = [_point(subject, Edit(path=path.strip(), value=value), base) for value in listed]
     if not any(point.prediction is not None for point in points):
         raise PlanError(f"no value of {path.strip()} can run: {points[0].why_not}")
-    fidelity = "closed form" if closed and not isinstance(subject.model, Workload) else "simulated"
     curve = scaling(points, "strong" if strong else "weak") if path.strip() in SIZES else None
-    return Sweep(
-        field=path.strip(), subject=subject.title, fidelity=fidelity, points=tuple(points), scaling=curve
-    )
+    return Sweep(field=path.strip(), subject=subject.title, points=tuple(points), scaling=curve)
 
 
-def _point(subject: Subject, edit: Edit, batch: int, closed: bool) -> Point:
+def _point(subject: Subject, edit: Edit, batch: int) -> Point:
     number = _NUMBER.match(edit.value)
     at = float(number[1]) if number is not None else float("nan")
     try:
@@ -86,7 +80,7 @@ def _point(subject: Subject, edit: Edit, batch: int, closed: bool) -> Point:
         elif subject.plan.gbs and edit.path in SIZES:  # each replica keeps its batch
             whole = subject.plan.gbs * edited.cluster.device_count / subject.cluster.device_count
             edited = replace(edited, plan=replace(edited.plan, gbs=max(1, round(whole))))
-        found = edited.predict(closed=closed)
+        found = edited.predict()
         return Point(value=edit.value, number=at, prediction=found, line_s=line_s(edited, found))
     except PlanError as error:
         return Point(value=edit.value, number=at, why_not=str(error).removeprefix("plan cannot run: "))
