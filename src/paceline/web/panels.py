@@ -78,9 +78,7 @@ def _scaling(view: View) -> Html:
     curves = []
     for strong in (False, True):
         try:
-            found = sweep(
-                view.subject, f"nodes=1..{most}", strong=strong, simulate=False if view.draft else None
-            )
+            found = sweep(view.subject, f"nodes=1..{most}", strong=strong)
         except PacelineError:
             continue
         curves += [found.scaling] if found.scaling is not None else []
