@@ -96,6 +96,7 @@ EXTRAS = {
     "torchvision": ("torchvision", "vision"),
     "timm": ("timm", "vision"),
     "tensorboard": ("tensorboard", "board"),
+    "yaml": ("PyYAML", "hf"),
     "fastapi": ("fastapi", "web"),
     "uvicorn": ("uvicorn", "web"),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from paceline.cli.job import JobOptions, show_job
+from paceline.cli.like import Like, planned
 from paceline.cli.options import (
     Batch,
     ChannelsLast,
@@ -24,11 +25,12 @@ from paceline.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from paceline.spec.plan import Plan
     from paceline.spec.prediction import DistributedPrediction, Prediction
 
 
 def predict(
-    model: str,
+    model: str = "",
     /,
     *,
     device: Annotated[
@@ -41,6 +43,7 @@ def predict(
     plan: Annotated[
         str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')
     ] = None,
+    like: Like | None = None,
     batch: Batch | None = None,
     seq: Seq = None,
     image: Image = None,
@@ -69,10 +72,18 @@ def predict(
     ----------
     model
         a catalog name, FILE.py:FUNCTION, hf:PATH/config.json, torchvision:NAME, timm:NAME, or a saved
-        workload (.json)
+        workload (.json); may be left out where --like names one
     """
     from paceline import api
     from paceline.errors import SpecError
+
+    words: str | Plan = plan or ""
+    if like is not None:
+        if cluster is None:
+            raise SpecError("--like goes with --cluster; one device is --cluster 1xh200, for example")
+        model, words = planned(like, model, plan or "")
+    if not model:
+        raise SpecError("give a model, or --like with a configuration that names one; see: paceline models")
 
     if (device is None) == (cluster is None) or (device is not None and plan is not None):
         raise SpecError("give --device for one device, or --cluster (and --plan) for many")
@@ -95,7 +106,7 @@ def predict(
             raise SpecError(
                 "--tokens and --epochs go with --cluster; one device is --cluster 1xh200, for example"
             )
-        step = api.predict(model, cluster=cluster, plan=plan or "", **options)
+        step = api.predict(model, cluster=cluster, plan=words, **options)
         show_job(step, cluster, whole, json_)
         end(step.fit.fits, require_fit)
         return
@@ -103,6 +114,6 @@ def predict(
     if cluster is None:
         found = api.predict(model, str(device), trace=trace is not None, **options)
     else:
-        found = api.predict(model, cluster=cluster, plan=plan or "", trace=trace is not None, **options)
+        found = api.predict(model, cluster=cluster, plan=words, trace=trace is not None, **options)
     show_prediction(found, trace, json_)
     end(found.fit.fits, require_fit)

@@ -33,6 +33,8 @@ def arguments(f: Facts) -> list[str]:
         f"--global-batch-size {p.gbs}",
         "--fp16" if p.precision == "fp16" else "--bf16",
     ]
+    if p.context == "all-to-all":
+        out.append("--cp-comm-type a2a")
     if m.kv_heads and m.kv_heads != m.heads:
         out += ["--group-query-attention", f"--num-query-groups {m.kv_heads}"]
     out += (
