@@ -35,7 +35,7 @@ def ours() -> float:
     """Plans per CPU second of one core: memory and bound of every plan of a space, from nothing."""
     name, where, batch = SPACES[0]
     model, cluster = transformers.get(name), clusters.get(where)
-    space, table = Space(model, (cluster,), batch, model.seq, Limits.of()), Table(model)
+    space, table = Space(model, (cluster,), batch, model.seq, Limits.of()), Table(model, cluster)
     blocks = space.blocks
     begun = time.process_time()
     for block in blocks:

@@ -270,13 +270,13 @@ def test_schedule_has_a_lower_bound(load, cluster, gbs):
     model, where = transformers.get("gpt3-1.3b"), clusters.get(cluster)
     words = ["eager-1f1b", "tp=1", "cp=1", "offload=none", "recompute=none", "framework=torch-compile"]
     limits = Limits.of(fix=words)
-    space, table = Space(model, (where,), gbs, 2048, limits), Table(model)
+    space, table = Space(model, (where,), gbs, 2048, limits), Table(model, where)
     blocks = [block for block in space.blocks if block.mesh.pp > 1 and block.micro_batches <= 64]
     assert {block.mesh.pp for block in blocks} >= {2, 4}
     for block in blocks:
         low = bounds(block, table).ravel()
         for index in range(0, len(block), 5):
-            step = Step.of(model, where, block.plan(index), None, table.curves(where))
+            step = Step.of(model, where, block.plan(index), None, table.curves)
             assert low[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), str(step.plan)
 
 

@@ -135,3 +135,10 @@ def nearest(got: str, allowed: Iterable[str], count: int = 3) -> list[str]:
         sorted((n for n in folded if got.lower() in n or n in got.lower()), key=len) if len(got) > 1 else []
     )
     return [folded[n] for n in dict.fromkeys([*close, *inside])][:count]
+
+
+def meant(got: str, allowed: Iterable[str]) -> str:
+    """What a message says of an unknown word: the nearest that is known, else all of them."""
+    names = list(allowed)
+    near = nearest(got, names)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"

@@ -2,6 +2,8 @@
 clusters.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,13 +12,14 @@ from hypothesis import strategies as st
 from paceline.catalog import clusters, transformers
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
-from paceline.plan.space import Limits, Space
-from paceline.plan.table import PIECES, Table
+from paceline.plan.space import LayerOptions, Limits, Space, plan_of
+from paceline.plan.table import PIECES, HopKey, PassesKey, RankKey, StageSecondsKey, Table, _stage_s, _state_s
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import Simulation
 from paceline.spec import schedules
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Offload
 
 CLUSTERS = ("1xdgx-a100", "2xdgx-h100", "4xdgx-1-v100", "2x8xh100-sxm@100Gb/s/node")
 
@@ -66,11 +69,11 @@ COPIED = Transformer(
 @example(model=COPIED, name="2xdgx-h100", batch=16, seed=29637)
 def test_no_simulation_beats_its_bound(model, name, batch, seed):
     cluster, rng = clusters.get(name), np.random.default_rng(seed)
-    space, table = Space(model, (cluster,), batch, 2048, Limits.of()), Table(model)
+    space, table = Space(model, (cluster,), batch, 2048, Limits.of()), Table(model, cluster)
     for _ in range(4):
         block = space.blocks[rng.integers(len(space.blocks))]
         index = int(rng.integers(len(block)))
-        step = Step.of(model, cluster, block.plan(index), None, table.curves(cluster))
+        step = Step.of(model, cluster, block.plan(index), None, table.curves)
         assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), (
             str(step.plan)
         )
@@ -82,27 +85,39 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
 
 
 @pytest.mark.parametrize("name", ["gpt3-13b", "mixtral-8x7b"])
-def test_pieces_take_what_the_engine_says(name):
+def test_keys_hold_every_field_that_matters(name):
+    """What is found from the fields of a key is what is found from the whole plan."""
     model, cluster, rng = transformers.get(name), clusters.get("2xdgx-h100"), np.random.default_rng(0)
-    space, table = Space(model, (cluster,), 32, 2048, Limits.of(allow=["fp8"])), Table(model)
-    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=5)):
-        for shape in block.shapes:
-            plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
-            simulation = Simulation(Step.of(model, cluster, plan, None, table.curves(cluster)))
-            found = [(label.seconds, label.host_s) for label in map(simulation.piece, PIECES)]
-            assert table.pieces(block, shape) == pytest.approx(np.array(found).T, rel=1e-12), str(plan)
+    limits = Limits.of(allow=["fp8"], forbid=["zb-v", "dualpipev"])  # where both ends are on one rank
+    space, table = Space(model, (cluster,), 32, 2048, limits), Table(model, cluster)
+    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=12)):
+        plan = block.plan(int(rng.integers(len(block))))
+        step = table.timed(replace(plan, offload=Offload.NONE))
+        simulation, layers = Simulation(step), table[PassesKey(RankKey.of(block))]
+        at = block.shapes.index(LayerOptions(plan.sp, plan.recompute, plan.context))
+        for piece in PIECES:
+            label = simulation.piece(piece)
+            found = layers.device_s[piece][at], layers.host_s[piece][at]
+            assert found == pytest.approx((label.seconds, label.host_s), rel=1e-12), str(plan)
+        assert table[HopKey(block.mesh, block.batch, block.kernels, plan.sp)] == step.total(step.hop)
+        states, stages = block.states, tuple(step.held())
+        of_stages, of_state = table[StageSecondsKey(block.mesh, block.kernels, states, stages)]
+        for state in rng.integers(len(states), size=3):
+            step = table.timed(plan_of(block.plan(0), states[state]))
+            rows = [_stage_s(step, stage) for stage in stages]
+            assert of_stages[state].tolist() == rows and of_state[state].item() == _state_s(step), str(plan)
 
 
 def test_bounds_are_close_where_plans_are_good():
     model, cluster = transformers.get("gpt3-13b"), clusters.get("2xdgx-a100")
     space, table = (
         Space(model, (cluster,), 64, 2048, Limits.of(forbid=["offload", "zb-v", "dualpipev"])),
-        Table(model),
+        Table(model, cluster),
     )
     low = [bounds(block, table).ravel() for block in space.blocks]
     best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
     for bound, i, index in best:
-        step = Step.of(model, cluster, space.blocks[i].plan(index), None, table.curves(cluster))
+        step = Step.of(model, cluster, space.blocks[i].plan(index), None, table.curves)
         assert bound >= 0.93 * Simulation(step).prediction(None).step_s
 
 
@@ -116,10 +131,10 @@ def test_bounds_hold_where_reductions_take_as_long_as_passes(schedule, network, 
     where = clusters.get(f"16x1xh100-sxm@{network}")
     words = [schedule, f"pp={pp}", "ddp", "mbs=1", "tp=1", "cp=1", "recompute=none", "offload=none"]
     limits = Limits.of(fix=words)
-    space, table = Space(model, (where,), gbs, 2048, limits), Table(model)
+    space, table = Space(model, (where,), gbs, 2048, limits), Table(model, where)
     assert len(space) or schedule == "dualpipev"  # which needs eight micro-batches, not seven
     for block in space.blocks:
         low = bounds(block, table).ravel()
         for index in range(len(block)):
-            step = Step.of(model, where, block.plan(index), None, table.curves(where))
+            step = Step.of(model, where, block.plan(index), None, table.curves)
             assert low[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9), str(step.plan)

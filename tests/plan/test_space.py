@@ -44,9 +44,7 @@ def test_schedules_are_those_that_a_framework_has(tiny, node):
     space = Space(tiny, (node,), 16, 1024, Limits.of())
     by_family = {}
     for block in space.blocks:
-        by_family.setdefault(block.common["framework"], set()).update(
-            order["schedule"] for order in block.orders
-        )
+        by_family.setdefault(block.kernels.framework, set()).update(order.schedule for order in block.orders)
     assert by_family["megatron-core"] == {"", "1f1b", "interleaved"}  # none without a pipeline
     assert "zb-v" in by_family["torch-compile"]
 

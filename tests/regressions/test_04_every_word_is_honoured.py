@@ -140,11 +140,11 @@ def test_what_is_fixed_is_marked_where_it_changes_training(saved):
 
 def test_bounds_and_memory_hold_with_adapters():
     rng = np.random.default_rng(0)
-    found, table = Space(TINY, (CLUSTER,), 16, 1024, Limits.of(["adapters"])), Table(TINY)
+    found, table = Space(TINY, (CLUSTER,), 16, 1024, Limits.of(["adapters"])), Table(TINY, CLUSTER)
     for _ in range(12):
         block = found.blocks[rng.integers(len(found.blocks))]
         index = int(rng.integers(len(block)))
-        step = Step.of(TINY, CLUSTER, block.plan(index), None, table.curves(CLUSTER))
+        step = Step.of(TINY, CLUSTER, block.plan(index), None, table.curves)
         assert step.plan.adapters
         assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9)
         memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))

@@ -6,10 +6,10 @@ training (compressed or late gradients, another batch) is tried only where it is
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from paceline.capture import capture, usual_precision
@@ -18,7 +18,7 @@ from paceline.plan import evidence
 from paceline.plan.answer import best_measured, front, why
 from paceline.plan.run import goal
 from paceline.plan.search import Progress
-from paceline.plan.space import BUCKETS, Limits, spell
+from paceline.plan.space import BUCKETS, Limits, StateOptions, ineffective, spell
 from paceline.plan.workers import Interrupted
 from paceline.predict.degrees import resolve
 from paceline.predict.parallel import predict
@@ -27,7 +27,7 @@ from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, compressions
-from paceline.spec.vocabulary import Recompute
+from paceline.spec.vocabulary import Recompute, Sharding
 from paceline.spec.workload import Workload
 
 #: samples per device where no batch is given
@@ -219,10 +219,9 @@ def _check_effect(said: Limits, plan: Plan, resolved: Plan) -> None:
 
 
 def _nothing_left(name: str, batch: int, devices: int, said: Limits) -> str:
-    words = f" ({said.words})" if said.fixed else ""
     return (
         f"no plan for {name} with a batch of {batch} on {devices} devices is left: the batch has to be a"
-        f" multiple of the devices, and something has to be left by what is fixed{words} and forbidden"
+        f" multiple of the devices, and something has to be left by what is fixed{said.words} and forbidden"
     )
 
 
@@ -299,26 +298,20 @@ def _plans(
 ) -> Iterator[tuple[Plan, str]]:
     """Every plan, with what of it changes the result of training."""
     fixed = captured.fixed
+    recomputes = (Recompute.NONE,) if fixed else (Recompute.NONE, Recompute.FULL)
     precision = said.fixed.get("precision", captured.precision)
-    factors = BATCHES if "batch" in allow else (1,)
-    for factor in factors:
+    for factor in BATCHES if "batch" in allow else (1,):
         batch = gbs * factor
         if batch % devices:
             continue
-        for mbs in said.among("mbs", [fixed.batch] if fixed else _sizes(batch // devices, said)):
-            for recompute in ("none",) if fixed else ("none", "full"):
-                for relax, lossy in _ways(said, allow):
-                    marks = ", ".join(filter(None, (lossy, "batch" if factor > 1 else "")))
-                    for state in _states(devices, said) if relax.plain else _replicas(said):
-                        chosen = {
-                            "mbs": mbs,
-                            "precision": precision,
-                            "recompute": recompute,
-                            "relax": relax,
-                            **state,
-                        }
-                        if said.keep(chosen, _STATE):
-                            yield Plan(**{**said.fixed, **chosen, "gbs": batch}), marks
+        sizes = said.among("mbs", [fixed.batch] if fixed else _sizes(batch // devices, said))
+        for mbs, recompute, (relax, lossy) in product(sizes, recomputes, _ways(said, allow)):
+            marks = ", ".join(filter(None, (lossy, "batch" if factor > 1 else "")))
+            layers = {"mbs": mbs, "precision": precision, "recompute": recompute, "relax": relax}
+            for state in _states(devices, said, relax.plain):
+                chosen = {**layers, **vars(state)}
+                if said.keep(chosen, ineffective(state.sharding)):
+                    yield Plan(**{**said.fixed, **chosen, "gbs": batch}), marks
 
 
 def _sizes(samples: int, said: Limits) -> list[int]:
@@ -349,27 +342,14 @@ def _kind(relax: Relaxation) -> str:
     return "" if relax.mode.every_step else "staleness"
 
 
-#: fields of a state; those that a state does not name have no effect under its sharding
-_STATE = ("shard", "bucket_bytes", "reshard", "prefetch")
-
-
-def _states(devices: int, said: Limits) -> Iterator[dict[str, Any]]:
-    """What data-parallel ranks share."""
-    yield from _replicas(said, BUCKETS)
-    if devices == 1:
+def _states(devices: int, said: Limits, exact: bool) -> Iterator[StateOptions]:
+    """What data-parallel ranks share; whole replicas alone where gradients are not averaged in full."""
+    buckets = said.tried("bucket_bytes", BUCKETS if exact else BUCKETS[:1])
+    yield from (StateOptions(Sharding.DDP, bucket_bytes=size) for size in buckets)
+    if devices == 1 or not exact:
         return
-    yield from ({"sharding": kind} for kind in ("zero1", "zero2"))
-    way = {
-        "reshard": said.fixed.get("reshard", Plan.reshard),
-        "prefetch": said.fixed.get("prefetch", Plan.prefetch),
-    }
-    yield {"sharding": "fsdp", **way}
-    powers = {shard for shard in divisors(devices) if 1 < shard < devices and math.log2(shard) % 1 == 0}
-    wanted = {said.fixed["shard"]} if "shard" in said.fixed else powers
-    yield from ({"sharding": "hsdp", "shard": shard, **way} for shard in sorted(wanted))
-
-
-def _replicas(said: Limits, buckets: Sequence[float] = BUCKETS[:1]) -> Iterator[dict[str, Any]]:
-    """Whole replicas, with the sizes of their buckets."""
-    sizes = [said.fixed["bucket_bytes"]] if "bucket_bytes" in said.fixed else buckets
-    yield from ({"sharding": "ddp", "bucket_bytes": size} for size in sizes)
+    yield from (StateOptions(Sharding.ZERO1), StateOptions(Sharding.ZERO2))
+    way = {name: said.fixed.get(name, getattr(Plan, name)) for name in ("reshard", "prefetch")}
+    yield StateOptions(Sharding.FSDP, **way)
+    powers = [shard for shard in divisors(devices) if 1 < shard < devices and shard.bit_count() == 1]
+    yield from (StateOptions(Sharding.HSDP, shard=shard, **way) for shard in said.tried("shard", powers))

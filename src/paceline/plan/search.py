@@ -130,8 +130,12 @@ def search(
 
 def fits(space: Space) -> bool:
     """Whether any plan of a space fits into memory."""
-    table = Table(space.model)
-    return any((peaks(block, table) <= room(block, table)).any() for block in space.blocks)
+    tables = {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
+    return any(
+        (peaks(block, table) <= room(block, table)).any()
+        for block in space.blocks
+        if (table := tables[block.cluster.name])
+    )
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ def _bound_all(
 def _shared(block: Block) -> tuple[object, ...]:
     """What blocks have in common whose layers take the same time, first."""
     m = block.mesh
-    return block.cluster.device_count, m.tp, m.cp, block.common["mbs"], m.ep, block.common["framework"], m.pp
+    return block.cluster.device_count, m.tp, m.cp, block.batch.mbs, m.ep, block.kernels.framework, m.pp
 
 
 def _pieces(items: list[int], size: int) -> Iterator[list[int]]:
@@ -190,7 +194,7 @@ def _bound_some(
     out = []
     for i in task:
         block = _blocks[i]
-        table = _tables.setdefault(block.cluster.name, Table(_model))
+        table = _tables.setdefault(block.cluster.name, Table(_model, block.cluster))
         need, have = peaks(block, table).ravel(), room(block, table)
         inside = need <= have
         low = bounds(block, table).ravel() if inside.any() else np.full(len(block), math.inf)
@@ -318,8 +322,8 @@ def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] 
     """A plan simulated, or None where it does not fit after all."""
     block = _blocks[where[0]]
     plan = block.plan(where[1])
-    table = _tables.setdefault(block.cluster.name, Table(_model))
-    step = Step.of(_model, block.cluster, plan, None, table.curves(block.cluster))
+    table = _tables.setdefault(block.cluster.name, Table(_model, block.cluster))
+    step = Step.of(_model, block.cluster, plan, None, table.curves)
     if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
         return None
     return block.cluster, plan, Simulation(step).prediction()

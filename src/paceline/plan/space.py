@@ -1,31 +1,36 @@
 """The space of plans: every combination of degrees, batch, schedule, sharding and options that a model can
 run in on a cluster.
 
-The space is a list of blocks. A block fixes the mesh, the micro-batch and whose kernels run; its plans are
-the product of three short lists: how a layer computes (`shapes`), how passes are ordered (`orders`), how
-state is shared (`states`). What a plan costs factors the same way, so that a block of hundreds of plans is a
-few small arrays.
+The space is a list of blocks. A block fixes the mesh, the batch and whose kernels run; its plans are the
+product of three short lists: how a layer computes (`shapes`), how passes are ordered (`orders`), how state is
+shared (`states`). What a plan costs factors the same way, so that a block of hundreds of plans is a few small
+arrays.
+
+The parts of a plan are frozen dataclasses whose fields are named as those of `Plan`: they are put together
+into a plan, and into the keys of `plan.table`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.catalog import frameworks
-from paceline.errors import PlanError, nearest
+from paceline.errors import PlanError, meant
 from paceline.plan import evidence
-from paceline.spec import schedules as orders
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
+from paceline.spec.device import Device
 from paceline.spec.plan import Plan, divisors, problems, resolve
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
-from paceline.spec.vocabulary import Offload, Recompute, Sharding
+from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
 
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange
 #: behind
@@ -35,40 +40,85 @@ BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 #: layers whose parameters are gathered ahead
 PREFETCH = (1, 2)
 #: whose kernels run, with the pipeline schedules and the shardings that they can be had with
-FAMILIES: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
-    "megatron-core": (("1f1b", "interleaved"), ("none", "ddp", "zero1", "zero2")),
-    "torch-compile": (SCHEDULES, ("none", "ddp", "fsdp", "hsdp")),
+FAMILIES: dict[str, tuple[Collection[str], Collection[Sharding]]] = {
+    "megatron-core": (("1f1b", "interleaved"), (Sharding.NONE, Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2)),
+    "torch-compile": (SCHEDULES, (Sharding.NONE, Sharding.DDP, Sharding.FSDP, Sharding.HSDP)),
 }
 #: what may change the result of training; left out unless it is allowed
-LOSSY = {"fp8": {"precision": "fp8"}}
+LOSSY = {"fp8": {"precision": Precision.FP8}}
+#: fields that may be forbidden altogether, which leaves their usual values
+WHOLE = ("tp", "pp", "cp", "ep", "vpp", "sp", "recompute", "offload", "context")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees of a plan."""
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    dp: int = 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of a micro-batch and of a step, and tokens of a sample."""
+
+    mbs: int
+    gbs: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Whose kernels run, in which precision, and whether only adapters are trained."""
+
+    precision: Precision
+    framework: str
+    adapters: bool
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How a layer computes."""
+
+    sp: bool
+    recompute: Recompute
+    context: ContextExchange
+
+
+@dataclass(frozen=True)
+class PassOrder:
+    """How the passes of a pipeline are ordered."""
+
+    schedule: str
+    vpp: int
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
+
+    sharding: Sharding
+    shard: int = Plan.shard
+    bucket_bytes: float = Plan.bucket_bytes
+    reshard: bool = Plan.reshard
+    prefetch: int = Plan.prefetch
+    offload: Offload = Plan.offload
+
+
+#: sharding -> fields of a state that have an effect under it; `bucket_bytes` under the others
+EFFECTIVE: dict[Sharding, tuple[str, ...]] = {
+    Sharding.NONE: (),
+    Sharding.FSDP: ("reshard", "prefetch"),
+    Sharding.HSDP: ("shard", "reshard", "prefetch"),
+}
+_SIZED = ("shard", "bucket_bytes", "reshard", "prefetch")
+PARTS = (Mesh, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
 #: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
 #: of them
-SEARCHED = frozenset(
-    {
-        "dp",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "mbs",
-        "gbs",
-        "seq",
-        "precision",
-        "adapters",
-        "framework",
-        "sp",
-        "recompute",
-        "context",
-        "schedule",
-        "vpp",
-        "sharding",
-        "shard",
-        "reshard",
-        "prefetch",
-        "bucket_bytes",
-        "offload",
-    }
-)
+SEARCHED = frozenset(f.name for part in PARTS for f in fields(part))
 #: fields that the search does not know -> what to do instead
 REFUSED = {
     "relax": (
@@ -77,30 +127,19 @@ REFUSED = {
         " predicts one"
     )
 }
-#: field -> its value when a word such as "offload" or "pp" is forbidden altogether
-_PLAIN = {
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "ep": 1,
-    "vpp": 1,
-    "sp": False,
-    "recompute": "none",
-    "offload": "none",
-    "context": "ring",
-}
-Choice = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Degrees of a plan."""
+def plan_of(*parts: Any, **more: Any) -> Plan:
+    """The plan that has the fields of some parts: without a batch one micro-batch, and otherwise usual."""
+    for part in parts:
+        more |= vars(part)
+    dp, mbs = more.setdefault("dp", 1), more.setdefault("mbs", 1)
+    return Plan(**{"gbs": dp * mbs, **more})
 
-    tp: int
-    cp: int
-    ep: int
-    pp: int
-    dp: int
+
+def ineffective(sharding: Sharding) -> tuple[str, ...]:
+    """Fields of a state that have no effect under a sharding."""
+    return tuple(name for name in _SIZED if name not in EFFECTIVE.get(sharding, ("bucket_bytes",)))
 
 
 @dataclass(frozen=True)
@@ -109,10 +148,11 @@ class Block:
 
     cluster: Cluster
     mesh: Mesh
-    common: Choice
-    shapes: tuple[Choice, ...]
-    orders: tuple[Choice, ...]
-    states: tuple[Choice, ...]
+    batch: Batch
+    kernels: Kernels
+    shapes: tuple[LayerOptions, ...]
+    orders: tuple[PassOrder, ...]
+    states: tuple[StateOptions, ...]
 
     def __len__(self) -> int:
         return len(self.shapes) * len(self.orders) * len(self.states)
@@ -121,33 +161,22 @@ class Block:
         """The plan at a place of the block's array (shapes x orders x states, the last one fastest)."""
         rest, state = divmod(index, len(self.states))
         shape, order = divmod(rest, len(self.orders))
-        return self.of(self.shapes[shape], self.orders[order], self.states[state])
-
-    def of(self, *choices: Choice) -> Plan:
-        m = self.mesh
-        merged: dict[str, Any] = {"tp": m.tp, "cp": m.cp, "ep": m.ep, "pp": m.pp, "dp": m.dp, **self.common}
-        for choice in choices:
-            merged |= choice
-        return Plan(**merged)
-
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """What blocks have in common whose layers are the same."""
-        m, shapes = self.mesh, tuple(tuple(shape.values()) for shape in self.shapes)
-        return self.cluster.name, m.tp, m.cp, m.ep, *self.common.values(), self.micro_batches > 1, shapes
+        return plan_of(
+            self.mesh, self.batch, self.kernels, self.shapes[shape], self.orders[order], self.states[state]
+        )
 
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
         shapes, orders, states = (
-            np.array([not evidence.unmeasured(choice) for choice in choices])
-            for choices in (self.shapes, self.orders, self.states)
+            np.array([not evidence.unmeasured(vars(part)) for part in parts])
+            for parts in (self.shapes, self.orders, self.states)
         )
         return np.asarray(shapes[:, None, None] & orders[None, :, None] & states[None, None, :])
 
     @property
     def micro_batches(self) -> int:
-        return int(self.common["gbs"] // (self.mesh.dp * self.common["mbs"]))
+        return self.batch.gbs // (self.mesh.dp * self.batch.mbs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +184,11 @@ class Limits:
     """What the user fixes, forbids and allows."""
 
     #: field of a plan -> its only value
-    fixed: Choice = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     #: (field, value) that no plan may have
     forbidden: frozenset[tuple[str, Any]] = frozenset()
-    #: field -> its only value because everything else was forbidden
-    plain: Choice = field(default_factory=dict)
+    #: fields that have their usual value because everything else was forbidden
+    plain: frozenset[str] = frozenset()
     allowed: frozenset[str] = frozenset()
 
     @staticmethod
@@ -170,57 +199,50 @@ class Limits:
         *,
         searched: frozenset[str] = SEARCHED,
         refused: Mapping[str, str] = REFUSED,
+        lossy: Collection[str] = LOSSY.keys(),
     ) -> Limits:
         """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
-        allow ("fp8").
+        allow (one of `lossy`, such as "fp8").
 
         A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
         """
+        for word in allow:
+            if word not in lossy:
+                raise PlanError(f"--allow {word}: {meant(word, lossy)}")
         fixed = Plan.said(" ".join(fix))
         for name, value in fixed.items():
             if name not in searched and value != getattr(Plan, name):
                 raise PlanError(
                     f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}"
                 )
-        plain: dict[str, Any] = {}
-        forbidden: set[tuple[str, Any]] = set()
-        for word in forbid:
-            if word in _PLAIN:
-                plain[word] = _PLAIN[word]
-            else:
-                forbidden |= {*Plan.said(word).items()}
-        for word in allow:
-            if word not in LOSSY:
-                near = nearest(word, list(LOSSY))
-                raise PlanError(
-                    f"--allow {word}: "
-                    + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(LOSSY)}")
-                )
-        both = {
-            name
-            for name in fixed
-            if (name, fixed[name]) in forbidden or plain.get(name, fixed[name]) != fixed[name]
-        }
+        words = [Plan.said(word) for word in forbid if word not in WHOLE]
+        forbidden = frozenset(item for said in words for item in said.items())
+        limits = Limits(forbidden=forbidden, plain=frozenset(forbid) & {*WHOLE}, allowed=frozenset(allow))
+        both = next((name for name, value in fixed.items() if not limits.keep({name: value})), None)
         if both:
-            raise PlanError(f"{both.pop()} is both fixed and forbidden")
-        return Limits(fixed=fixed, forbidden=frozenset(forbidden), plain=plain, allowed=frozenset(allow))
+            raise PlanError(f"{both} is both fixed and forbidden")
+        return replace(limits, fixed=fixed)
 
-    def keep(self, choice: Choice, unused: Iterable[str] = ()) -> bool:
+    def keep(self, choice: Mapping[str, Any], unused: Collection[str] = ()) -> bool:
         """Whether the fields of a choice are what the user wants.
 
-        `unused` are fields that have no effect beside this choice: one that is fixed to an unusual value
-        wants another choice.
+        `unused` are those that have no effect beside the others: one that is fixed to an unusual value wants
+        another choice.
         """
-        usual = {name: getattr(Plan, name) for name in unused if name not in choice}
-        if any(self.fixed.get(name, value) != value for name, value in {**usual, **choice}.items()):
+        if any(self.fixed.get(name, value) != value for name, value in choice.items()):
             return False
-        if any(self.plain.get(name, value) != value for name, value in choice.items()):
-            return False
-        return not any(item in self.forbidden for item in choice.items())
+        used = [(name, value) for name, value in choice.items() if name not in unused]
+        return self.forbidden.isdisjoint(used) and all(
+            value == getattr(Plan, name) for name, value in used if name in self.plain
+        )
 
     def among(self, name: str, values: Iterable[Any]) -> list[Any]:
         """The values of one field that remain."""
         return [value for value in values if self.keep({name: value})]
+
+    def tried(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """The values to try of a field: what the user fixed, though it is none of the usual ones."""
+        return [self.fixed[name]] if name in self.fixed else list(values)
 
     def settled(self, name: str, given: int | None, flag: str) -> int:
         """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither
@@ -235,8 +257,9 @@ class Limits:
 
     @property
     def words(self) -> str:
-        """What is fixed, as words of a plan."""
-        return " ".join(spell(name, value) for name, value in self.fixed.items())
+        """What is fixed, as words of a plan, in brackets; nothing where nothing is."""
+        said = " ".join(spell(name, value) for name, value in self.fixed.items())
+        return f" ({said})" if said else ""
 
 
 def spell(name: str, value: Any) -> str:
@@ -246,6 +269,11 @@ def spell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
+
+
+def usual_precision(device: Device) -> Precision:
+    """Half the bits of fp32 where the matrix units of a device take them."""
+    return next((p for p in (Precision.BF16, Precision.FP16) if p in device.peak_flops), Precision.FP32)
 
 
 @dataclass(frozen=True)
@@ -259,182 +287,122 @@ class Space:
     limits: Limits
 
     def __len__(self) -> int:
-        return sum(len(block) for block in self.blocks)
+        return sum(map(len, self.blocks))
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(block for cluster in self.clusters for block in self._of(cluster))
+        adapters = bool(self.limits.fixed.get("adapters", False))
+        if not self.limits.keep({"gbs": self.gbs, "seq": self.seq, "adapters": adapters}):
+            return ()
+        return tuple(
+            block for cluster in self.clusters for block in self._of(cluster, adapters) if len(block)
+        )
 
     def why_empty(self) -> str:
         """What keeps every plan out, in one line."""
-        cluster = self.clusters[0]
+        devices = self.clusters[0].device_count
         try:
-            resolve(
-                Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}),
-                cluster.device_count,
-                self.model,
-            )
+            resolve(Plan(**{"gbs": self.gbs, "seq": self.seq, **self.limits.fixed}), devices, self.model)
         except PlanError as error:
             return str(error)
-        said = f" ({self.limits.words})" if self.limits.fixed else ""
         return (
-            f"no plan for gbs {self.gbs} on {cluster.device_count} devices is left by what is fixed{said} and"
+            f"no plan for gbs {self.gbs} on {devices} devices is left by what is fixed{self.limits.words} and"
             " forbidden"
         )
 
-    def _of(self, cluster: Cluster) -> Iterator[Block]:
-        precisions = self.limits.among(
-            "precision", [*self._precision(cluster), *(["fp8"] if "fp8" in self.limits.allowed else [])]
-        )
-        asked = {"gbs": self.gbs, "seq": self.seq, "adapters": bool(self.limits.fixed.get("adapters", False))}
-        if not self.limits.keep(asked):
-            return
+    def _of(self, cluster: Cluster, adapters: bool) -> Iterator[Block]:
+        precisions = self._precisions(cluster)
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
-            for mbs in self.limits.among("mbs", divisors(self.gbs // mesh.dp)):
-                for precision in precisions:
-                    common = {**asked, "mbs": mbs, "precision": precision}
-                    for framework, (schedules, shardings) in self._families():
-                        block = Block(
-                            cluster,
-                            mesh,
-                            {**common, "framework": framework},
-                            tuple(self._shapes(mesh, mbs)),
-                            tuple(
-                                order
-                                for order in self._orders(mesh, mbs, framework)
-                                if order["schedule"] in ("", *schedules)
-                            ),
-                            tuple(state for state in states if state["sharding"] in shardings),
-                        )
-                        if len(block):
-                            yield block
+            sizes = self.limits.among("mbs", divisors(self.gbs // mesh.dp))
+            for mbs, precision, (framework, family) in product(sizes, precisions, self._families()):
+                batch = Batch(mbs, self.gbs, self.seq)
+                yield Block(
+                    cluster,
+                    mesh,
+                    batch,
+                    Kernels(precision, framework, adapters),
+                    self._shapes(mesh, mbs),
+                    self._orders(mesh, batch, framework, family[0]),
+                    tuple(state for state in states if state.sharding in family[1]),
+                )
 
-    def _families(self) -> Iterable[tuple[str, tuple[Collection[str], tuple[str, ...]]]]:
+    def _families(self) -> Iterable[tuple[str, tuple[Collection[str], Collection[Sharding]]]]:
         """Frameworks to choose from: those above, or the one that is given, which takes everything."""
         if "framework" not in self.limits.fixed:
             return [(name, FAMILIES[name]) for name in self.limits.among("framework", FAMILIES)]
         given = frameworks.get(self.limits.fixed["framework"]).name
         return [(given, FAMILIES.get(given, (SCHEDULES, tuple(Sharding))))]
 
-    def _precision(self, cluster: Cluster) -> list[str]:
-        """The usual one of a device: half the bits where its matrix units take them."""
-        if "precision" in self.limits.fixed:
-            return [self.limits.fixed["precision"]]
-        return [next((p for p in ("bf16", "fp16") if p in cluster.device.peak_flops), "fp32")]
+    def _precisions(self, cluster: Cluster) -> list[Precision]:
+        """The usual one of a device, or the fixed one; and fp8 where it is allowed."""
+        usual = usual_precision(cluster.device)
+        lossy = [Precision.FP8] if "fp8" in self.limits.allowed else []
+        return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
 
     def _meshes(self, devices: int) -> Iterator[Mesh]:
         m, among = self.model, self.limits.among
-        for tp in among("tp", [d for d in divisors(devices) if m.heads % d == 0 and m.ffn % d == 0]):
-            for cp in among(
-                "cp", [d for d in divisors(devices // tp) if self.seq % d == 0 and self._worth(d)]
-            ):
+        for tp in among("tp", [d for d in divisors(devices) if m.heads % d == m.ffn % d == 0]):
+            for cp in among("cp", [d for d in divisors(devices // tp) if self._worth(d)]):
                 for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
                     dp = devices // (tp * cp * pp)
-                    if self.gbs % dp or not among("dp", [dp]):
-                        continue
-                    for ep in among(
-                        "ep", [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0] or [1]
-                    ):
-                        yield Mesh(tp, cp, ep, pp, dp)
+                    spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
+                    if self.gbs % dp == 0 and among("dp", [dp]):
+                        yield from (Mesh(tp, cp, ep, pp, dp) for ep in among("ep", spread or [1]))
 
     def _worth(self, cp: int) -> bool:
         """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
-        return cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
+        enough = cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
+        return enough and self.seq % cp == 0
 
-    def _shapes(self, mesh: Mesh, mbs: int) -> Iterator[Choice]:
+    def _shapes(self, mesh: Mesh, mbs: int) -> tuple[LayerOptions, ...]:
         """Sequence parallel or not, what is recomputed, and how context is exchanged."""
-        even = (self.seq // mesh.cp * mbs) % mesh.tp == 0
-        for sp in (False, True) if mesh.tp > 1 and even else (False,):
-            for recompute in Recompute:
-                for context in (
-                    ("ring", "all-to-all")
-                    if mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
-                    else ("ring",)
-                ):
-                    choice = {"sp": sp, "recompute": recompute, "context": context}
-                    if self.limits.keep(choice):
-                        yield choice
+        even = mesh.tp > 1 and (self.seq // mesh.cp * mbs) % mesh.tp == 0
+        exchanged = mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
+        sequence, contexts = (False, True)[: 1 + even], tuple(ContextExchange)[: 1 + exchanged]
+        shapes = (LayerOptions(*words) for words in product(sequence, Recompute, contexts))
+        return tuple(shape for shape in shapes if self.limits.keep(vars(shape)))
 
-    def _orders(self, mesh: Mesh, mbs: int, framework: str) -> Iterator[Choice]:
+    def _orders(
+        self, mesh: Mesh, batch: Batch, framework: str, allowed: Collection[str]
+    ) -> tuple[PassOrder, ...]:
         """Pipeline schedules with their chunks."""
-        plan = Plan(
-            tp=mesh.tp,
-            cp=mesh.cp,
-            pp=mesh.pp,
-            dp=mesh.dp,
-            mbs=mbs,
-            gbs=self.gbs,
-            seq=self.seq,
-            framework=framework,
-        )
-        for schedule in SCHEDULES if mesh.pp > 1 else ("",):
+        found = []
+        for schedule in [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]:
+            made = schedules.get(schedule)
             per_stage = self.model.layers // mesh.pp
-            chunks = [v for v in divisors(per_stage) if v > 1] if orders.get(schedule).chunked else [1]
-            for vpp in chunks:
-                choice = {"schedule": schedule, "vpp": vpp}
-                whole = mesh.pp * orders.get(schedule).chunks_per_rank(vpp) <= self.model.layers
-                if (
-                    whole
-                    and self.limits.keep(choice)
-                    and not any(problems(_with(plan, choice), plan.ranks, self.model))
-                ):
-                    yield choice
+            for vpp in [v for v in divisors(per_stage) if v > 1] if made.chunked else [1]:
+                order = PassOrder(schedule, vpp)
+                whole = mesh.pp * made.chunks_per_rank(vpp) <= self.model.layers
+                if whole and self.limits.keep(vars(order)):
+                    plan = plan_of(mesh, batch, order, framework=framework)
+                    if not any(problems(plan, plan.ranks, self.model)):
+                        found.append(order)
+        return tuple(found)
 
-    def _states(self, mesh: Mesh, cluster: Cluster) -> list[Choice]:
+    def _states(self, mesh: Mesh, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
-        found: list[dict[str, Any]] = [{"sharding": "none"}]
-        if mesh.dp * mesh.cp > 1:
-            buckets = self._fixed_or("bucket_bytes", BUCKETS)
-            found = [
-                {"sharding": kind, "bucket_bytes": bucket}
-                for kind in ("ddp", "zero1", "zero2")
-                for bucket in buckets
-            ]
-            gathers = [
-                {"reshard": reshard, "prefetch": prefetch}
-                for reshard in (True, False)
-                for prefetch in self._fixed_or("prefetch", PREFETCH)
-            ]
-            found += [{"sharding": "fsdp", **way} for way in gathers]
-            found += [
-                {"sharding": "hsdp", "shard": shard, **way}
-                for shard in self._shards(mesh, cluster)
-                for way in gathers
-            ]
-        choices = [{**state, "offload": offload} for state in found for offload in Offload]
-        return [choice for choice in choices if self.limits.keep(choice, _STATE)]
+        several = mesh.dp * mesh.cp > 1
+        sizes = {
+            "shard": self._shards(mesh, cluster),
+            "bucket_bytes": self.limits.tried("bucket_bytes", BUCKETS),
+            "reshard": [True, False],
+            "prefetch": self.limits.tried("prefetch", PREFETCH),
+        }
+        found = []
+        for sharding in Sharding:
+            if several == (sharding is Sharding.NONE):
+                continue
+            unused = ineffective(sharding)
+            tried = [[getattr(Plan, name)] if name in unused else sizes[name] for name in _SIZED]
+            states = (StateOptions(sharding, *words) for words in product(*tried, Offload))
+            found += [state for state in states if self.limits.keep(vars(state), unused)]
+        return found
 
     def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
         """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as
         many, or what is fixed.
         """
         inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
-        wanted = self._fixed_or("shard", (inside, 2 * inside, 4 * inside))
+        wanted = self.limits.tried("shard", (inside, 2 * inside, 4 * inside))
         return sorted({d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted})
-
-    def _fixed_or(self, name: str, values: Sequence[Any]) -> Sequence[Any]:
-        """The values to try of a field: what the user fixed, though it is none of the usual ones."""
-        return (self.limits.fixed[name],) if name in self.limits.fixed else values
-
-
-#: fields of a state; those that a state does not name have no effect under its sharding
-_STATE = ("shard", "bucket_bytes", "reshard", "prefetch")
-
-
-def _with(plan: Plan, choice: Choice) -> Plan:
-    return Plan(**{**{f.name: getattr(plan, f.name) for f in fields(Plan)}, **choice})
-
-
-def distinct(states: Sequence[Choice], names: Sequence[str]) -> tuple[NDArray[np.int64], list[Choice]]:
-    """States that differ in some fields, and which of them each state is."""
-    seen: dict[tuple[object, ...], int] = {}
-    kinds: list[Choice] = []
-    where = []
-    for state in states:
-        key = tuple([state.get(name) for name in names])
-        if key not in seen:
-            seen[key] = len(kinds)
-            kinds.append(state)
-        where.append(seen[key])
-    return np.array(where), kinds

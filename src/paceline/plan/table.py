@@ -1,33 +1,49 @@
-"""What plans are made of, timed once: pieces of a layer by shape, collectives and updates by mesh and state.
+"""What plans are made of, found once: seconds and bytes of layers by shape, of stages by state.
 
-A space of a million plans has about a thousand different layers and a few thousand different exchanges of
-state. Everything here is what the simulation (`predict/simulated.py`) would take, asked for once.
+A space of a million plans has about a thousand different layers and a few thousand different states. All of
+them are found by the functions that predict a single plan (`predict/`); none has a formula of its own here.
+
+What is found is kept under a key: a frozen dataclass of parts of a plan. A key finds its value from its own
+fields, the model and the cluster alone, so that no field can matter to a value and be missing in its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar, cast
+from functools import cached_property, lru_cache
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.catalog import frameworks
 from paceline.cost.curves import Curves, curves_for
-from paceline.plan.pieces import piece_s, recomputed_s
-from paceline.plan.space import Block, Choice
+from paceline.plan.space import (
+    Batch,
+    Block,
+    Kernels,
+    LayerOptions,
+    Mesh,
+    PassOrder,
+    StateOptions,
+    plan_of,
+    usual_precision,
+)
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange
-from paceline.spec import schedules
+from paceline.predict.layer import Layers
+from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
+from paceline.predict.simulated import Simulation
+from paceline.sim.program import Label
 from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
-from paceline.spec.vocabulary import Offload
+from paceline.spec.vocabulary import Offload, Recompute
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
-#: order of the seconds in a row of `Table.pieces`
+T_co = TypeVar("T_co", covariant=True)
+#: pieces of the model that a pass runs, one way each; and weight gradients of a layer that are put off
 PIECES = (
     "layer.forward",
     "layer.backward",
@@ -39,299 +55,312 @@ PIECES = (
 )
 
 
+class Key(Hashable, Protocol[T_co]):
+    """A frozen dataclass that finds its value from its own fields."""
+
+    def find(self, table: Table) -> T_co: ...
+
+
+@dataclass
+class Table:
+    """What was found for one model on one cluster."""
+
+    model: Transformer
+    cluster: Cluster
+    _found: dict[Key[Any], Any] = field(default_factory=dict)
+    _likes: dict[str, Step] = field(default_factory=dict)
+
+    def __getitem__(self, key: Key[T]) -> T:
+        """What a key stands for, found before or now."""
+        if key not in self._found:
+            self._found[key] = key.find(self)
+        return cast(T, self._found[key])
+
+    @cached_property
+    def curves(self) -> Curves:
+        return curves_for(self.cluster.device)
+
+    def timed(self, plan: Plan) -> Step:
+        """A step with its operators timed."""
+        return Step.of(self.model, self.cluster, plan, None, self.curves)
+
+    def sized(self, plan: Plan) -> Step:
+        """A step with the operators of another plan: good for sizes and collectives, which need no more."""
+        if plan.framework not in self._likes:
+            sizes = Batch(mbs=1, gbs=1, seq=self.model.seq)
+            precision = usual_precision(self.cluster.device)
+            like = plan_of(sizes, precision=precision, framework=plan.framework)
+            self._likes[plan.framework] = self.timed(like)
+        return self._likes[plan.framework].replanned(plan)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankKey:
+    """Key of what a layer takes on one rank, in seconds: the mesh without its pipeline and its replicas."""
+
+    mesh: Mesh
+    batch: Batch
+    kernels: Kernels
+    shape: LayerOptions
+
+    @staticmethod
+    def of(block: Block) -> tuple[RankKey, ...]:
+        """Of each shape of a block."""
+        mesh = replace(block.mesh, pp=1, dp=1)
+        several = min(2, block.micro_batches)  # gradients are added up where there are several micro-batches
+        batch = replace(block.batch, gbs=several * block.batch.mbs)
+        return tuple(RankKey(mesh, batch, block.kernels, shape) for shape in block.shapes)
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self.mesh, self.batch, self.kernels, self.shape)
+
+    def find(self, table: Table) -> LayerTasks:
+        """Seconds of the pieces; those of other ways to recompute differ in a layer's backward pass alone."""
+        plain = replace(self, shape=replace(self.shape, recompute=Recompute.NONE))
+        if self == plain:
+            step = table.timed(self.plan)
+            return LayerTasks(step, {name: Simulation(step).piece(name) for name in PIECES})
+        like = table[plain]
+        step, again = replace(like.step, plan=self.plan), "layer.backward"
+        return LayerTasks(step, {**like.pieces, again: Simulation(step).piece(again)})
+
+
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A rank of the pipeline as counts: what it runs per micro-batch, and what runs ahead of its first
-    pass.
-    """
+class LayerTasks:
+    """A step with its pieces as tasks."""
+
+    step: Step
+    pieces: Mapping[str, Label]
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds to copy a layer's activations to the host, where they are offloaded."""
+        return replace(self.step, plan=replace(self.step.plan, offload=Offload.ACTIVATIONS)).copying_s
+
+
+@dataclass(frozen=True)
+class PassesKey:
+    """Key of arrays of what layers take: by shape."""
+
+    ranks: tuple[RankKey, ...]
+
+    def find(self, table: Table) -> PassSeconds:
+        found = [table[rank] for rank in self.ranks]
+        tasks = {name: [one.pieces[name] for one in found] for name in PIECES}
+        return PassSeconds(
+            device_s={name: np.array([task.seconds for task in tasks[name]]) for name in PIECES},
+            host_s={name: np.array([task.host_s for task in tasks[name]]) for name in PIECES},
+            copying_s=np.array([one.copying_s for one in found]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Seconds by shape."""
+
+    #: of each piece: of the device, and of the host that issues it
+    device_s: Mapping[str, Array]
+    host_s: Mapping[str, Array]
+    #: to copy a layer's activations to the host
+    copying_s: Array
+
+
+@dataclass(frozen=True)
+class SizesKey:
+    """Key of bytes that come and go, by shape."""
+
+    ranks: tuple[RankKey, ...]
+
+    def find(self, table: Table) -> RankBytes:
+        steps = [table.sized(rank.plan) for rank in self.ranks]
+        inner, ends = ([passing(step, Layers(0, both, both)) for step in steps] for both in (False, True))
+        rows = [
+            (*saved(step), loss, layer, first, placeholders(step))
+            for step, (_, layer), (loss, first) in zip(steps, inner, ends, strict=True)
+        ]
+        return RankBytes(*np.array(rows).T)
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """Bytes by shape."""
+
+    #: that a layer, and the embedding, save of one micro-batch
+    layer: Array
+    embedding: Array
+    #: that come and go: at the loss; in a backward pass, without and with the embedding; all the time
+    loss: Array
+    inner: Array
+    first: Array
+    fixed: Array
+
+
+@dataclass(frozen=True)
+class HopKey:
+    """Key of the seconds that take an activation from a stage to the next."""
+
+    mesh: Mesh
+    batch: Batch
+    kernels: Kernels
+    sp: bool
+
+    def find(self, table: Table) -> float:
+        step = table.sized(plan_of(self.mesh, self.batch, self.kernels, sp=self.sp))
+        return step.total(step.hop)
+
+
+@dataclass(frozen=True)
+class RoomKey:
+    """Key of the bytes that a plan may reserve on a device."""
+
+    mesh: Mesh
+    kernels: Kernels
+
+    def find(self, table: Table) -> float:
+        return available_bytes(table.sized(plan_of(self.mesh, self.kernels)))
+
+
+# -- stages ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankKind:
+    """Ranks of a pipeline that hold as many layers and the same ends."""
 
     layers: int
     chunks: int
     first: bool
     last: bool
-    #: chunks ahead of its first one, and their layers
-    ahead: int
+    ranks: tuple[int, ...]
+    #: of the last of them: layers of the chunks ahead of its first one
     before: int
 
+    @property
+    def ahead(self) -> int:
+        """Of the last of them: chunks ahead of its first one."""
+        return self.ranks[-1]
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Seconds of keeping state together, of one order and state of a block."""
-
-    #: gather and scatter of one layer where parameters are sharded, and of the embedding's and the head's
-    gather_s: float
-    scatter_s: float
-    ends_gather_s: tuple[float, float]
-    ends_scatter_s: tuple[float, float]
-    #: of each row, all that it reduces; and all that it gathers after the update
-    reduce_s: Array
-    regather_s: Array
-    #: the least that is reduced after the last gradient of the first rank, and gathered before its first pass
-    last_reduce_s: float
-    first_gather_s: float
-    #: to keep both copies of an embedding equal
-    tied_s: float
-    update_s: float
+    @property
+    def held(self) -> Layers:
+        return Layers(self.layers, self.first, self.last)
 
 
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """`State` of all states and orders of a block."""
+@dataclass(frozen=True)
+class PipelineKey:
+    """Key of the different ranks of a pipeline."""
 
-    #: of each state, that of the first order: what does not depend on the order
-    first: list[State]
-    #: (states, rows of all orders)
-    reduce_s: Array
-    regather_s: Array
-    #: (states, orders)
-    tied_s: Array
-    last_reduce_s: Array
-    first_gather_s: Array
-    update_s: Array
+    pp: int
+    order: PassOrder
 
-
-@dataclass
-class Table:
-    """Times of one model on several clusters, kept as they are asked for."""
-
-    model: Transformer
-    _pieces: dict[tuple[Any, ...], Array] = field(default_factory=dict)
-    _steps: dict[tuple[Any, ...], tuple[Step, Array]] = field(default_factory=dict)
-    _inner: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    _likes: dict[str, Step] = field(default_factory=dict)
-    _rows: dict[tuple[Any, ...], tuple[Row, ...]] = field(default_factory=dict)
-    _states: dict[tuple[Any, ...], State] = field(default_factory=dict)
-    _kinds: dict[tuple[Row, ...], tuple[Any, ...]] = field(default_factory=dict)
-    _sent: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    _updates: dict[tuple[Any, ...], float] = field(default_factory=dict)
-    _made: dict[tuple[Any, ...], object] = field(default_factory=dict)
-    _curves: dict[str, Curves] = field(default_factory=dict)
-
-    def curves(self, cluster: Cluster) -> Curves:
-        return self._curves.setdefault(cluster.device.name, curves_for(cluster.device))
-
-    def step(self, block: Block, shape: Choice) -> Step:
-        """A step with a shape whose operators are not timed: good for sizes and collectives, which need no
-        more.
-        """
-        plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
-        style = frameworks.get(plan.framework)
-        like = self._likes.get(block.cluster.name)
-        if like is None:
-            like = self._likes[block.cluster.name] = Step.of(
-                self.model, block.cluster, plan, None, self.curves(block.cluster)
-            )
-        return replace(like, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
-
-    def pieces(self, block: Block, shape: Choice) -> Array:
-        """Seconds on the device, and of the host, of each of `PIECES`: (2, 7)."""
-        m, common = block.mesh, block.common
-        key = (
-            block.cluster.name,
-            m.tp,
-            m.cp,
-            m.ep,
-            common["mbs"],
-            common["seq"],
-            shape["sp"],
-            shape["context"],
-            common["precision"],
-            common["framework"],
-            block.micro_batches > 1,
-        )
-        whole = (*key, shape["recompute"])
-        if whole not in self._pieces:
-            plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
-            if key not in self._steps:
-                step = Step.of(self.model, block.cluster, plan, None, self.curves(block.cluster))
-                found = [piece_s(step, name, partial(self._sending, step)) for name in PIECES[:-1]]
-                self._steps[key] = step, np.array([*found, (step.pieces["layer.backward"].weight_s, 0.0)]).T
-            step, plain = self._steps[key]
-            step = replace(step, plan=plan)
-            again = plain.copy()
-            again[:, PIECES.index("layer.backward")] += recomputed_s(step, partial(self._sending, step))
-            self._pieces[whole] = again
-        return self._pieces[whole]
-
-    def _sending(self, step: Step, op: str, size: float, axis: str) -> float:
-        """Seconds of a collective within a piece: over tensor, context or expert ranks."""
-        p = step.plan
-        key = step.cluster.name, op, size, axis, p.tp, p.cp, p.ep, step.framework.dispatch
-        if key not in self._inner:
-            self._inner[key] = step.send(op, size, axis)
-        return self._inner[key]
-
-    def rows(self, block: Block, order: Choice) -> tuple[Row, ...]:
-        """Every kind of rank of a pipeline; of those that do the same, the one that starts last."""
-        key = block.mesh.pp, order["schedule"], order["vpp"]
-        if key not in self._rows:
-            step = self.at(block, order, block.states[0])
-            held = step.chunks()
-            layers = dict(chunk for mine in held for chunk in mine)
-            found: dict[tuple[Any, ...], Row] = {}
-            for rank, mine in enumerate(held):
-                row = Row(
-                    sum(count for _, count in mine),
-                    len(mine),
-                    *step.ends(rank),
-                    rank,
-                    sum(layers[c] for c in range(rank)),
-                )
-                found[row.layers, row.first, row.last, rank == 0] = row  # later ranks replace earlier ones
-            self._rows[key] = tuple(found.values())
-            self._kinds[self._rows[key]] = tuple((row.layers, row.first, row.last) for row in self._rows[key])
-        return self._rows[key]
-
-    def at(self, block: Block, order: Choice, state: Choice) -> Step:
-        """A step under any plan of a block that has this order and state."""
-        step = self.step(block, block.shapes[0])
-        return replace(step, plan=block.of(block.shapes[0], order, state))
-
-    def state(self, block: Block, order: Choice, state: Choice) -> State:
-        """Collectives and update of an order and a state; they do not depend on the micro-batch."""
-        rows = self.rows(block, order)
-        key = (
-            block.cluster.name,
-            block.mesh,
-            block.common["precision"],
-            block.common["framework"],
-            self._kinds[rows],
-            rows[0].chunks,
-            schedules.get(order["schedule"]).v_shaped,
-            *(state.get(name) for name in ("sharding", "shard", "reshard", "offload")),
-        )
-        if key not in self._states:
-            self._states[key] = self._state(self.at(block, order, state), rows)
-        return self._states[key]
-
-    def send(self, step: Step, exchanges: Sequence[Exchange]) -> float:
-        """Seconds of collectives one after another."""
-        total = 0.0
-        for op, size, axis in exchanges:
-            group = step.group(axis)
-            key = step.cluster.name, op, size, group
-            if key not in self._sent:
-                self._sent[key] = step.send(op, size, axis)
-            total += self._sent[key]
-        return total
-
-    def copying(self, block: Block) -> Array:
-        """Seconds to copy a layer's activations to the host, where they are offloaded, by shape."""
-
-        def find() -> Array:
-            steps = [self.step(block, shape) for shape in block.shapes]
-            return np.array(
-                [
-                    replace(step, plan=replace(step.plan, offload=Offload.ACTIVATIONS)).copying_s
-                    for step in steps
-                ]
-            )
-
-        return self.once(("copying", *block.alike), find)
-
-    def hops(self, block: Block) -> Array:
-        """Seconds to take an activation to the next stage, by shape; its size follows from whether ranks
-        share the sequence.
-        """
-        if block.mesh.pp == 1:
-            return np.zeros(len(block.shapes))
-        found: dict[bool, float] = {}
-        for shape in block.shapes:
-            if shape["sp"] not in found:
-                step = self.step(block, shape)
-                found[shape["sp"]] = self.send(step, step.hop)
-        return np.array([found[shape["sp"]] for shape in block.shapes])
-
-    def stacked(self, block: Block, kinds: Sequence[Choice]) -> Stacked:
-        """Seconds of all states and orders of a block; blocks that differ in their micro-batch share them."""
-        m, common = block.mesh, block.common
-        orders = tuple([(order["schedule"], order["vpp"]) for order in block.orders])
-
-        def find() -> Stacked:
-            states = [[self.state(block, order, kind) for order in block.orders] for kind in kinds]
-            by_row = (
-                np.array([np.concatenate([getattr(state, name) for state in of]) for of in states])
-                for name in ("reduce_s", "regather_s")
-            )
-            names = ("tied_s", "last_reduce_s", "first_gather_s", "update_s")
-            by_order = (np.array([[getattr(state, name) for state in of] for of in states]) for name in names)
-            return Stacked([of[0] for of in states], *by_row, *by_order)
-
-        return self.once(
-            ("stacked", block.cluster.name, m, common["precision"], common["framework"], orders, len(kinds)),
-            find,
+    def find(self, table: Table) -> tuple[RankKind, ...]:
+        step = table.sized(plan_of(self.order, pp=self.pp))
+        held = step.chunks()
+        layers = dict(chunk for mine in held for chunk in mine)
+        alike: dict[tuple[int, int, bool, bool], list[int]] = {}
+        for rank, (mine, stage) in enumerate(zip(held, step.held(), strict=True)):
+            alike.setdefault((stage.layers, len(mine), stage.first, stage.last), []).append(rank)
+        return tuple(
+            RankKind(*kind, tuple(ranks), sum(layers[chunk] for chunk in range(ranks[-1])))
+            for kind, ranks in alike.items()
         )
 
-    def held(self, block: Block, order: Choice) -> tuple[tuple[Row, int], ...]:
-        """Every kind of rank with the numbers of those that may hold most: the first of them, or all where
-        chunks go down and up.
-        """
-        key = "held", block.mesh.pp, order["schedule"], order["vpp"]
 
-        def find() -> tuple[tuple[Row, int], ...]:
-            step = self.at(block, order, block.states[0])
-            found: dict[Any, tuple[Row, int]] = {}
-            for rank, mine in enumerate(step.chunks()):
-                row = Row(sum(count for _, count in mine), len(mine), *step.ends(rank), 0, 0)
-                found.setdefault(
-                    (row, rank if schedules.get(order["schedule"]).v_shaped else -1), (row, rank)
-                )
-            return tuple(found.values())
+#: bytes of a stage: kept for the whole step, whole for a while, reduced in a backward pass, asked for by the
+#: update
+STAGE_BYTES = np.dtype([(name, float) for name in ("states", "gathered", "reduced", "update")])
+#: seconds of a stage: to reduce its gradients, to gather what was updated, to update
+STAGE_SECONDS = np.dtype([(name, float) for name in ("reduce", "regather", "update")])
+#: seconds of a state on any stage: to gather and scatter the parameters of a piece, and of a layer one way;
+#: the least that is reduced after the last gradient of the first rank, and gathered before its first pass; to
+#: keep both copies of an embedding equal
+STATE_SECONDS = np.dtype(
+    [
+        (name, float)
+        for name in (*PIECES, "gather", "regather", "scatter", "last_reduce", "first_gather", "tied")
+    ]
+)
 
-        return self.once(key, find)
 
-    def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What was made for a key before, or now."""
-        if key not in self._made:
-            self._made[key] = make()
-        return cast(T, self._made[key])
+@dataclass(frozen=True)
+class StageBytesKey:
+    """Key of `STAGE_BYTES`: (states, stages)."""
 
-    def _state(self, step: Step, rows: Sequence[Row]) -> State:
-        gather = scatter = 0.0
-        ends_gather = ends_scatter = (0.0, 0.0)
-        if step.sharded:
-            layer = step.layer_parameters()
-            gather, scatter = self.send(step, step.unshard(layer)), self.send(step, step.scatter(layer))
-            # a chunk that has both ends gathers them at once
-            whole = len(rows) == 1 and rows[0].chunks == 1
-            ends = [step.end_parameters(True, whole), 0.0 if whole else step.end_parameters(False, True)]
-            ends_gather, ends_scatter = (
-                (self.send(step, way(ends[0])), self.send(step, way(ends[1])) if ends[1] else 0.0)
-                for way in (step.unshard, step.scatter)
-            )
-        reduces, gathers = np.zeros(len(rows)), np.zeros(len(rows))
-        last_reduce = first_gather = 0.0
-        if step.replicated:
-            for i, row in enumerate(rows):
-                experts = row.layers * step.expert_parameters()
-                dense = row.layers * (
-                    step.layer_parameters() - step.expert_parameters()
-                ) + step.end_parameters(row.first, row.last)
-                reduces[i], gathers[i] = (self.send(step, way) for way in step.exchanges(dense, experts))
-            if step.framework.dp_overlap:
-                table = step.tensors("embedding")[0][0]
-                last_reduce, first_gather = (self.send(step, way) for way in step.exchanges(table, 0.0))
-        return State(
-            gather,
-            scatter,
-            ends_gather,
-            ends_scatter,
-            reduces,
-            gathers,
-            last_reduce,
-            first_gather,
-            self.send(step, step.tied),
-            self._update(step, max(step.updated(row) for row in rows)),
-        )
+    mesh: Mesh
+    kernels: Kernels
+    states: tuple[StateOptions, ...]
+    stages: tuple[Layers, ...]
 
-    def _update(self, step: Step, parameters: float) -> float:
-        key = (
-            step.cluster.device.name,
-            parameters,
-            step.plan.offload,
-            step.plan.precision,
-            step.framework.name,
-        )
-        if key not in self._updates:
-            self._updates[key] = step.update(parameters)
-        return self._updates[key]
+    def find(self, table: Table) -> NDArray[np.void]:
+        steps = [table.sized(plan_of(self.mesh, self.kernels, state)) for state in self.states]
+        return np.array([[self._row(step, stage) for stage in self.stages] for step in steps], STAGE_BYTES)
+
+    @staticmethod
+    def _row(step: Step, stage: Layers) -> tuple[float, ...]:
+        of = kept(step, stage)
+        states = of.parameters + of.gradients + of.optimizer
+        return states, of.gathered, of.reduced, update_bytes(step, stage)
+
+
+@dataclass(frozen=True)
+class StageSecondsKey:
+    """Key of `STAGE_SECONDS`, (states, stages), and `STATE_SECONDS`, (states)."""
+
+    mesh: Mesh
+    kernels: Kernels
+    states: tuple[StateOptions, ...]
+    stages: tuple[Layers, ...]
+
+    def find(self, table: Table) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        steps = [table.sized(plan_of(self.mesh, self.kernels, state)) for state in self.states]
+        stages = [[_stage_s(step, stage) for stage in self.stages] for step in steps]
+        return np.array(stages, STAGE_SECONDS), np.array([_state_s(step) for step in steps], STATE_SECONDS)
+
+
+def _stage_s(step: Step, stage: Layers) -> tuple[float, ...]:
+    experts = stage.layers * step.expert_parameters()
+    whole = step.exchanges(step.parameters(stage) - experts, experts) if step.replicated else ((), ())
+    return (*map(step.total, whole), step.update(step.updated(stage)))
+
+
+def _state_s(step: Step) -> tuple[float, ...]:
+    none: list[Exchange] = []
+
+    def moved(parameters: float) -> tuple[float, float]:
+        """Seconds to gather parameters, and to scatter their gradients."""
+        if not (step.sharded and parameters):
+            return 0.0, 0.0
+        return step.total(step.unshard(parameters)), step.total(step.scatter(parameters))
+
+    whole = step.plan.pp == 1  # a chunk that has both ends gathers them at once
+    gather, scatter = moved(step.layer_parameters())
+    regather = gather if step.plan.reshard else 0.0
+    embedding = moved(step.end_parameters(True, whole))
+    head = moved(0.0 if whole else step.end_parameters(False, True))
+    beside = step.replicated and step.framework.dp_overlap
+    ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else (none, none)
+    back = regather + scatter
+    pieces = (gather, back, *embedding, *head, back)
+    return (*pieces, gather, regather, scatter, *map(step.total, ends), step.total(step.tied))
+
+
+@lru_cache(maxsize=65536)
+def alike(
+    states: tuple[StateOptions, ...], *ignored: str
+) -> tuple[NDArray[np.int64], tuple[StateOptions, ...]]:
+    """States that differ in other fields than those ignored, which are usual in them; and which of them each
+    state is.
+    """
+    usual = {name: getattr(Plan, name) for name in ignored}
+    plain = [replace(state, **usual) for state in states]
+    return distinct(plain)
+
+
+def distinct(items: Iterable[T]) -> tuple[NDArray[np.int64], tuple[T, ...]]:
+    """Where each item stands among those that differ, and these."""
+    seen: dict[T, int] = {}
+    where = [seen.setdefault(item, len(seen)) for item in items]
+    return np.array(where), tuple(seen)

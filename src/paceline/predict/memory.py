@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
@@ -258,17 +260,16 @@ def _activations(step: Step, stage: Held, index: int) -> float:
     live = in_flight(plan.schedule, index, plan.pp, plan.micro_batches, plan.vpp)
     layer, embedding = saved(step)
     if plan.offload == "activations":
-        return offloaded(
-            min(OFFLOADED_LAYERS, live * stage.layers) * layer, live * stage.layers * layer, step.cluster
-        )
+        here, layers = min(OFFLOADED_LAYERS, live * stage.layers), live * stage.layers
+        return float(offloaded(here * layer, layers * layer, step.cluster))
     return live * (stage.layers * layer + (embedding if stage.first else 0.0))
 
 
-def offloaded(here: float, whole: float, cluster: Cluster) -> float:
+def offloaded(here: Any, whole: Any, cluster: Cluster) -> Any:
     """Bytes on the device of what is offloaded: what has to be `here`, and what of the `whole` the host has
-    no room for.
+    no room for; of one plan, or of arrays.
     """
-    return max(here, whole - device_memory.HOST_BYTES / cluster.node_devices)
+    return np.maximum(here, whole - device_memory.HOST_BYTES / cluster.node_devices)
 
 
 def saved(step: Step) -> tuple[float, float]:
