@@ -242,8 +242,8 @@ def faults(options: Namespace) -> str:
         found = list(pool.map(both, strategies))
     lines = [
         (
-            "| strategy | killed | loss at the end | left alone | loss and parameters the same | steps done"
-            " twice | seconds | left alone |"
+            "| strategy | killed | final loss | undisturbed | loss and parameters equal | steps repeated |"
+            " seconds | undisturbed |"
         ),
         f"|{'---|' * 8}",
     ]

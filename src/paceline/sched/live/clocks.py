@@ -27,7 +27,7 @@ class Clocks:
             return ""
 
 
-class Origin:
+class ClockOrigin:
     """A moment from which seconds are counted, by this process and by those that come after it."""
 
     __slots__ = ("_began_s", "_clocks", "_passed_s")

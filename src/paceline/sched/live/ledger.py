@@ -15,7 +15,7 @@ from paceline.sched import event as ev
 from paceline.sched import policies
 from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
-from paceline.sched.live.clocks import Clocks, Origin
+from paceline.sched.live.clocks import Clocks, ClockOrigin
 from paceline.sched.live.driver import Node
 from paceline.sched.live.job_spec import JobSpec
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Attempt
@@ -88,7 +88,7 @@ class Ledger:
         )
         self.count = len(rows["log"])
         self.machine = self._replayed()
-        self._origin = Origin(self._clocks, self.era, least_s=self.machine.state.now_s)
+        self._origin = ClockOrigin(self._clocks, self.era, least_s=self.machine.state.now_s)
 
     def _era(
         self,
@@ -120,7 +120,7 @@ class Ledger:
             "engine": engine or "local",
             "policy": policy or "marginal",
             "clock": clock or WALL,
-            **Origin.now(self._clocks),
+            **ClockOrigin.now(self._clocks),
             "log_from": len(self.store.rows["log"]),
             "nodes": [{"name": n.name, "devices": n.devices, "kind": n.kind} for n in nodes],
         }
