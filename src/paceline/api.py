@@ -346,14 +346,16 @@ def _workload(model: Any, options: dict[str, Any]) -> Workload:
     """A captured workload as it is, anything else captured."""
     if not isinstance(model, Workload) and not _saved(model):
         return capture(model, **options)
-    if options.pop("compile", False):
-        from paceline.capture.fuse import fuse
-
-        return fuse(_workload(model, options))
+    saved = model if isinstance(model, Workload) else Workload.load(Path(model))
+    compiled = options.pop("compile", False)
     if options:
         name = model.name if isinstance(model, Workload) else model
         raise SpecError(
             f"{name} is a captured workload, whose {next(iter(options)).replace('_', '-')} is fixed; capture"
             " it again to change it"
         )
-    return model if isinstance(model, Workload) else Workload.load(Path(model))
+    if not compiled:
+        return saved
+    from paceline.capture.fuse import fuse
+
+    return fuse(saved)

@@ -114,6 +114,15 @@ def test_a_sequential_fallback_is_said_in_every_answer(tmp_path: Path) -> None:
             assert said[0] in shown.get()
 
 
+def test_a_sequential_fallback_is_said_while_it_is_traced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long sequences take minutes to trace, in which a user should know why."""
+    pl.capture(write(tmp_path, "mamba"), seq=16)
+    (line,) = (record.getMessage() for record in caplog.records if record.name.startswith("paceline"))
+    assert "sequential fallback" in line and "takes minutes to trace" in line
+
+
 def test_models_without_a_fallback_have_no_warning(tmp_path: Path) -> None:
     assert pl.capture(write(tmp_path, "t5"), seq=16).warnings == ()
 

@@ -20,12 +20,15 @@ def test_auto_loses_nothing_unless_told_and_says_once_what_it_took(tmp_path):
         "some": "dgc",
         "again": "dgc",
         "no longer": "overlap",
+        "too short": None,
     }
     exact = f"{NOTE}auto goes on with 'overlap', which is exact; "
     exact += "auto:loss=some also allows lossy compression"
     lossy = f"{NOTE}auto goes on with 'dgc', which is lossy; auto:loss=none keeps gradients exact"
     assert first["default"]["said"] == first["no longer"]["said"] == [exact]
     assert first["some"]["said"] == first["again"]["said"] == [lossy]
+    (short,) = first["too short"]["said"]
+    assert short.startswith(f"{NOTE}auto ended before it settled") and short.endswith("which are exact")
 
 
 def test_words_of_auto_say_what_may_be_lost():

@@ -38,13 +38,18 @@ def test_a_configuration_without_the_prefix_suggests_it(
 ) -> None:
     path = write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for where in (["--device", "h200"], ["--cluster", CLUSTER]):
+    batch = ["--device", "h200", "--batch", "2"]
+    for where in (["--device", "h200"], batch, ["--cluster", CLUSTER]):
         with pytest.raises(SystemExit) as stopped:
             main(["predict", "config.json", *where])
         assert stopped.value.code == 2
         assert "a Hugging Face configuration; name it hf:config.json" in capsys.readouterr().err
     with pytest.raises(SpecError, match=f"name it hf:{path}"):
         pl.plan(str(path), CLUSTER)
+    with pytest.raises(SpecError, match=f"name it hf:{path}"):
+        pl.predict(str(path), "h200", batch=2)
+    with pytest.raises(UnknownName, match=f"a Hugging Face configuration is named hf:{path}"):
+        pl.capture(str(path), batch=2)
     with pytest.raises(UnknownName, match=f"a Hugging Face configuration is named hf:{tmp_path}"):
         pl.predict(str(tmp_path), "h200")
 

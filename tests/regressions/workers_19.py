@@ -20,14 +20,22 @@ class Sees(module.Auto):
         return module.replace(found, strategy=best, expected_s={**seconds, best: 0.1})
 
 
-def settles(options, folder=None):
+class Undecided(module.Auto):
+    """An `auto` to whose model of the machine all strategies are alike, so that it tries them."""
+
+    def _choose(self):
+        found = super()._choose()
+        return module.replace(found, expected_s=dict.fromkeys(found.expected_s, 1.0))
+
+
+def settles(options, folder=None, kind=Sees):
     """What `auto` took, whether gradients went compressed, and what it printed."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        net, optimizer = pt.parallelize(net, optimizer, plan=Sees(watch=2, **options))
+        net, optimizer = pt.parallelize(net, optimizer, plan=kind(watch=2, **options))
         strategy = pt.of(net)
         if folder is not None:
             pt.Checkpoints(folder).load(net, optimizer)
@@ -36,13 +44,14 @@ def settles(options, folder=None):
             optimizer.zero_grad()
             net(x).square().mean().backward()
             optimizer.step()
-    taken = strategy.state_dict()["strategy"]
+    taken = strategy.state_dict().get("strategy")
     saved = None
     if folder is not None and options:
         saved = pt.Checkpoints(folder)
         saved.save(5, net, optimizer)
         saved.wait()
-    pt.close(net)
+    with contextlib.redirect_stderr(said):
+        pt.close(net)
     return {"taken": taken, "said": said.getvalue().splitlines()}
 
 
@@ -52,4 +61,5 @@ def all_of(folder):
         "some": settles({"loss": "some"}, folder),
         "again": settles({"loss": "some"}, folder),
         "no longer": settles({}, folder),
+        "too short": settles({}, kind=Undecided),
     }

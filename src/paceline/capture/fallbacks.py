@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_LOG = logging.getLogger(__name__)
+
 #: what transformers logs when a layer with fused kernels (Mamba, gated delta rule) runs plain PyTorch instead
 _MESSAGE = re.compile(r"falling back", re.IGNORECASE)
 _FUNCTION = re.compile(r"`(\w+)` is falling back", re.IGNORECASE)
@@ -30,6 +32,10 @@ def noticed() -> Iterator[list[str]]:
     def warning_once(self: logging.Logger, message: Any, *args: Any, **kwargs: Any) -> None:
         text = str(message)
         if _MESSAGE.search(text) and text not in found:
+            if not found:  # at once: the trace of a long sequence takes minutes
+                _LOG.warning(
+                    "paceline: transformers' sequential fallback: a long sequence takes minutes to trace"
+                )
             found.append(text)
         original(self, message, *args, **kwargs)
 

@@ -99,6 +99,7 @@ def workload(
     from paceline.spec.workload import Workload
 
     if model.endswith(".json") and not model.startswith("hf:"):
+        saved = Workload.load(Path(model))
         given = [
             n
             for n, v in (
@@ -117,7 +118,6 @@ def workload(
                 f"{model} is a captured workload, whose {given[0][2:]} is fixed; capture it again to"
                 " change it"
             )
-        saved = Workload.load(Path(model))
         if not compile:
             return saved
         from paceline.capture.fuse import fuse

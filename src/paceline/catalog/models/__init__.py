@@ -51,6 +51,8 @@ def get(name: str) -> ModelEntry:
         hint = "`paceline models` lists all"
         if (Path(name) / "config.json").is_file():
             hint = f"a folder with a Hugging Face configuration is named hf:{name}"
+        elif Path(name).name == "config.json" and Path(name).is_file():
+            hint = f"a Hugging Face configuration is named hf:{name}"
         raise UnknownName("model", name, known, hint)
     return found
 

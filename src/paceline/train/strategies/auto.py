@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,8 +153,11 @@ class Auto(Strategy):
         if self._told or not self.settled or self._taken is None:
             return
         self._told = True
+        self._say(told(*self._taken, self.schemes))
+
+    def _say(self, line: str) -> None:
         if self.rank == 0:
-            print(f"{NOTE}{told(*self._taken, self.schemes)}", file=sys.stderr, flush=True)
+            print(f"{NOTE}{line}", file=sys.stderr, flush=True)
 
     def _try_on(self) -> None:
         """After a step of a trial: the next one, or the fastest, where this was the last of it and no other
@@ -238,6 +241,8 @@ class Auto(Strategy):
 
     def detach(self) -> None:
         self._profiler.remove()
+        if self._left_to_try:
+            self._say(unsettled({*self._tried, *self._left_to_try}))
         self.inner.detach()
         super().detach()
 
@@ -278,6 +283,12 @@ def told(name: str, by_name: Mapping[str, Scheme], schemes: Sequence[str]) -> st
     if schemes:
         return f"auto goes on with {name!r}, which is exact; lossy ones were allowed ({', '.join(schemes)})"
     return f"auto goes on with {name!r}, which is exact; auto:loss=some also allows lossy compression"
+
+
+def unsettled(tried: Collection[str]) -> str:
+    """One line for a run that ended during the trials: what its steps were averaged with."""
+    kind = "which are exact" if set(tried) <= set(EXACT) else "some of which are lossy"
+    return f"auto ended before it settled, while it tried {', '.join(sorted(tried))}, {kind}"
 
 
 def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: torch.device) -> Rates:
