@@ -140,9 +140,14 @@ def done(plan: str) -> tuple[float, float]:
     """FLOPs of a step's operators, and the model FLOPs of its answer, over all devices."""
     model, cluster = transformers.get("llama3-8b"), clusters.get(CLUSTER)
     step = Step.of(model, cluster, resolve(Plan.parse(plan), 8, model), None, None)
-    layer = step.run("layer.forward").flops + step.run("layer.backward").flops
-    head = step.run("head.forward").flops + step.run("head.backward").flops
-    return 8 * (model.layers * layer + head), pl.predict(model, plan, CLUSTER).flops
+
+    def flops(piece: str) -> float:
+        return sum(
+            float(step.found.packed.flops[step.place(f"{piece}.{way}")].sum())
+            for way in ("forward", "backward")
+        )
+
+    return 8 * (model.layers * flops("layer") + flops("head")), pl.predict(model, plan, CLUSTER).flops
 
 
 def test_share_of_peak_of_adapters_counts_what_is_computed() -> None:
