@@ -175,12 +175,14 @@ class Errors:
                     what=f"never measured: {spread.unmeasured.format(what)}",
                     kind="guessed",
                     source=spread.source,
+                    sigma=spread.sigma,
                 )
             elif spread.sigma:
                 yield Evidence(
                     what=f"interval, {what}: {100 * spread.sigma:.0f} %",
                     kind="measured",
                     source=spread.source,
+                    sigma=spread.sigma,
                 )
 
 

@@ -45,7 +45,10 @@ class Axis:
 
     def text(self, value: float) -> str:
         """A value as its tick has it."""
-        return "0" if value == 0 else show(value, self.dimension)
+        if abs(value) < 1e-12 * max(abs(self.low), abs(self.high)):
+            return "0"
+        apart = 0 if self.log else math.log10(max(1.0, abs(value) / (self.high - self.low or 1.0)))
+        return show(value, self.dimension, 3 + math.floor(apart))
 
     @property
     def label(self) -> str:
@@ -116,9 +119,10 @@ class Frame:
 
     def axes(self) -> Html:
         """Grid, ticks and titles."""
-        return join([*self._x_ticks(), *self._y_ticks(), *self._titles()])
+        return join([*self.x_ticks(), *self._y_ticks(), *self._titles()])
 
-    def _x_ticks(self) -> list[Html]:
+    def x_ticks(self) -> list[Html]:
+        """Grid lines and figures of the x axis."""
         base = self.height - self.bottom
         found = []
         for value in self.x.ticks(max(2, int((self.width - self.left) / 64))):
@@ -136,12 +140,13 @@ class Frame:
             found.append(tag("text", self.y.text(value), x=self.left - 6, y=y + 4, text_anchor="end"))
         return found
 
-    def _titles(self) -> list[Html]:
+    def x_title(self) -> Html:
+        """What the x axis is of."""
         middle = (self.left + self.width - self.right) / 2
-        return [
-            tag("text", self.x.label, x=middle, y=self.height - 6, text_anchor="middle", class_="title"),
-            tag("text", self.y.label, x=2, y=self.top + 1, class_="title"),
-        ]
+        return tag("text", self.x.label, x=middle, y=self.height - 6, text_anchor="middle", class_="title")
+
+    def _titles(self) -> list[Html]:
+        return [self.x_title(), tag("text", self.y.label, x=2, y=self.top - 12, class_="title")]
 
 
 def svg(width: float, height: float, label: str, *children: object) -> Html:
@@ -241,7 +246,7 @@ def bars(
     height = top + each * len(rows) + base
     y = Axis(low=0, high=1, title="")
     frame = Frame(width, height, axis, y, left=8, top=top, bottom=base)
-    drawn: list[Html] = frame._x_ticks()
+    drawn: list[Html] = frame.x_ticks()
     drawn.append(tag("text", axis.label, x=width / 2, y=height - 4, text_anchor="middle", class_="title"))
     for i, bar in enumerate(rows):
         drawn.append(_bar(frame, bar, top + each * i, named))

@@ -45,7 +45,7 @@ def join(children: Iterable[object]) -> Html:
     return Html("".join(text(child) for child in children if child is not None))
 
 
-def tag(name: str, *children: object, **attributes: object) -> Html:
+def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """An element. `class_` is written class, `aria_label` aria-label; an attribute that is None or False is
     left out, one that is True has no value.
     """

@@ -60,6 +60,8 @@ class Evidence:
     kind: str
     source: str
     share: float | None = None
+    #: of a line about the interval: standard deviation of the logarithm that it contributes
+    sigma: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

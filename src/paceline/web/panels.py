@@ -6,19 +6,26 @@ A worker process makes a view of a scenario: controls, and HTML by panel.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from paceline import units
+from paceline.catalog import validated
 from paceline.errors import PacelineError, UnknownName
-from paceline.report import plain, sections
-from paceline.report.markup import Html, tag
+from paceline.report import plain, sections, timeline_section, trust_section, whatif_sections
+from paceline.report.markup import Html, details, join, tag
+from paceline.report.whatif_sections import Entry
 from paceline.spec.prediction import DistributedPrediction
-from paceline.spec.whatif import Job
+from paceline.spec.synchronisation import PLAIN
+from paceline.spec.vocabulary import Sharding
+from paceline.spec.whatif import Comparison, Job, Row
 from paceline.web.controls import controls
 from paceline.web.scenario import Scenario, Sources
+from paceline.whatif.anatomy import anatomy
+from paceline.whatif.compare import compare
 from paceline.whatif.job import Budget, job
+from paceline.whatif.resources import knobs, resources
 from paceline.whatif.subject import Subject
 from paceline.whatif.sweep import sweep
 
@@ -33,10 +40,13 @@ class View:
     scenario: Scenario
     sources: Sources
     width: float = sections.WIDTH
-    #: closed forms will do where there are some: a slider is still moving
+    #: a slider is still moving: what takes long is left out
     draft: bool = False
     #: logarithmic axes, where a panel has a choice
     log: bool = False
+    #: of a timeline: the window, as shares of the step
+    start: float = 0.0
+    end: float = 1.0
 
     @cached_property
     def subject(self) -> Subject:
@@ -75,10 +85,12 @@ def _scaling(view: View) -> Html:
     if not any(tier.network for tier in cluster.tiers):
         return tag("p", "This cluster has no network that leaves the node: there is nothing to scale over.")
     most = max(4 * cluster.nodes, 16)
+    steps = 2 if view.draft else 1
+    sizes = ",".join(str(2**i) for i in range(0, most.bit_length(), steps))
     curves = []
     for strong in (False, True):
         try:
-            found = sweep(view.subject, f"nodes=1..{most}", strong=strong)
+            found = sweep(view.subject, f"nodes={sizes}", strong=strong)
         except PacelineError:
             continue
         curves += [found.scaling] if found.scaling is not None else []
@@ -89,14 +101,67 @@ def _scaling(view: View) -> Html:
     return sections.scaling(curves, view.width, view.log)
 
 
-#: by name; those of `QUICK` come with the view itself
+def _timeline(view: View) -> Html:
+    found = _traced(view.scenario, view.sources).timeline
+    if found is None:
+        return tag("p", "Steps of this plan are predicted without a timeline.")
+    return timeline_section.timeline(found, view.start, view.end, view.width)
+
+
+@lru_cache(maxsize=2)
+def _traced(scenario: Scenario, sources: Sources) -> DistributedPrediction:
+    """With its timeline, which is large: kept while a user zooms."""
+    return sources.subject(scenario).predict(trace=True)
+
+
+def _bottlenecks(view: View) -> Html:
+    subject = view.subject
+    after = {
+        name: knob.turned(subject, 2.0).predict().step_s
+        for name, knob in knobs(subject).items()
+        if not knob.less
+    }
+    drawn = whatif_sections.doubled(view.prediction.step_s, list(after.items()), view.width)
+    return drawn if view.draft else join([drawn, whatif_sections.bottlenecks(resources(subject))])
+
+
+def _roofline(view: View) -> Html:
+    return whatif_sections.roofline(anatomy(view.subject, view.prediction), view.width)
+
+
+#: ways to exchange gradients that are set side by side
+WAYS = tuple("overlap terngrad dgc powersgd local-sgd diloco easgd ps-sync ps-async".split())
+
+
+def _ways(view: View) -> Html:
+    """The plan as it is, and whole replicas that exchange in full, less, later, or without waiting."""
+    plan = view.subject.plan
+    whole = replace(view.subject, plan=replace(plan, relax=PLAIN, sharding=Sharding.DDP))
+    as_is = Row(plan="this plan", prediction=view.prediction)
+    found = compare(whole, ["ddp", *WAYS])
+    rows = [as_is, *(row for row in found.rows if row.prediction is not None)]
+    refused = [row for row in found.rows if row.prediction is None]
+    drawn = whatif_sections.comparison(Comparison(subject=found.subject, rows=tuple(rows)), view.width)
+    why = [tag("li", tag("b", row.plan), f": {row.why_not}") for row in refused]
+    return join([drawn, details("ways that cannot run here", tag("ul", *why)) if why else None])
+
+
+def _trust(view: View) -> Html:
+    return trust_section.trust(view.prediction, validated.near(view.prediction), view.width)
+
+
+#: by name; the page says which come with the view itself
 PANELS: Mapping[str, Callable[[View], Html]] = {
     "headline": _headline,
     "time": _time,
     "memory": _memory,
+    "timeline": _timeline,
     "scaling": _scaling,
+    "bottlenecks": _bottlenecks,
+    "roofline": _roofline,
+    "ways": _ways,
+    "trust": _trust,
 }
-QUICK = ("headline", "time", "memory")
 
 
 def view(
@@ -142,6 +207,21 @@ def panel(scenario: Scenario, name: str, sources: Sources, options: Mapping[str,
         return {"html": PANELS[name](View(scenario=scenario, sources=sources, **options))}
     except PacelineError as error:
         return {"problem": problem(error)}
+
+
+def side_by_side(kept: Sequence[tuple[str, Scenario]], width: float, sources: Sources) -> dict[str, Any]:
+    """Scenarios that were kept, by name, in columns."""
+    entries = [_entry(name, scenario, sources) for name, scenario in kept]
+    return {"html": whatif_sections.side_by_side(entries, width)}
+
+
+def _entry(name: str, scenario: Scenario, sources: Sources) -> Entry:
+    edits = dict(edit.partition("=")[::2] for edit in scenario.edits)
+    words = {"model": scenario.model, "cluster": scenario.cluster, "plan": scenario.plan, **edits}
+    try:
+        return Entry(name=name, words=words, prediction=sources.subject(scenario).predict())
+    except PacelineError as error:
+        return Entry(name=name, words=words, why_not=str(error))
 
 
 def predict(scenario: Scenario, sources: Sources) -> dict[str, Any]:

@@ -98,10 +98,14 @@ class Sources:
 
     def subject(self, scenario: Scenario) -> Subject:
         """The scenario as the library has it."""
-        for text in (scenario.cluster, scenario.plan, *scenario.edits):
-            self._check(text)
+        self.check(scenario)
         model = self.model(scenario.model)
         return apply(Subject.of(model, scenario.cluster, scenario.plan), scenario.edits)
+
+    def check(self, scenario: Scenario) -> None:
+        """Refuses a scenario whose words would name a file."""
+        for text in (scenario.cluster, scenario.plan, *scenario.edits):
+            self._check(text)
 
     def _check(self, text: str) -> None:
         if text not in self.given and _FILE.search(text):

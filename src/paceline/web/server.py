@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import uvicorn
 from fastapi import Body, FastAPI, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,16 +25,35 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from paceline import __version__
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunError
+from paceline.report import plan_sections
 from paceline.web import panels
+from paceline.web.downloads import download
 from paceline.web.guard import Guard
 from paceline.web.scenario import LONGEST, MOST_EDITS, Scenario, Sources, catalog, sizes_text
+from paceline.web.search import Searches
 from paceline.web.workers import Workers
 
 _STATIC = Path(str(files("paceline.web") / "static"))
 _ANSWERS = Path(str(files("paceline.report") / "style.css"))
 Text = Annotated[str, Field(max_length=LONGEST)]
-PanelName = Literal["headline", "time", "memory", "scaling"]
+PanelName = Literal[
+    "headline", "time", "memory", "timeline", "scaling", "bottlenecks", "roofline", "ways", "trust"
+]
+FileKind = Literal[
+    "json",
+    "plan",
+    "trace",
+    "report",
+    "torchrun",
+    "fsdp2",
+    "megatron",
+    "deepspeed",
+    "accelerate",
+    "torchtitan",
+    "slurm",
+]
+Key = Annotated[str, PathParameter(pattern="^[0-9a-f]{16}$")]
 Width = Annotated[float, Field(ge=panels.NARROWEST, le=panels.WIDEST)]
 
 
@@ -75,6 +95,29 @@ class PanelIn(BaseModel):
     width: Width = 560.0
     draft: bool = False
     log: bool = False
+    start: Annotated[float, Field(ge=0, le=1)] = 0.0
+    end: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class KeptIn(BaseModel):
+    """A scenario that was kept, with its name."""
+
+    name: Annotated[str, Field(max_length=80)]
+    scenario: ScenarioIn
+
+
+class CompareIn(BaseModel):
+    """Up to four scenarios."""
+
+    kept: Annotated[list[KeptIn], Field(min_length=1, max_length=4)]
+    width: Width = 560.0
+
+
+class SearchIn(BaseModel):
+    """What to find the best plan for."""
+
+    scenario: ScenarioIn
+    objective: Literal["time", "cost", "energy"] = "time"
 
 
 class Problem(BaseModel):
@@ -90,6 +133,7 @@ class Explorer:
 
     sources: Sources
     workers: Workers
+    searches: Searches
     first: Scenario
 
 
@@ -102,6 +146,7 @@ def application(explorer: Explorer) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        explorer.searches.close()
         explorer.workers.close()
 
     app = FastAPI(
@@ -124,6 +169,12 @@ def application(explorer: Explorer) -> FastAPI:
     app.post("/api/panel/{name}")(_panel)
     app.post("/api/predict")(_predict)
     app.post("/api/upload")(_upload)
+    app.post("/api/compare")(_compare)
+    app.post("/api/download/{kind}", response_class=Response)(_download)
+    app.post("/api/search")(_search)
+    app.get("/api/search/{key}")(_progress)
+    app.post("/api/search/{key}/result")(_result)
+    app.delete("/api/search/{key}")(_stop)
     return app
 
 
@@ -194,6 +245,56 @@ async def _upload(request: Request, content: Annotated[dict[str, Any], Body()]) 
     return {"model": await explorer.workers.run("slow", uploaded, content, explorer.sources.uploads)}
 
 
+async def _compare(request: Request, asked: CompareIn) -> dict[str, Any]:
+    """Scenarios side by side."""
+    explorer: Explorer = request.app.state.explorer
+    kept = [(one.name, one.scenario.read()) for one in asked.kept]
+    found: dict[str, Any] = await explorer.workers.run(
+        "slow", panels.side_by_side, kept, asked.width, explorer.sources
+    )
+    return found
+
+
+async def _download(request: Request, kind: FileKind, scenario: ScenarioIn) -> Response:
+    """A file of a scenario."""
+    explorer: Explorer = request.app.state.explorer
+    name, type_, content = await explorer.workers.run(
+        "slow", download, kind, scenario.read(), explorer.sources
+    )
+    return Response(
+        content, media_type=type_, headers={"content-disposition": f'attachment; filename="{name}"'}
+    )
+
+
+async def _search(request: Request, asked: SearchIn) -> dict[str, Any]:
+    """Starts a search for the best plan."""
+    explorer: Explorer = request.app.state.explorer
+    scenario = asked.scenario.read()
+    explorer.sources.check(scenario)
+    return explorer.searches.start(scenario, asked.objective).status()
+
+
+async def _progress(request: Request, key: Key) -> dict[str, Any]:
+    """How far a search is."""
+    explorer: Explorer = request.app.state.explorer
+    return explorer.searches.get(key).status()
+
+
+async def _stop(request: Request, key: Key) -> dict[str, Any]:
+    """Stops a search: it answers with the best so far."""
+    explorer: Explorer = request.app.state.explorer
+    return explorer.searches.stop(key).status()
+
+
+async def _result(request: Request, key: Key, width: Width = 560.0) -> dict[str, Any]:
+    """What a search found: the best plans, and the certificate."""
+    explorer: Explorer = request.app.state.explorer
+    planned = explorer.searches.get(key).planned
+    if planned is None:
+        raise RunError("this search has no plan yet")
+    return {"html": plan_sections.planned(planned, width), "plan": str(planned.best.plan)}
+
+
 def uploaded(content: dict[str, Any], folder: Path) -> str:
     """The model text of an uploaded file: the sizes of a configuration; a workload is kept for this run."""
     from paceline.catalog import hugging_face
@@ -221,7 +322,8 @@ def serve(first: Scenario, given: frozenset[str], *, port: int = 0, opened: Any 
     with tempfile.TemporaryDirectory(prefix="paceline-explore-") as folder:
         workers = Workers()
         workers.warm()
-        explorer = Explorer(sources=Sources(uploads=Path(folder), given=given), workers=workers, first=first)
+        sources = Sources(uploads=Path(folder), given=given)
+        explorer = Explorer(sources=sources, workers=workers, searches=Searches(sources), first=first)
         guarded = Guard(application(explorer), token=token, port=port)
         config = uvicorn.Config(
             guarded, log_level="warning", server_header=False, timeout_graceful_shutdown=2

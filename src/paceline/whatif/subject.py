@@ -68,15 +68,14 @@ class Subject:
         )
         return Subject(model=workload, cluster=where, plan=chosen)
 
-    def predict(self) -> DistributedPrediction:
-        """One step."""
+    def predict(self, *, trace: bool = False) -> DistributedPrediction:
+        """One step; with `trace`, its timeline too."""
         if isinstance(self.model, Workload):
             framework = frameworks.running(self.plan.framework or frameworks.USUAL, "modules")
             conditions = Conditions(framework=framework, host_speed=self.host_speed, curves=self.curves)
-            return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions)
-        return simulated.predict(
-            self.model, self.cluster, self.plan, host_speed=self.host_speed, curves=self.curves
-        )
+            return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions, trace=trace)
+        how: dict[str, Any] = {"host_speed": self.host_speed, "curves": self.curves}
+        return simulated.predict(self.model, self.cluster, self.plan, trace=trace, **how)
 
     @property
     def title(self) -> str:

@@ -3,6 +3,10 @@
 import { ask } from './api.js';
 import { Controls } from './controls.js';
 import { Panels } from './panels.js';
+import { Kept } from './kept.js';
+import { Search } from './search.js';
+import { Window } from './window.js';
+import { offerDownloads } from './downloads.js';
 import { remember, restore, state, toFragment } from './state.js';
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +19,11 @@ const controls = new Controls($('controls'), (path, value, draft) => {
   change(path, value);
 });
 const panels = new Panels($('answers'), () => state.scenario, problem);
+
+const kept = new Kept($('compare'), problem, (scenario) => { state.scenario = scenario; refresh(); });
+new Search($('search'), () => state.scenario, problem);
+new Window($('timeline'), (window) => { panels.options.set('timeline', window); panels.redraw('timeline'); });
+offerDownloads(() => state.scenario, problem);
 
 export function change(path, value) {
   changes.delete(path);
@@ -97,6 +106,13 @@ $('theme').addEventListener('click', () => {
   const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
   root.dataset.theme = dark ? 'light' : 'dark';
 });
+$('keep').addEventListener('click', () => kept.keep(state.scenario));
+$('device-form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  for (const [path, value] of new FormData(event.target)) {
+    if (value.trim()) change(path, path === 'device.arithmetic' ? `x${value.trim()}` : value.replace(/\s+/g, ''));
+  }
+});
 $('upload').addEventListener('click', () => $('file').click());
 $('file').addEventListener('change', async () => {
   const [file] = $('file').files;
@@ -109,17 +125,18 @@ $('file').addEventListener('change', async () => {
   }
 });
 addEventListener('resize', () => { clearTimeout(resized); resized = setTimeout(refresh, 150); });
-addEventListener('hashchange', () => { if (location.hash.slice(1) !== toFragment() && restore(location.hash.slice(1))) refresh(); });
+addEventListener('hashchange', () => { if (location.hash.slice(1) !== toFragment() && restore(location.hash.slice(1))) { refresh(); kept.show(); } });
 let resized = 0;
 
 async function start() {
   if (innerWidth <= 820) $('drawer').open = false;
   const catalog = await ask('/api/catalog');
-  for (const [id, names] of [['models', catalog.models], ['clusters', catalog.clusters]]) {
+  for (const [id, names] of [['models', catalog.models], ['clusters', catalog.clusters], ['devices', catalog.devices]]) {
     $(id).replaceChildren(...names.map((value) => Object.assign(document.createElement('option'), { value })));
   }
   if (!restore(location.hash.slice(1))) state.scenario = catalog.first.scenario;
   await refresh();
+  kept.show();
 }
 
 start().catch(problem);

@@ -11,6 +11,7 @@ export class Panels {
     this.dirty = new Set();
     this.busy = false;
     this.draft = false;
+    this.options = new Map();
     this.seen = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) target.inView = isIntersecting;
       this.next();
@@ -67,7 +68,8 @@ export class Panels {
     section.setAttribute('aria-busy', 'true');
     try {
       const log = section.querySelector('[data-log]')?.checked ?? false;
-      const body = { scenario: this.scenario(), width: this.width(name), draft: this.draft, log };
+      const options = { draft: this.draft, log, ...this.options.get(name) };
+      const body = { scenario: this.scenario(), width: this.width(name), ...options };
       const { html, problem } = await ask(`/api/panel/${name}`, body);
       if (html !== undefined) this.draw(name, html);
       else this.stale(name);
