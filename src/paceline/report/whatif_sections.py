@@ -346,6 +346,4 @@ def points(s: Sweep) -> Html:
         fits = "" if p.fit.fits else ", does not fit"
         memory = show(p.memory.reserved_bytes, "bytes") + fits
         rows.append((point.value, seconds(p.step_s), rate, memory, p.bound_by))
-    return table(
-        (s.field, "step", "throughput", "memory", "bound by"), rows, f"{len(rows)} values, {s.fidelity}"
-    )
+    return table((s.field, "step", "throughput", "memory", "bound by"), rows, f"{len(rows)} values")
