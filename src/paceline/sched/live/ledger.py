@@ -15,7 +15,7 @@ from paceline.sched import event as ev
 from paceline.sched import policies
 from paceline.sched.decision import Decision, Resize, Start, Stop, devices
 from paceline.sched.job import Job
-from paceline.sched.live.clocks import Clocks, ClockOrigin
+from paceline.sched.live.clocks import ClockOrigin, Clocks
 from paceline.sched.live.driver import Node
 from paceline.sched.live.job_spec import JobSpec
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Attempt
