@@ -102,3 +102,29 @@ def glossary() -> list[str]:
 def test_glossary_is_short():
     words = glossary()
     assert 20 < len(words) <= 40 and len(set(words)) == len(words)
+
+
+def recipes() -> dict[str, str]:
+    """Recipes of CONTRIBUTING.md by what they add."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## Recipes")[1].split("\n## ")[0]
+    return {
+        name: body for name, body in re.findall(r"^\*\*([^*]+)\.\*\*(.*?)(?=^\*\*|\Z)", text, re.M | re.S)
+    }
+
+
+def test_recipes_name_files_that_exist():
+    missing = set()
+    for body in recipes().values():
+        for path in re.findall(r"`([\w./-]+/[\w.-]+\.\w+)`", body):
+            place = path.rpartition("/")[0] if re.search(r"NAME|FAMILY", path) else path
+            if not any((ROOT / root / place).exists() for root in ("", "src/paceline")):
+                missing.add(path)
+    assert len(recipes()) >= 11 and not missing
+
+
+@pytest.mark.parametrize("what", ["A pipeline schedule", "A compressor"])
+def test_recipes_are_short(what):
+    first = recipes()[what].split(":")[0].split()
+    counts = {"One": 1, "Two": 2, "Three": 3}
+    listed = re.findall(r"`([\w./-]+/(?:NAME|__init__)\.py)`", recipes()[what])
+    assert counts[first[0]] == len(listed) <= 3
