@@ -21,6 +21,9 @@ from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous
 
 T = TypeVar("T")
 
+#: seconds that a server has to start at least: it imports torch, which takes long on a busy machine
+START_S = 60.0
+
 #: options of each parameter group, as plain data
 Options = Sequence[Mapping[str, Any]]
 
@@ -265,14 +268,15 @@ class _Link:
     def _next_life(self, store: RunStore) -> int:
         """The life of the server to knock at: not the one that was lost, which is most likely over."""
         key = f"life/{self._server}"
-        patience = time.monotonic() + (3.0 if self._life else self._where.timeout_s)
+        start_s = max(self._where.timeout_s, START_S)
+        patience = time.monotonic() + (3.0 if self._life else start_s)
         while time.monotonic() < patience:
             self._raise_failure()
             if store.check([key]) and (life := int(store.get(key))) != self._life:
                 return life
             time.sleep(0.02)
         if not self._life:
-            raise RunError(f"server {self._server} has not started within {self._where.timeout_s:g} s")
+            raise RunError(f"server {self._server} has not started within {start_s:g} s")
         return self._life
 
     def _raise_failure(self) -> None:
