@@ -19,7 +19,11 @@ def simulate(
     *,
     trace: Annotated[
         str,
-        Parameter(help="philly-like, philly, gavel, alibaba, pollux:FILE.csv, or one's own .csv or .toml"),
+        Parameter(
+            help=(
+                "philly-like, philly, gavel, alibaba, pollux:FILE.csv, slurm:FILE, or one's own .csv or .toml"
+            )
+        ),
     ] = "philly-like",
     jobs: Annotated[
         int | None,

@@ -11,6 +11,7 @@
     philly-like        generated, with Philly's statistics; needs no files
     trials             generated, with Philly's arrivals and sizes, but lengths of one order, as where many
                        variants of a model are trained
+    slurm:FILE         what `sacct --parsable2` printed: jobs with devices that ran (`readers/sacct.py`)
     FILE.csv           one's own: see `read_own`
     FILE.toml          jobs as `paceline schedule` takes them: see `read_jobs`
 
@@ -32,6 +33,7 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import DataError, SpecError, UnitError, UnknownName
+from paceline.readers import sacct
 from paceline.sched import pollux
 from paceline.sched.job import Job
 from paceline.sched.speed import ScaledSpeed
@@ -243,6 +245,21 @@ def read_alibaba(file: str, folder: Path | None, count: int | None = None, seed:
     return Trace(name="alibaba", jobs=tuple(sorted(jobs, key=lambda j: j.submit_s)), cluster="128x8xt4")
 
 
+def read_slurm(file: str, folder: Path | None, count: int | None = None, seed: int = 0) -> Trace:
+    """Jobs of a dump of Slurm's accounting: they ran as long as they ran, on as many devices; how each would
+    scale to others is drawn.
+    """
+    if not file:
+        raise SpecError("write slurm:FILE, what sacct --parsable2 printed")
+    found = sacct.read(file)
+    draw = random.Random(seed)
+    jobs = []
+    for job in found.jobs:
+        made = stretchable(job.name, job.submit_s, job.seconds, job.devices, draw, job.user)
+        jobs.append(replace(made, outcome=job.outcome))
+    return Trace(name=Path(file).stem, jobs=tuple(jobs), cluster=OWN_CLUSTER)
+
+
 _OWN = ("name", "submit_s", "devices", "seconds")
 #: where one's own jobs run unless a cluster is given
 OWN_CLUSTER = "16x4xv100"
@@ -358,6 +375,7 @@ READERS: dict[str, Callable[[str, Path | None, int | None, int], Trace]] = {
     "philly": read_philly,
     "gavel": _gavel,
     "alibaba": read_alibaba,
+    "slurm": read_slurm,
     "philly-like": _generated,
     "trials": _trials,
 }
