@@ -16,7 +16,7 @@ from paceline.diagnose import groups
 from paceline.diagnose.intervals import Union
 from paceline.diagnose.nesting import innermost
 from paceline.diagnose.steps import Launched, Steps, Window, find, match, region
-from paceline.readers.kineto import Floats, Ints, Spans, Trace
+from paceline.readers.kineto import Floats, Ints, KinetoTrace, Spans
 
 COMMUNICATION = "communication"
 #: why nothing ran on the device
@@ -59,7 +59,7 @@ class Share:
 class Activity:
     """One step of one rank."""
 
-    trace: Trace
+    trace: KinetoTrace
     window: Window
     #: how the step was found, and how many there are
     found_by: str
@@ -73,7 +73,7 @@ class Activity:
     issued_s: Floats
 
     @staticmethod
-    def of(trace: Trace, step: int | None = None) -> Activity:
+    def of(trace: KinetoTrace, step: int | None = None) -> Activity:
         """A step of a trace, by default the typical one."""
         launched = Launched.of(trace)
         steps = find(trace, launched)
@@ -174,7 +174,7 @@ def _cut(spans: Spans, window: Window) -> tuple[Spans, Ints]:
     return Spans(**{**columns, "start_s": start, "end_s": end}), where
 
 
-def _on_device(trace: Trace, steps: Steps, window: Window, launched: Launched) -> Activity:
+def _on_device(trace: KinetoTrace, steps: Steps, window: Window, launched: Launched) -> Activity:
     work, where = _cut(trace.work, window)
     operator = match(work.external, trace.ops.external)
     called = launched.called_s[where]
@@ -192,7 +192,7 @@ def _on_device(trace: Trace, steps: Steps, window: Window, launched: Launched) -
     )
 
 
-def _device_groups(trace: Trace, work: Spans, operator: Ints, called_s: Floats) -> tuple[str, ...]:
+def _device_groups(trace: KinetoTrace, work: Spans, operator: Ints, called_s: Floats) -> tuple[str, ...]:
     """Groups of kernels and copies."""
     updates = region(trace, *_OPTIMIZER)
     updating = updates.within(called_s, called_s + 1e-9) > 0
@@ -209,7 +209,7 @@ def _device_groups(trace: Trace, work: Spans, operator: Ints, called_s: Floats) 
     return tuple(out)
 
 
-def _group(trace: Trace, kernel: int, op: int, inputs: int) -> str:
+def _group(trace: KinetoTrace, kernel: int, op: int, inputs: int) -> str:
     """The group of a kernel that an operator with some inputs launched; each by its place in its table."""
     kernel_name = trace.names[kernel]
     own = groups.by_kernel(kernel_name)
@@ -220,7 +220,7 @@ def _group(trace: Trace, kernel: int, op: int, inputs: int) -> str:
     return "cast" if group == "copy" and groups.casts(types) else group
 
 
-def _on_host(trace: Trace, steps: Steps, window: Window) -> Activity:
+def _on_host(trace: KinetoTrace, steps: Steps, window: Window) -> Activity:
     """A step of a trace without a device: each operator's own time, without that of those it calls."""
     segments, owner = innermost(trace.ops)
     work, where = _cut(segments, window)
@@ -246,7 +246,7 @@ def _on_host(trace: Trace, steps: Steps, window: Window) -> Activity:
     )
 
 
-def _sent_by_host(trace: Trace, window: Window) -> tuple[Spans, int]:
+def _sent_by_host(trace: KinetoTrace, window: Window) -> tuple[Spans, int]:
     """Collectives of gloo or MPI, which PyTorch marks as regions on the threads that run them."""
     wanted = [i for i, name in enumerate(trace.names) if name.startswith(("gloo:", "mpi:", "ucc:"))]
     found, _ = _cut(trace.regions.pick(np.isin(trace.regions.name, wanted)), window)
@@ -260,7 +260,7 @@ def _joined(first: Spans, second: Spans) -> Spans:
     )
 
 
-def _host_group(trace: Trace, op: int) -> str:
+def _host_group(trace: KinetoTrace, op: int) -> str:
     inputs = int(trace.ops.detail[op])
     group = groups.by_operator(trace.names[trace.ops.name[op]])
     types = trace.inputs[inputs].types if inputs >= 0 else ()

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.diagnose.activity import CAUSES, Activity, host_waits
 from paceline.diagnose.findings import title
 from paceline.predict.step import Conditions, Timed, as_run, predict
-from paceline.readers.kineto import Trace
+from paceline.readers.kineto import KinetoTrace
 from paceline.spec.device import Device
 from paceline.spec.prediction import Prediction
 from paceline.spec.workload import Workload
@@ -24,7 +24,7 @@ _SAME = {"fill": "copy", "cat": "copy", "gather": "scatter", "sync": "transfer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparedRow:
     """One group of work, or idle time of one cause: seconds of the step, kernels."""
 
     name: str
@@ -53,7 +53,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class StepComparison:
     """A measured step and the prediction of the same; the rows with the largest differences first."""
 
     model: str
@@ -69,7 +69,7 @@ class Comparison:
     measured_peak_bytes: int
     predicted_peak_bytes: int
     found_by: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     host: Host
     #: the share of the measured step in rows whose work or cause is known
     accounted: float
@@ -87,18 +87,18 @@ class Comparison:
 
 
 def compare(
-    trace: Trace,
+    trace: KinetoTrace,
     workload: Workload,
     device: Device,
     conditions: Conditions = Conditions(),  # noqa: B008
-) -> Comparison:
+) -> StepComparison:
     """The typical step of a trace beside the prediction of a workload on a device."""
     activity = Activity.of(trace)
     predicted = predict(workload, device, conditions)
     timed = Timed.of(as_run(workload, device), device, conditions)
     rows = [*_work(activity, timed), *_idle(activity, timed, predicted)]
     unknown = sum(row.measured_s for row in rows if row.name == title("other"))
-    return Comparison(
+    return StepComparison(
         model=predicted.model,
         path=trace.path,
         measured_on=trace.device,
@@ -119,7 +119,7 @@ def compare(
     )
 
 
-def _work(activity: Activity, timed: Timed) -> list[Row]:
+def _work(activity: Activity, timed: Timed) -> list[ComparedRow]:
     """Groups of work on both sides."""
     seconds, kernels = _predicted(timed)
     measured_s: dict[str, float] = {}
@@ -129,7 +129,7 @@ def _work(activity: Activity, timed: Timed) -> list[Row]:
         measured_s[group] = measured_s.get(group, 0.0) + share.seconds
         measured_kernels[group] = measured_kernels.get(group, 0) + share.count
     return [
-        Row(
+        ComparedRow(
             name=title(group),
             kind="work",
             measured_s=measured_s.get(group, 0.0),
@@ -156,13 +156,13 @@ def _predicted(timed: Timed) -> tuple[Mapping[str, float], Mapping[str, float]]:
     return out[0], out[1]
 
 
-def _idle(activity: Activity, timed: Timed, predicted: Prediction) -> list[Row]:
+def _idle(activity: Activity, timed: Timed, predicted: Prediction) -> list[ComparedRow]:
     """Time without work on both sides: a prediction knows the host that issues, and gaps between kernels."""
     between = float((timed.step.device - timed.step.busy).sum())
     expected = {"latency": between, "launch": predicted.step_s - predicted.kernel_s - between}
     causes = dict.fromkeys([*activity.idle, *expected])
     return [
-        Row(
+        ComparedRow(
             name=f"idle: {CAUSES[cause]}",
             kind="idle",
             measured_s=activity.idle.get(cause, 0.0),

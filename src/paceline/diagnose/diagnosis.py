@@ -10,7 +10,7 @@ from paceline.diagnose import host, kernels, network, roofline
 from paceline.diagnose.activity import Activity
 from paceline.diagnose.findings import Diagnosis, Finding
 from paceline.readers import kineto
-from paceline.readers.kineto import Trace
+from paceline.readers.kineto import KinetoTrace
 
 #: share of the step below which a finding is not worth a line
 LEAST = 1e-3
@@ -24,7 +24,7 @@ def diagnose(*paths: Path | str) -> Diagnosis:
     return of_traces(kineto.read_job(paths))
 
 
-def of_traces(traces: Sequence[Trace]) -> Diagnosis:
+def of_traces(traces: Sequence[KinetoTrace]) -> Diagnosis:
     """The same of traces that were read."""
     activities = [Activity.of(trace) for trace in traces]
     met = network.meetings(activities)
@@ -63,7 +63,7 @@ def _of_rank(activity: Activity, waits_s: float) -> Iterator[Finding]:
     yield from roofline.findings(activity)
 
 
-def _notes(activity: Activity, traces: Sequence[Trace]) -> Iterator[str]:
+def _notes(activity: Activity, traces: Sequence[KinetoTrace]) -> Iterator[str]:
     """What the trace does not show, or shows otherwise than a run without a profiler."""
     trace = activity.trace
     if trace.recorded and activity.on_device:

@@ -14,7 +14,7 @@ TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TracePlace:
     """Where in the trace: seconds from its first event."""
 
     start_s: float
@@ -34,7 +34,7 @@ class Finding:
     basis: str
     advice: str
     evidence: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[TracePlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.diagnose.activity import _LOADERS, Activity, gap_causes, host_waits
-from paceline.diagnose.findings import Finding, Place
+from paceline.diagnose.findings import Finding, TracePlace
 from paceline.diagnose.steps import region
 from paceline.readers.kineto import Floats
 from paceline.units import show
@@ -74,7 +74,7 @@ def _compiled(activity: Activity) -> bool:
     return "fused" in activity.group
 
 
-def stretches(activity: Activity, idle_s: Floats) -> tuple[Place, ...]:
+def stretches(activity: Activity, idle_s: Floats) -> tuple[TracePlace, ...]:
     """The stretches of a step in which the device waited longest for its host."""
     gaps, late = activity.gaps, idle_s > 0
     start, end, lost = gaps.start_s[late], gaps.end_s[late], idle_s[late]
@@ -90,7 +90,7 @@ def stretches(activity: Activity, idle_s: Floats) -> tuple[Place, ...]:
         kernels = int(np.searchsorted(begins, ends[i], "right") - np.searchsorted(begins, starts[i]))
         busy = 1 - idle[i] / (ends[i] - starts[i])
         what = f"{kernels} kernels, the device busy {100 * busy:.0f} % of the time"
-        found.append(Place(float(starts[i]), float(ends[i]), what))
+        found.append(TracePlace(float(starts[i]), float(ends[i]), what))
     return tuple(found)
 
 
@@ -147,11 +147,11 @@ def _callers(activity: Activity, at_s: Floats) -> list[str]:
     return found
 
 
-def gaps_of(activity: Activity, idle_s: Floats, what: str) -> tuple[Place, ...]:
+def gaps_of(activity: Activity, idle_s: Floats, what: str) -> tuple[TracePlace, ...]:
     """The longest gaps of one cause."""
     gaps = activity.gaps
     longest = [i for i in np.argsort(-idle_s)[:_PLACES] if idle_s[i] > 0]
-    return tuple(Place(float(gaps.start_s[i]), float(gaps.end_s[i]), what) for i in longest)
+    return tuple(TracePlace(float(gaps.start_s[i]), float(gaps.end_s[i]), what) for i in longest)
 
 
 def _pauses(activity: Activity, idle_s: Floats) -> Iterator[Finding]:
@@ -185,7 +185,8 @@ def _allocations(activity: Activity) -> Iterator[Finding]:
         advice="memory is short or fragmented: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller"
         " micro-batch; a snapshot of the memory names what is in the way (paceline diagnose SNAPSHOT.pickle)",
         places=tuple(
-            Place(float(calls.start_s[i]), float(calls.end_s[i]), trace.names[calls.name[i]]) for i in longest
+            TracePlace(float(calls.start_s[i]), float(calls.end_s[i]), trace.names[calls.name[i]])
+            for i in longest
         ),
     )
 
@@ -210,7 +211,9 @@ def _data(activity: Activity) -> Iterator[Finding]:
             " memory, or data that is prepared beforehand"
         ),
         evidence=(f"{len(inside)} batches fetched in the step",),
-        places=tuple(Place(float(union.start_s[i]), float(union.end_s[i]), "data loader") for i in longest),
+        places=tuple(
+            TracePlace(float(union.start_s[i]), float(union.end_s[i]), "data loader") for i in longest
+        ),
     )
 
 

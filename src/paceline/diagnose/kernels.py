@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.diagnose.activity import Activity
-from paceline.diagnose.findings import Finding, Place
+from paceline.diagnose.findings import Finding, TracePlace
 from paceline.readers.kineto import Ints
 from paceline.units import show
 
@@ -91,7 +91,7 @@ def _optimizer(activity: Activity) -> Iterator[Finding]:
             f"{show(lasts, 'time')} from the first to the last",
             f"{count} times {name or 'one kernel'}",
         ),
-        places=(Place(begin, end, "optimizer"),),
+        places=(TracePlace(begin, end, "optimizer"),),
     )
 
 
@@ -107,7 +107,7 @@ def _unfused(activity: Activity) -> Iterator[Finding]:
     order = np.argsort(saved)[::-1][:_SHOWN]
     work = activity.work
     places = tuple(
-        Place(float(work.start_s[runs[i][0]]), float(work.end_s[runs[i][-1]]), f"{len(runs[i])} kernels")
+        TracePlace(float(work.start_s[runs[i][0]]), float(work.end_s[runs[i][-1]]), f"{len(runs[i])} kernels")
         for i in order
     )
     yield Finding(

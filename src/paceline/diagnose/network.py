@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.diagnose.activity import Activity
-from paceline.diagnose.findings import Finding, Place, RankTime
+from paceline.diagnose.findings import Finding, RankTime, TracePlace
 from paceline.readers.kineto import Floats
 from paceline.units import show
 
@@ -43,7 +43,8 @@ def exposed(activity: Activity, waits_s: float) -> Iterator[Finding]:
         " micro-batches), or a faster link; `paceline plan` compares these",
         evidence=tuple(evidence),
         places=tuple(
-            Place(float(work.start_s[i]), float(work.end_s[i]), call_name(activity, int(i))) for i in longest
+            TracePlace(float(work.start_s[i]), float(work.end_s[i]), call_name(activity, int(i)))
+            for i in longest
         ),
     )
 

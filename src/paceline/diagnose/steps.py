@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.diagnose.intervals import Union
 from paceline.errors import DataError
-from paceline.readers.kineto import Floats, Ints, Spans, Trace
+from paceline.readers.kineto import Floats, Ints, KinetoTrace, Spans
 
 _STEP, _OPTIMIZER, _BACKWARD = "ProfilerStep#", "Optimizer.step#", "autograd::engine::evaluate_function"
 
@@ -55,11 +55,11 @@ class Steps:
 class Launched:
     """Work on the device with the calls that launched it; `place` is -1 where a call is not in the trace."""
 
-    trace: Trace
+    trace: KinetoTrace
     place: Ints
 
     @staticmethod
-    def of(trace: Trace) -> Launched:
+    def of(trace: KinetoTrace) -> Launched:
         return Launched(trace, match(trace.work.correlation, trace.launches.correlation))
 
     @cached_property
@@ -87,7 +87,7 @@ def match(wanted: Ints, among: Ints) -> Ints:
     return np.where((among[place] == wanted) & (wanted >= 0), place, -1)
 
 
-def find(trace: Trace, launched: Launched | None = None) -> Steps:
+def find(trace: KinetoTrace, launched: Launched | None = None) -> Steps:
     """The steps of a trace."""
     host, found_by = _marked(trace)
     if not host:
@@ -119,7 +119,7 @@ class _Ends:
         return float(self._done[place - 1]) if place else at_s
 
 
-def _marked(trace: Trace) -> tuple[list[tuple[float, float]], str]:
+def _marked(trace: KinetoTrace) -> tuple[list[tuple[float, float]], str]:
     """Steps on the host by their marks."""
     regions, names = trace.regions, trace.spelled(trace.regions)
     marks = [i for i, name in enumerate(names) if name.startswith(_STEP)]
@@ -135,7 +135,7 @@ def _marked(trace: Trace) -> tuple[list[tuple[float, float]], str]:
     return list(itertools.pairwise(bounds)), usual
 
 
-def _with_backward(trace: Trace, host: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _with_backward(trace: KinetoTrace, host: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Steps that train, where any does: a profiler also marks what comes after the last batch."""
     passes = backward(trace)
     start, end = np.array(host).T
@@ -143,7 +143,7 @@ def _with_backward(trace: Trace, host: list[tuple[float, float]]) -> list[tuple[
     return [step for step, keep in zip(host, trains, strict=True) if keep] or host
 
 
-def _after_backward(trace: Trace, ends_s: Floats) -> Floats:
+def _after_backward(trace: KinetoTrace, ends_s: Floats) -> Floats:
     """Ends of optimizer steps, of those that follow one another without a backward pass the last."""
     passes = backward(trace).start_s
     if not len(passes):
@@ -154,14 +154,14 @@ def _after_backward(trace: Trace, ends_s: Floats) -> Floats:
     return ended
 
 
-def backward(trace: Trace) -> Union:
+def backward(trace: KinetoTrace) -> Union:
     """When the backward pass runs on the host."""
     wanted = [i for i, name in enumerate(trace.names) if name.startswith(_BACKWARD)]
     ops: Spans = trace.ops.pick(np.isin(trace.ops.name, wanted))
     return Union.of(ops.start_s, ops.end_s)
 
 
-def region(trace: Trace, *starts: str) -> Union:
+def region(trace: KinetoTrace, *starts: str) -> Union:
     """When regions (or operators) whose names begin in one of some ways are open on the host."""
     wanted = [i for i, name in enumerate(trace.names) if name.startswith(starts)]
     spans = [s.pick(np.isin(s.name, wanted)) for s in (trace.regions, trace.ops)]

@@ -81,13 +81,13 @@ class Spans:
 
     start_s: Floats
     end_s: Floats
-    #: places in `Trace.names`, `Trace.threads`; of work on a device: its stream
+    #: places in `KinetoTrace.names`, `KinetoTrace.threads`; of work on a device: its stream
     name: Ints
     thread: Ints
     #: what joins calls to the work that they launch, and operators to both; -1: none
     correlation: Ints
     external: Ints
-    #: place in `Trace.calls` (work on a device) or `Trace.inputs` (operators); -1: none
+    #: place in `KinetoTrace.calls` (work on a device) or `KinetoTrace.inputs` (operators); -1: none
     detail: Ints
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class KinetoTrace:
     """What one process did."""
 
     path: str
@@ -140,7 +140,7 @@ class Trace:
         return [self.names[i] for i in spans.name]
 
 
-def read(path: Path | str) -> Trace:
+def read(path: Path | str) -> KinetoTrace:
     """The trace in a file, plain or compressed."""
     reader = _Reader(str(path))
     with opened(path) as text:
@@ -154,7 +154,7 @@ def read(path: Path | str) -> Trace:
     return reader.trace(content.header)
 
 
-def read_job(paths: Iterable[Path | str]) -> tuple[Trace, ...]:
+def read_job(paths: Iterable[Path | str]) -> tuple[KinetoTrace, ...]:
     """Traces of the ranks of one job: files, or folders of them; by rank."""
     files = [file for path in paths for file in _files(Path(path))]
     traces = sorted((read(file) for file in files), key=lambda trace: trace.rank)
@@ -285,7 +285,7 @@ class _Reader:
         for column, value in zip(self.memory, numbers, strict=True):
             column.append(float(value))
 
-    def trace(self, header: Mapping[str, Any]) -> Trace:
+    def trace(self, header: Mapping[str, Any]) -> KinetoTrace:
         """All that was taken, with what the file says of itself."""
         kinds = (self.work, self.launches, self.ops, self.regions)
         if not any(len(columns) for columns in kinds):
@@ -295,7 +295,7 @@ class _Reader:
         rank, ranks = _place(header)
         name, size = _device(header, len(work) > 0)
         seconds, allocated, reserved = (np.array(column) for column in self.memory)
-        return Trace(
+        return KinetoTrace(
             path=self.path,
             rank=rank,
             ranks=ranks,

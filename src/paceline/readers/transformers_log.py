@@ -45,7 +45,9 @@ def read(lines: Iterable[str], path: str) -> TrainingLog | None:
         return None
     runtime = _number(together.get("train_runtime"))
     count = _found(_TOTAL, text) or int(_last_step(entries))
-    seconds = runtime / count if runtime and count else (1 / rate if rate else None)
+    seconds = 1 / rate if rate else None
+    if runtime and count:
+        seconds = runtime / count
     step = LoggedStep(
         number=count,
         seconds=seconds,

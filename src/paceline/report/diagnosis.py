@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.diagnose.activity import CAUSES
-from paceline.diagnose.comparison import Comparison
+from paceline.diagnose.comparison import StepComparison
 from paceline.diagnose.findings import Diagnosis, Finding, title
 from paceline.units import show
 
@@ -95,7 +95,7 @@ def _finding(number: int, finding: Finding, found: Diagnosis) -> Iterator[Text]:
         yield Text(f"   at: {span} of the trace: {place.what}", style="dim")
 
 
-def comparison_view(found: Comparison) -> RenderableType:
+def comparison_view(found: StepComparison) -> RenderableType:
     """Both steps, the rows in which they differ, what to know."""
     ratio = found.measured_s / found.predicted_s
     head = Text.assemble(
@@ -123,7 +123,7 @@ def _pair(measured_s: float, predicted_s: float) -> str:
     return f"{show(measured_s, 'time')} measured, {show(predicted_s, 'time')} predicted{ratio}"
 
 
-def _host_line(found: Comparison) -> str:
+def _host_line(found: StepComparison) -> str:
     host = found.host
     waits = f"; it waited for the device {host.waits} times" if host.waits else ""
     return (
@@ -132,7 +132,7 @@ def _host_line(found: Comparison) -> str:
     )
 
 
-def _rows(found: Comparison) -> Table:
+def _rows(found: StepComparison) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns = (
         "where the two part",
