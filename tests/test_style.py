@@ -107,9 +107,7 @@ def test_glossary_is_short():
 def recipes() -> dict[str, str]:
     """Recipes of CONTRIBUTING.md by what they add."""
     text = (ROOT / "CONTRIBUTING.md").read_text().split("## Recipes")[1].split("\n## ")[0]
-    return {
-        name: body for name, body in re.findall(r"^\*\*([^*]+)\.\*\*(.*?)(?=^\*\*|\Z)", text, re.M | re.S)
-    }
+    return dict(re.findall(r"^\*\*([^*]+)\.\*\*(.*?)(?=^\*\*|\Z)", text, re.M | re.S))
 
 
 def test_recipes_name_files_that_exist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
-from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes
+from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes, nearest
 from paceline.predict import parallel, simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
@@ -230,6 +231,9 @@ def _split(words: Sequence[str] | str) -> list[str]:
 
 def _not_captured(option: str, model: str) -> str:
     """Why an option does not go with a transformer known by its sizes."""
+    own = inspect.signature(plan).parameters
+    if close := nearest(option, [name for name in own if name != "options"], 1):
+        return f"plan: unknown option {option!r}; did you mean {close[0]!r}?"
     if option == "precision":
         return f"precision is for captured models; for {model} it is a word of --fix, such as --fix bf16"
     return f"{option} is for captured models, and {model} is known by its sizes; leave it out"

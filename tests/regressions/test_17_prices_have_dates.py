@@ -1,13 +1,16 @@
 """Prices carry a date that answers with money say; `plan` takes --price; a missing price is said."""
 
+import datetime
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import paceline as pl
 from paceline import cli
 from paceline.catalog import clusters, devices
+from paceline.cost import money
 from paceline.cost.money import price
 from paceline.errors import SpecError
 from paceline.spec import device as spec
@@ -20,6 +23,9 @@ CHIP = """peak = {{ bf16 = "1 PFLOP/s" }}
 memory = {{ size = "80 GB", bandwidth = "3 TB/s" }}
 price = {{ hour = {} }}
 """
+TODAY = datetime.date(2026, 11, 19)
+#: how old the price of July 2023 is on the day of the test
+AGE = money.as_of("2023-07").removeprefix(" as of 2023-07, ")
 MISSING = "no price is known of h200; give it as"
 
 
@@ -77,7 +83,7 @@ def test_another_date_is_refused(date):
 )
 def test_money_says_of_what_date_its_price_is(words, capsys):
     text, code = run(capsys, *words)
-    assert code == 0 and text.count("price 12.29 USD/h a device as of 2023-07 [AWS") == 1
+    assert code == 0 and text.count(f"price 12.29 USD/h a device as of 2023-07, {AGE} [AWS") == 1
     text, code = run(capsys, *words, "--price", "2.5USD/h")
     assert code == 0 and text.count("price 2.5 USD/h a device [--price]") == 1 and "12.29" not in text
 
@@ -122,7 +128,7 @@ def test_answers_without_a_price_say_so(words, capsys):
 
 def test_plain_data_of_predictions_says_what_its_money_rests_on():
     priced = pl.predict("gpt2", cluster=PRICED, plan="gbs=8")
-    assert priced.price.startswith("12.29 USD/h a device as of 2023-07 [AWS")
+    assert priced.price.startswith(f"12.29 USD/h a device as of 2023-07, {AGE} [AWS")
     unknown = pl.predict("gpt2", cluster=UNPRICED, plan="gbs=8").to_dict()
     assert unknown["cost_per_unit"] is None and unknown["price"].startswith(MISSING)
 
@@ -143,6 +149,27 @@ def test_a_study_takes_a_price(tmp_path, capsys):
 
 
 def test_devices_show_the_date(capsys):
-    assert "12.29 USD/h as of 2023-07" in run(capsys, "devices", "h100-sxm")[0]
+    assert f"12.29 USD/h as of 2023-07, {AGE}" in run(capsys, "devices", "h100-sxm")[0]
     [found] = json.loads(run(capsys, "devices", "h100-sxm", "--json")[0])
     assert found["facts"]["price.hour"]["date"] == "2023-07" and "date" not in found["facts"]["peak.bf16"]
+
+
+@pytest.mark.parametrize(
+    ("date", "said"),
+    [
+        ("", ""),
+        ("2026-11", " as of 2026-11"),
+        ("2026-10-30", " as of 2026-10-30, 1 month old"),
+        ("2025-01", " as of 2025-01, 22 months old"),
+        ("2023", " as of 2023, 3 years old"),
+        ("2027-01", " as of 2027-01"),
+    ],
+)
+def test_a_date_comes_with_its_age(date, said, monkeypatch):
+    monkeypatch.setattr(money, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: TODAY)))
+    assert money.as_of(date) == said
+
+
+def test_an_option_of_a_plan_that_is_misspelt_brings_the_nearest():
+    with pytest.raises(SpecError, match="plan: unknown option 'price'; did you mean 'price_per_s'"):
+        pl.plan("gpt2", PRICED, price=4)

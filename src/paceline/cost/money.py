@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 
 from paceline.spec.device import Device
@@ -25,7 +26,20 @@ class Price:
     date: str = ""
 
     def __str__(self) -> str:
-        return f"{self.per_s * 3600:.4g} USD/h a device" + (f" as of {self.date}" if self.date else "")
+        return f"{self.per_s * 3600:.4g} USD/h a device{as_of(self.date)}"
+
+
+def as_of(date: str) -> str:
+    """The date of a figure, given as year, month and day as far as they are known, and how old it is."""
+    if not date:
+        return ""
+    year, month = (int(part) for part in (*date.split("-"), "1")[:2])
+    today = datetime.date.today()
+    months = 12 * (today.year - year) + today.month - month
+    if months < 1:
+        return f" as of {date}"
+    age = (months // 12, "year") if months >= 24 else (months, "month")
+    return f" as of {date}, {age[0]} {age[1]}{'s' * (age[0] > 1)} old"
 
 
 def price(device: Device, per_s: float | None = None) -> Price | None:

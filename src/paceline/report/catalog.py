@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paceline.catalog import models
+from paceline.cost import money
 from paceline.report.fitting import FittedTable
 from paceline.spec.cluster import Cluster, Tier, fact_dimension
 from paceline.spec.device import DTYPES, FIELDS, Device, Fact
@@ -92,8 +93,8 @@ def _fact_lines(facts: Sequence[tuple[str, Fact, str]]) -> list[RenderableType]:
 
 
 def _fact_value(fact: Fact, dimension: str) -> str:
-    """A number in its unit, and its date where it has one."""
-    return show(fact.value, dimension, 4) + (f" as of {fact.date}" if fact.date else "")
+    """A number in its unit, and its date and age where it has one."""
+    return show(fact.value, dimension, 4) + money.as_of(fact.date)
 
 
 def _dimension(path: str) -> str:

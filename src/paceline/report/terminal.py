@@ -158,7 +158,9 @@ def _unfit(fit: Fit) -> list[Text]:
 
 def distributed_view(p: DistributedPrediction) -> RenderableType:
     """Headline, where the time goes along the critical path, memory of each stage, what it rests on."""
-    first = Text.assemble((p.model, "bold"), f" on {p.cluster}, {p.devices} devices: {p.plan}")
+    first = Text.assemble(
+        (p.model, "bold"), f" on {p.cluster}, {p.devices} device{'s' * (p.devices != 1)}: {p.plan}"
+    )
     answer = Text.assemble(
         (show(p.step_s, "time"), "bold green"),
         f" per step  (90 %: {show(p.step_s_low, 'time')} to {show(p.step_s_high, 'time')})   ",
