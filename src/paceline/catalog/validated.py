@@ -43,14 +43,20 @@ def _apart(row: Validated, p: DistributedPrediction) -> float:
     """How unlike two steps are; factors of two in parameters and in devices count alike."""
     size = abs(math.log2(max(1.0, row.parameters) / max(1, p.parameters)))
     many = abs(math.log2(row.devices / p.devices))
-    chip = (
-        0.0
-        if row.device == p.device
-        else 1.0
-        if _architecture(row.device) == _architecture(p.device)
-        else 4.0
+    return (
+        size
+        + 0.5 * many
+        + _apart_by_device(row.device, p.device)
+        + 1.0 * (row.precision != p.precision)
+        - 1.0 * (row.model == p.model)
     )
-    return size + 0.5 * many + chip + 1.0 * (row.precision != p.precision) - 1.0 * (row.model == p.model)
+
+
+def _apart_by_device(one: str, other: str) -> float:
+    """Another device counts as much as a factor of two in size; another architecture as much as four."""
+    if one == other:
+        return 0.0
+    return 1.0 if _architecture(one) == _architecture(other) else 4.0
 
 
 @cache

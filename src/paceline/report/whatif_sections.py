@@ -228,7 +228,7 @@ def _compared_row(row: Row, best: bool) -> Sequence[object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ComparedAnswer:
     """A scenario that was kept: its name, its words by part, and its step, or why it has none."""
 
     name: str
@@ -237,7 +237,7 @@ class Entry:
     why_not: str = ""
 
 
-def side_by_side(entries: Sequence[Entry], width: float = WIDTH) -> Html:
+def side_by_side(entries: Sequence[ComparedAnswer], width: float = WIDTH) -> Html:
     """Scenarios in columns; words that differ are marked."""
     found = [(entry.name, entry.prediction) for entry in entries if entry.prediction is not None]
     axis = (
@@ -296,8 +296,8 @@ _FIGURES = (
 def change(c: Change, width: float = WIDTH) -> Html:
     """Before and after, and the reasons along the critical path."""
     entries = [
-        Entry(name="before", words={"plan": c.before.plan}, prediction=c.before),
-        Entry(name=", ".join(c.edits), words={"plan": c.after.plan}, prediction=c.after),
+        ComparedAnswer(name="before", words={"plan": c.before.plan}, prediction=c.before),
+        ComparedAnswer(name=", ".join(c.edits), words={"plan": c.after.plan}, prediction=c.after),
     ]
     reasons = [tag("li", str(reason)) for reason in c.reasons]
     head = tag("p", tag("b", f"{c.speedup:.3g} x"), " the throughput: ", ", ".join(c.edits))
