@@ -15,7 +15,7 @@ from paceline.catalog import validated
 from paceline.errors import PacelineError, UnknownName
 from paceline.report import plain, sections, timeline_section, trust_section, whatif_sections
 from paceline.report.markup import Html, details, join, tag
-from paceline.report.whatif_sections import Entry
+from paceline.report.whatif_sections import ComparedAnswer
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN
 from paceline.spec.vocabulary import Sharding
@@ -215,13 +215,13 @@ def side_by_side(kept: Sequence[tuple[str, Scenario]], width: float, sources: So
     return {"html": whatif_sections.side_by_side(entries, width)}
 
 
-def _entry(name: str, scenario: Scenario, sources: Sources) -> Entry:
+def _entry(name: str, scenario: Scenario, sources: Sources) -> ComparedAnswer:
     edits = dict(edit.partition("=")[::2] for edit in scenario.edits)
     words = {"model": scenario.model, "cluster": scenario.cluster, "plan": scenario.plan, **edits}
     try:
-        return Entry(name=name, words=words, prediction=sources.subject(scenario).predict())
+        return ComparedAnswer(name=name, words=words, prediction=sources.subject(scenario).predict())
     except PacelineError as error:
-        return Entry(name=name, words=words, why_not=str(error))
+        return ComparedAnswer(name=name, words=words, why_not=str(error))
 
 
 def predict(scenario: Scenario, sources: Sources) -> dict[str, Any]:
