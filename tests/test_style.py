@@ -27,7 +27,7 @@ SHARED_NAMES = {
         "Layers",
     ),
     *("Machine", "OneBit", "Overlapped", "Part", "Piece", "Pipeline", "Place", "Policy", "PowerSGD", "QSGD"),
-    *("RandomK", "Row", "Shape", "SignSGD", "Span", "Stage", "State", "Step", "TernGrad", "TopK"),
+    *("RandomK", "Shape", "SignSGD", "Span", "Stage", "Step", "TernGrad", "TopK"),
 }
 #: files that still nest conditional expressions
 NESTED = {

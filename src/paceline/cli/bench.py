@@ -17,9 +17,10 @@ app = App(
     ),
 )
 
-Hosts = Annotated[str, Parameter(help="hosts, one or several numbers separated by commas")]
+Hosts = Annotated[str, Parameter(help="number of hosts; several with commas")]
 Link = Annotated[
-    str, Parameter(help="rate of each host's link, one or several: 100Mbit/s, 1Gbit/s, unshaped")
+    str,
+    Parameter(help="rate of each host's link, such as 100Mbit/s, 1Gbit/s or unshaped; several with commas"),
 ]
 
 
@@ -46,15 +47,17 @@ def strategies(
     hosts: Hosts = "2",
     link: Link = "100Mbit/s",
     model: Annotated[str, Parameter(help="cnn, vgg-like or mlp, each 20 to 30 MB of gradients")] = "cnn",
-    strategy: Annotated[str, Parameter(help="which, separated by commas; `none` does not communicate")] = "",
+    strategy: Annotated[
+        str, Parameter(help="strategies, separated by commas; `none` does not communicate")
+    ] = "",
     seconds: Annotated[
-        float, Parameter(help="time for the steps of one strategy in one round; one step at least")
+        float, Parameter(help="time for the steps of one strategy per round; at least one step")
     ] = 1.0,
     rounds: Annotated[
         int, Parameter(converter=whole, help="rounds over all strategies; the median counts")
     ] = 2,
     batch: Annotated[int | None, Parameter(converter=whole, help="samples per step of one rank")] = None,
-    cpus: Annotated[float | None, Parameter(help="cores that each host may use")] = None,
+    cpus: Annotated[float | None, Parameter(help="cores of each host")] = None,
     json_: Json = False,
 ) -> None:
     """Time training steps under each strategy, predicted and measured side by side, with the bytes on the
@@ -83,7 +86,7 @@ def collectives(
     *,
     hosts: Hosts = "2",
     link: Link = "100Mbit/s",
-    largest: Annotated[str, Parameter(help="size of the largest message")] = "4 MB",
+    largest: Annotated[str, Parameter(help="largest message size")] = "4 MB",
     json_: Json = False,
 ) -> None:
     """Time collectives on gloo, in the columns of nccl-tests, with the predicted time beside."""

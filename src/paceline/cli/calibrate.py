@@ -10,12 +10,12 @@ from cyclopts import Parameter
 
 def calibrate(
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the device file to write")] = Path(
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="device file to write")] = Path(
         "this-machine.toml"
     ),
-    seconds: Annotated[float, Parameter(help="how long to measure, about")] = 30.0,
+    seconds: Annotated[float, Parameter(help="approximate duration of the measurement")] = 30.0,
 ) -> None:
-    """Measure this machine (its GPU, or the CPU where there is none) into a device file."""
+    """Measure this machine (its GPU, or the CPU if it has none) and write a device file."""
     from paceline.bench.calibrate import calibrate as run
 
     print(run(output, seconds))

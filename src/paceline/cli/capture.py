@@ -23,7 +23,7 @@ def capture(
     model: str,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the file to write")],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="file to write")],
     batch: Batch = 1,
     seq: Seq = None,
     image: Image = None,

@@ -15,14 +15,14 @@ def check(
         Path,
         Parameter(
             help=(
-                "the folder that `paceline train --record` wrote, of one run or several, or a file like its"
+                "folder written by `paceline train --record`, of one run or several, or a file like its"
                 " record"
             )
         ),
     ],
     plan: Annotated[
         Path | None,
-        Parameter(help="a plan.json of `paceline plan --emit`, where the run does not carry its prediction"),
+        Parameter(help="plan.json of `paceline plan --emit`, if the run has no prediction of its own"),
     ] = None,
     /,
     *,

@@ -34,7 +34,7 @@ app = App(
     name="paceline",
     version=__version__,
     suppress_keyboard_interrupt=False,
-    help="How fast will this network train there, how much memory does it need, and what is in the way?",
+    help="Predict, plan, run and schedule distributed training of neural networks.",
 )
 app.meta.suppress_keyboard_interrupt = False
 
@@ -80,7 +80,7 @@ def _extended(
             negative="",
             group="Every command",
             help=(
-                "a Python file to run first: it registers a policy, emitter, schedule... of yours; may be"
+                "a Python file to run first, which registers your own policy, emitter, schedule...; may be"
                 " repeated"
             ),
         ),

@@ -18,7 +18,7 @@ def compare(
     plans: Annotated[str, Parameter(help='separated by commas, such as "ddp,overlap,terngrad,fsdp tp=4"')],
     plan: How = "",
     break_even: Annotated[
-        bool, Parameter(negative="", help="also the network rates at which each relaxation pays")
+        bool, Parameter(negative="", help="also find the network rates at which each relaxation is faster")
     ] = False,
     captured: CaptureOptions | None = None,
     plot: Plot = None,

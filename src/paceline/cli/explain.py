@@ -18,8 +18,7 @@ def explain(
     cluster: Where | None = None,
     plan: How = "",
     measured: Annotated[
-        Path | None,
-        Parameter(help="a trace of torch.profiler of the same step: where measured and predicted part"),
+        Path | None, Parameter(help="a torch.profiler trace of the same step, to compare with the prediction")
     ] = None,
     device: Annotated[
         str | None,

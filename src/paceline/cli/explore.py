@@ -15,7 +15,7 @@ def explore(
         str, Parameter(help="such as 32xdgx-h100, 4x8xh100-sxm@400Gb/s/gpu or a .toml file")
     ] = "16xdgx-h100",
     plan: Annotated[str, Parameter(help='words such as "fsdp tp=8 gbs=1024", or a .toml file')] = "",
-    port: Annotated[int, Parameter(help="0: one that is free")] = 0,
+    port: Annotated[int, Parameter(help="port; 0 picks a free one")] = 0,
     browser: Annotated[bool, Parameter(help="open the page in a browser")] = True,
 ) -> None:
     """Open a page with sliders: everything redraws while they move. Serves this machine only.

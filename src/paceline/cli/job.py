@@ -54,26 +54,28 @@ class JobOptions:
     tokens: Annotated[
         float | None,
         Count,
-        Parameter(help="train on so many, such as 15T: also time to train, goodput, money, energy"),
+        Parameter(help="tokens to train on, such as 15T; adds time to train, goodput, money and energy"),
     ] = None
     epochs: Annotated[
+        float | None, Count, Parameter(help="epochs to train for, of ImageNet unless --samples is given")
+    ] = None
+    samples: Annotated[float | None, Count, Parameter(help="samples per epoch")] = None
+    critical_batch: Annotated[
         float | None,
         Count,
-        Parameter(help="the same for so many epochs, of ImageNet unless --samples says otherwise"),
-    ] = None
-    samples: Annotated[float | None, Count, Parameter(help="samples of an epoch")] = None
-    critical_batch: Annotated[
-        float | None, Count, Parameter(help="batch, in tokens or samples, at which twice the data is needed")
+        Parameter(help="critical batch (tokens or samples): training needs twice the data"),
     ] = None
     mtbf: Annotated[
         float | None, Seconds, Parameter(help="time between failures of one device, such as 50000h")
     ] = None
     restart: Annotated[
-        float | None, Seconds, Parameter(help="time from a failure until training goes on, such as 10min")
+        float | None, Seconds, Parameter(help="time from a failure until training continues, such as 10min")
     ] = None
     storage: Annotated[
         float | None,
-        Parameter(converter=_quantity("bandwidth"), help="at which a node writes checkpoints, such as 2GB/s"),
+        Parameter(
+            converter=_quantity("bandwidth"), help="rate at which a node writes checkpoints, such as 2GB/s"
+        ),
     ] = None
     price: Price = None
 

@@ -1,4 +1,4 @@
-"""What several commands take and how they print."""
+"""Options that several commands share, and how commands print."""
 
 from __future__ import annotations
 
@@ -29,14 +29,11 @@ Seq = Annotated[
     Parameter(
         converter=whole,
         help=(
-            "tokens per sample, for models that take text; for hf: 4096 by default, or the model's maximum if"
-            " less"
+            "tokens per sample, for text models; hf: models default to 4096, or their maximum if that is less"
         ),
     ),
 ]
-Image = Annotated[
-    int | None, Parameter(converter=whole, help="side of the square images, for models that take them")
-]
+Image = Annotated[int | None, Parameter(converter=whole, help="side of the square images, for image models")]
 Precision = Annotated[
     str, Parameter(help="fp32 (default), tf32, bf16 (default for hf: models), fp16, amp_bf16 or amp_fp16")
 ]
@@ -46,16 +43,13 @@ Optimizer = Annotated[
 Checkpointing = Annotated[bool, Parameter(negative="", help="recompute the activations of repeated blocks")]
 Compile = Annotated[bool, Parameter(negative="", help="fuse as torch.compile does")]
 ChannelsLast = Annotated[
-    bool | None, Parameter(help="memory layout of images; by default what the model is usually run in")
+    bool | None, Parameter(help="memory layout of images; by default the usual one of the model")
 ]
 RequireFit = Annotated[
     bool,
     Parameter(
         negative="",
-        help=(
-            "exit with code 1 where something does not fit into memory; by default that is an answer, with"
-            " code 0"
-        ),
+        help=("exit with code 1 if the step does not fit into memory; by default the exit code is 0"),
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]

@@ -25,68 +25,71 @@ def plan(
     /,
     *,
     cluster: Annotated[
-        str | None, Parameter(help="such as 32xdgx-h100, or several with commas; or --gpus and --device")
+        str | None,
+        Parameter(help="a cluster such as 32xdgx-h100, or several with commas; or use --gpus and --device"),
     ] = None,
     gpus: Annotated[
-        str | None, Parameter(help="a range of sizes to choose from, such as 64..4096, of --device")
+        str | None, Parameter(help="numbers of devices to choose from, such as 64..4096; needs --device")
     ] = None,
     device: Annotated[str | None, Parameter(name=["--device", "-d"], help="the device of --gpus")] = None,
-    gbs: Annotated[
-        str | None, Parameter(help="samples per step, of all devices; several with commas")
-    ] = None,
+    gbs: Annotated[str | None, Parameter(help="global batch size in samples; several with commas")] = None,
     seq: Annotated[
-        str | None, Parameter(help="tokens per sample, for models that take text; several with commas")
+        str | None, Parameter(help="tokens per sample, for text models; several with commas")
     ] = None,
     image: Image = None,
     precision: Precision | None = None,
     optimizer: Optimizer = None,
     objective: Annotated[str | None, Parameter(help="time (the default), cost or energy")] = None,
     tokens: Annotated[
-        str | None, Parameter(help="of the whole job, such as 300B: says how long and what it costs")
+        str | None, Parameter(help="tokens of the whole job, such as 300B; adds its time and cost")
     ] = None,
     deadline: Annotated[
-        str | None, Parameter(help="the job may take at most, such as 30d; with --tokens")
+        str | None, Parameter(help="longest time of the job, such as 30d; needs --tokens")
     ] = None,
     price: Price = None,
-    fix: Annotated[Words, Parameter(help="words of a plan that are given, such as tp=8")] = None,
+    fix: Annotated[Words, Parameter(help="words that every plan must have, such as tp=8")] = None,
     forbid: Annotated[
         Words, Parameter(help="words or fields that no plan may have, such as offload or zb-v")
     ] = None,
     allow: Annotated[
-        Words, Parameter(help="what may change training: fp8; for captured models compress, staleness, batch")
+        Words,
+        Parameter(help="may change training results: fp8; for captured models compress, staleness, batch"),
     ] = None,
     top: Annotated[
-        int | None, Parameter(converter=whole, help="plans to list: 10, in a study 1 per question")
+        int | None,
+        Parameter(converter=whole, help="number of plans to list; default 10, in a study 1 per question"),
     ] = None,
     pareto: Annotated[
-        str | None, Parameter(help="also the front over some of time,cost,energy,memory,gpus")
+        str | None, Parameter(help="also list the Pareto front over some of time,cost,energy,memory,gpus")
     ] = None,
     most: Annotated[
-        int | None, Parameter(converter=whole, help="plans to simulate at most: 256, of a captured model all")
+        int | None,
+        Parameter(converter=whole, help="most plans to simulate; default 256, for a captured model all"),
     ] = None,
     engine: Annotated[
         str,
-        Parameter(help="where a study of several questions runs: local, or ray for an existing Ray cluster"),
+        Parameter(help="where to run a study of several questions: local, or ray (an existing Ray cluster)"),
     ] = "local",
     measure: Annotated[
         int | None,
         Parameter(
-            converter=whole, help="run so many of the best plans here, and rank again by what that teaches"
+            converter=whole,
+            help="number of best plans to run on this machine; their times correct the ranking",
         ),
     ] = None,
     emit: Annotated[
         str | None,
         Parameter(
             help=(
-                "write what runs it: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or"
+                "write configurations for: torchrun,fsdp2,megatron,deepspeed,accelerate,torchtitan,slurm, or"
                 " your own"
             )
         ),
     ] = None,
     output: Annotated[
-        Path | None, Parameter(name=["--output", "-o"], help="the folder for --emit: run, unless given")
+        Path | None, Parameter(name=["--output", "-o"], help="folder for --emit; default run")
     ] = None,
-    html: Annotated[Path | None, Parameter(help="also write the answer as a page")] = None,
+    html: Annotated[Path | None, Parameter(help="also write the answer as an HTML page")] = None,
     require_fit: RequireFit = False,
     json_: Json = False,
 ) -> None:
@@ -96,10 +99,9 @@ def plan(
     Parameters
     ----------
     model
-        a transformer of the catalog or hf:PATH for the whole space of plans; any other model is captured and
-        shares its work by data.
-        Several with commas, or a study's .toml file, are planned in one go; flags beside a file count as
-        written at its top
+        a transformer of the catalog or hf:PATH, for the whole space of plans; any other model is captured and
+        gets data-parallel plans. Several models with commas, or a study's .toml file, are planned in one run;
+        flags are defaults of the file
     """
     from paceline import units
     from paceline.errors import DoesNotFit, SpecError
@@ -203,7 +205,7 @@ def _single(
 def _study(
     asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]
 ) -> bool:
-    """Prints the answers; whether each question has a plan that fits."""
+    """Prints the answers; returns whether each question has a plan that fits."""
     from paceline.api import study
     from paceline.errors import SpecError
 
@@ -235,12 +237,12 @@ def _study(
 
 
 def _stop(reached: str) -> NoReturn:
-    """Ends as Ctrl-C does, with what was reached."""
+    """Ends with the exit code of Ctrl-C, after printing the best plan so far."""
     raise KeyboardInterrupt(reached)
 
 
 def _list(text: str | None) -> list[str]:
-    """What commas separate."""
+    """The parts of a comma-separated list."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
@@ -259,7 +261,7 @@ def _split(words: list[str] | None) -> list[str]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal's standard error, nothing elsewhere."""
+    """A progress bar on stderr if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

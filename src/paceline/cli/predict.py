@@ -38,10 +38,12 @@ def predict(
     ] = None,
     cluster: Annotated[
         str | None,
-        Parameter(help="many devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, in place of --device"),
+        Parameter(
+            help="several devices, such as 32xdgx-h100 or 4x8xh100-sxm@400Gb/s/gpu, instead of --device"
+        ),
     ] = None,
     plan: Annotated[
-        str | None, Parameter(help='how they share the work, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')
+        str | None, Parameter(help='how the work is split, such as "dp=fsdp tp=8 mbs=1 gbs=1024 seq=8192"')
     ] = None,
     like: Like | None = None,
     batch: Batch | None = None,
@@ -54,12 +56,12 @@ def predict(
     channels_last: ChannelsLast = None,
     framework: Annotated[
         str | None,
-        Parameter(help="who runs the step, such as torch-compile or nemo; a .toml file describes your own"),
+        Parameter(help="framework that runs the step, such as torch-compile or nemo, or a .toml file"),
     ] = None,
     trace: Annotated[
         Path | None,
         Parameter(
-            help="also write the simulated step: FILE.json.gz for Perfetto, or a folder, a file per rank"
+            help="write the simulated timeline: FILE.json.gz for Perfetto, or a folder with a file per rank"
         ),
     ] = None,
     require_fit: RequireFit = False,
@@ -72,7 +74,7 @@ def predict(
     ----------
     model
         a catalog name, FILE.py:FUNCTION, hf:PATH/config.json, torchvision:NAME, timm:NAME, or a saved
-        workload (.json); may be left out where --like names one
+        workload (.json); optional if --like names one
     """
     from paceline import api
     from paceline.errors import SpecError

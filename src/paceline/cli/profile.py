@@ -14,10 +14,10 @@ def profile(
     script: Path,
     /,
     *arguments: str,
-    output: Annotated[Path, Parameter(name=["--output", "-o"], help="the profile to write")] = Path(
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="profile to write")] = Path(
         "job.profile.json"
     ),
-    workers: Annotated[int, Parameter(converter=whole, help="profile 1 to this many workers")] = 2,
+    workers: Annotated[int, Parameter(converter=whole, help="largest number of workers to profile")] = 2,
     servers: Annotated[int, Parameter(converter=whole, help="parameter servers")] = 1,
     steps: Annotated[int, Parameter(converter=whole, help="steps of each worker, after the warm-up")] = 30,
     batch: Annotated[
@@ -28,14 +28,10 @@ def profile(
     ] = 1,
     slow: Annotated[
         float,
-        Parameter(
-            help=(
-                "how many times as long the last of several workers is made to compute, to profile a slow one"
-            )
-        ),
+        Parameter(help=("slow down the last worker's compute by this factor, to profile a slow worker")),
     ] = 1.0,
     link: Annotated[
-        str | None, Parameter(help="rate of the links that were used; by default what transfers showed")
+        str | None, Parameter(help="rate of the links; by default estimated from the transfers")
     ] = None,
 ) -> None:
     """Profile a script that trains with a parameter server (paceline.train.parallelize), for `paceline

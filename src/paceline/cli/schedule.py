@@ -24,7 +24,7 @@ def schedule(
     jobs: Annotated[
         Path | None,
         Parameter(
-            help="TOML file of [[job]] entries, until they are over; without one it serves until stopped"
+            help="TOML file of [[job]] entries; ends when they are over. Without a file, serves until stopped"
         ),
     ] = None,
     *,
@@ -39,7 +39,7 @@ def schedule(
         str, Parameter(help="local: nodes x devices such as 4x2; slurm: a partition; ray: an address")
     ] = "",
     clock: Annotated[
-        str, Parameter(help="wall; or model: decisions as a simulation of the same jobs makes them")
+        str, Parameter(help="wall, or model: the same decisions as a simulation of the same jobs")
     ] = "",
     interval: Annotated[
         float | None, Parameter(help="seconds between rounds of the policy; 0: decide at each event")
@@ -49,7 +49,7 @@ def schedule(
         list[str] | None,
         Parameter(negative="", help="most devices of a tenant at once, as TENANT=DEVICES; may be repeated"),
     ] = None,
-    example: Annotated[bool, Parameter(negative="", help="print a job file to start from, and end")] = False,
+    example: Annotated[bool, Parameter(negative="", help="print an example job file and exit")] = False,
     state: State = None,
     json_: Json = False,
 ) -> None:
@@ -115,7 +115,7 @@ def submit(
     state: State = None,
     json_: Json = False,
 ) -> None:
-    """Hand jobs to the scheduler that runs."""
+    """Submit jobs to the running scheduler."""
     from paceline.sched.live import read
 
     orders = read(job)
@@ -133,12 +133,12 @@ def submit(
 def queue(
     *,
     all_: Annotated[
-        bool, Parameter(name="--all", negative="", help="also jobs that have long been over")
+        bool, Parameter(name="--all", negative="", help="also show jobs that ended long ago")
     ] = False,
     state: State = None,
     json_: Json = False,
 ) -> None:
-    """Show the jobs of the scheduler that runs."""
+    """Show the jobs of the running scheduler."""
     rows = _client(state).ask("queue")
     if json_:
         print_json({"jobs": rows})
@@ -149,7 +149,7 @@ def queue(
 
 
 def eta(job: str, *, state: State = None, json_: Json = False) -> None:
-    """Say when a job will be over, with an interval."""
+    """Estimate when a job will end, with an interval."""
     from paceline.sched.live.forecast import Eta
 
     found = Eta.from_dict(_client(state).ask("eta", job=job))
@@ -157,7 +157,7 @@ def eta(job: str, *, state: State = None, json_: Json = False) -> None:
 
 
 def cancel(job: str, *, state: State = None, json_: Json = False) -> None:
-    """End a job: TERM, then force."""
+    """Cancel a job: TERM, then KILL."""
     outcome = _client(state).ask("cancel", job=job)
     _print({"job": job, "outcome": outcome}, json_, f"{job}: {outcome}")
 

@@ -21,33 +21,36 @@ def simulate(
         str,
         Parameter(
             help=(
-                "philly-like, philly, gavel, alibaba, pollux:FILE.csv, slurm:FILE, or one's own .csv or .toml"
+                "philly-like, philly, gavel, alibaba, pollux:FILE.csv, slurm:FILE, or your own .csv or .toml"
             )
         ),
     ] = "philly-like",
     jobs: Annotated[
         int | None,
-        Parameter(converter=whole, help="how many jobs; by default all, 1000 where they are generated"),
+        Parameter(converter=whole, help="number of jobs; by default all, or 1000 if they are generated"),
     ] = None,
     cluster: Annotated[
         str | None,
-        Parameter(help="nodes x devices x kind, such as 64x4xv100, or a .toml; by default the trace's own"),
+        Parameter(
+            help="nodes x devices x kind, such as 64x4xv100, or a .toml; by default the cluster of the trace"
+        ),
     ] = None,
     policy: Annotated[
         str,
-        Parameter(name=["--policy", "-p"], help="names, NAME(option=value) or FILE.py:CLASS, with commas"),
+        Parameter(
+            name=["--policy", "-p"], help="names, NAME(option=value) or FILE.py:CLASS, separated by commas"
+        ),
     ] = "srtf,las,marginal",
     load: Annotated[
         float | None, Parameter(help="offered load: the share of devices that arrivals keep busy")
     ] = None,
     early_termination: Annotated[
-        str | None, Parameter(help="let jobs end early as in philly, helios, seren or kalos")
+        str | None,
+        Parameter(help="let jobs end early with the published shares of philly, helios, seren or kalos"),
     ] = None,
     seed: int = 0,
-    seeds: Annotated[int, Parameter(help="runs, of which means and 95 % intervals are printed")] = 1,
-    restart: Annotated[
-        float | None, Parameter(help="seconds from being given devices to the first step")
-    ] = None,
+    seeds: Annotated[int, Parameter(help="number of runs; prints means and 95 % intervals")] = 1,
+    restart: Annotated[float | None, Parameter(help="seconds from getting devices to the first step")] = None,
     interval: Annotated[
         float | None, Parameter(help="seconds between rounds of every policy; 0: decide at each event")
     ] = None,
@@ -56,13 +59,15 @@ def simulate(
         float, Parameter(help="share of speed lost by jobs on several nodes that share one")
     ] = 0.0,
     node_mtbf: Annotated[float, Parameter(help="mean seconds between failures of a node; 0: none")] = 0.0,
-    processes: Annotated[int, Parameter(help="simulations at a time; 0: one for each core")] = 1,
+    processes: Annotated[int, Parameter(help="parallel simulations; 0: one per core")] = 1,
     engine: Annotated[str, Parameter(help="local, or ray: fan out over a Ray cluster")] = "local",
     data: Annotated[Path | None, Parameter(env_var="PACELINE_DATA", help="folder that holds traces/")] = None,
     html: Annotated[
         Path | None, Parameter(help="write a page with table, distributions and Gantt charts")
     ] = None,
-    log: Annotated[Path | None, Parameter(help="write events and decisions, one JSON object a line")] = None,
+    log: Annotated[
+        Path | None, Parameter(help="write events and decisions, one JSON object per line")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Simulate a job list on a cluster: response times, utilisation and waste under each policy."""
@@ -113,7 +118,7 @@ def simulate(
 def _each(
     setup: StudySetup, names: list[str], gantt: bool, log: Path | None, quiet: bool
 ) -> list[ScheduleResult]:
-    """One run of each policy, with a progress bar where somebody watches."""
+    """One run of each policy, with a progress bar on a terminal."""
     from dataclasses import replace
 
     from rich.console import Console

@@ -32,8 +32,8 @@ Where = Annotated[
 How = Annotated[
     str, Parameter(name="--plan", help='words such as "fsdp tp=8 gbs=1024" or "terngrad", or a .toml file')
 ]
-Plot = Annotated[Path | None, Parameter(name="--plot", help="also draw it (.png, .svg or .pdf)")]
-Html = Annotated[Path | None, Parameter(name="--html", help="also write it as a page, with its plot")]
+Plot = Annotated[Path | None, Parameter(name="--plot", help="also write a plot (.png, .svg or .pdf)")]
+Html = Annotated[Path | None, Parameter(name="--html", help="also write an HTML page with the plot")]
 
 
 @Parameter(name="*")
@@ -52,7 +52,7 @@ class CaptureOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was said."""
+        """The options that were given."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value

@@ -16,22 +16,19 @@ def throughput(
     profile: Path,
     /,
     *,
-    workers: Annotated[str, Parameter(help="1..32 or 1,2,4")] = "1..16",
+    workers: Annotated[str, Parameter(help="numbers of workers: 1..32 or 1,2,4")] = "1..16",
     link: Annotated[
-        str | None, Parameter(help="rate of each host's link, such as 1Gbit/s; as profiled unless given")
+        str | None, Parameter(help="rate of each host's link, such as 1Gbit/s; default as profiled")
     ] = None,
     servers: Annotated[
-        str | None, Parameter(help="parameter servers, one or several numbers; as profiled unless given")
+        str | None, Parameter(help="number of parameter servers; several with commas; default as profiled")
     ] = None,
     slow: Annotated[
-        int | None,
-        Parameter(
-            converter=whole, help="workers that are like the profile's slow one; as profiled unless given"
-        ),
+        int | None, Parameter(converter=whole, help="number of slow workers; default as profiled")
     ] = None,
     trace: Annotated[
         Path | None,
-        Parameter(help="also write the simulated run of the most workers as a trace for Perfetto"),
+        Parameter(help="also write the simulated run with the most workers, as a trace for Perfetto"),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -73,8 +70,7 @@ def throughput(
 def score(
     *,
     hosts: Annotated[
-        int | None,
-        Parameter(converter=whole, help="measure here instead, on an emulated cluster of this many hosts"),
+        int | None, Parameter(converter=whole, help="measure now, on an emulated cluster of this many hosts")
     ] = None,
     model: Annotated[
         str, Parameter(help="with --hosts: mlp, cnn, resnet, transformer, lstm, one or several")
@@ -92,7 +88,7 @@ def score(
         ),
     ] = False,
     data: Annotated[
-        Path | None, Parameter(help="folder of measurements by others; PACELINE_DATA unless given")
+        Path | None, Parameter(help="folder of measurements by others; default PACELINE_DATA")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -17,9 +17,7 @@ def train(
     task: Annotated[str, Parameter(help="digits-cnn, digits-deep or text-mlp")] = "digits-cnn",
     strategy: Annotated[
         str,
-        Parameter(
-            help="one or several, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto..."
-        ),
+        Parameter(help="strategies, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto..."),
     ] = "ddp",
     world: Annotated[
         int,
@@ -33,12 +31,12 @@ def train(
         int | None, Parameter(converter=whole, help="parameter servers, for ps-... and easgd")
     ] = None,
     staleness: Annotated[
-        int | None, Parameter(converter=whole, help="updates that a gradient may be late, for ps-bounded")
+        int | None, Parameter(converter=whole, help="bound on staleness in updates, for ps-bounded")
     ] = None,
-    seeds: Annotated[int, Parameter(converter=whole, help="runs of each, with seeds 0, 1...")] = 1,
-    seed: Annotated[int, Parameter(converter=whole, help="the first of them")] = 0,
+    seeds: Annotated[int, Parameter(converter=whole, help="number of seeds per strategy")] = 1,
+    seed: Annotated[int, Parameter(converter=whole, help="first seed")] = 0,
     jobs: Annotated[
-        int, Parameter(converter=whole, help="groups of ranks at a time; times mean little then")
+        int, Parameter(converter=whole, help="runs at the same time; makes their times meaningless")
     ] = 1,
     steps: Annotated[
         int | None, Parameter(converter=whole, help="steps; by default the task's epochs")
@@ -57,10 +55,10 @@ def train(
     ] = None,
     grow_batch: Annotated[
         float | None,
-        Parameter(help="keep the learning rate and multiply the batch by this, twice, in place of decay"),
+        Parameter(help="multiply the batch by this factor, twice, instead of lowering the learning rate"),
     ] = None,
     noise_scale: Annotated[
-        bool, Parameter(negative="", help="measure the gradient noise scale in each step, into the record")
+        bool, Parameter(negative="", help="record the gradient noise scale of each step")
     ] = False,
     record: Annotated[
         Path | None, Parameter(help="folder for the record of the run, which `paceline check` reads")
@@ -69,7 +67,7 @@ def train(
         bool, Parameter(negative="", help="also write scalars for TensorBoard into the record's folder")
     ] = False,
     checkpoint: Annotated[
-        Path | None, Parameter(help="folder for checkpoints; a run that finds one there goes on from it")
+        Path | None, Parameter(help="folder for checkpoints; a run resumes from the newest one there")
     ] = None,
     every: Annotated[int, Parameter(converter=whole, help="steps between checkpoints")] = 50,
     json_: Json = False,

@@ -18,14 +18,19 @@ def whatif(
     plan: How = "",
     set_: Annotated[
         list[str] | None,
-        Parameter("--set", negative="", help="field=value, as network.inter.bandwidth=800Gb/s, nodes=256"),
+        Parameter(
+            "--set", negative="", help="field=value, such as network.inter.bandwidth=800Gb/s or nodes=256"
+        ),
     ] = None,
     sweep: Annotated[
         str | None, Parameter(help="field=values, such as nodes=1..256, nodes=1..256:200 or tp=1,2,4,8")
     ] = None,
     strong: Annotated[
         bool,
-        Parameter(negative="", help="keep the whole batch while devices are added; else each keeps its own"),
+        Parameter(
+            negative="",
+            help="strong scaling: keep the global batch fixed; by default it grows with the devices",
+        ),
     ] = False,
     captured: CaptureOptions | None = None,
     plot: Plot = None,

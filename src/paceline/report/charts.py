@@ -214,7 +214,7 @@ def _mark(frame: Frame, mark: Mark) -> Html:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class BarSegment:
     """A stretch of a bar."""
 
     name: str
@@ -227,7 +227,7 @@ class Bar:
     """A row of a bar chart: blocks in a row, an interval of their sum, and a note behind it."""
 
     name: str
-    blocks: Sequence[Block]
+    blocks: Sequence[BarSegment]
     interval: tuple[float, float] | None = None
     note: str = ""
 

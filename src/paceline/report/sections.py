@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.report import charts
-from paceline.report.charts import Axis, Bar, Block, Mark, Series
+from paceline.report.charts import Axis, Bar, BarSegment, Mark, Series
 from paceline.report.markup import Html, details, join, table, tag
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Prediction
 from paceline.spec.whatif import Job, Scaling, Span
@@ -111,7 +111,7 @@ def _wh(joules: float) -> str:
 def time(p: Step, width: float = WIDTH) -> Html:
     """The step as one stacked bar with its interval, and each part."""
     parts = [part for part in p.breakdown if part.seconds > 0]
-    blocks = [Block(name=part.name, value=part.seconds, kind=part.bound_by) for part in parts]
+    blocks = [BarSegment(name=part.name, value=part.seconds, kind=part.bound_by) for part in parts]
     top = max(p.step_s_high, sum(block.value for block in blocks))
     axis = Axis(
         low=0, high=top * 1.02, title="seconds of a step; the whisker is the 90 % interval", dimension="time"
@@ -181,7 +181,7 @@ def _distinct(stages: Sequence[Memory]) -> list[tuple[str, Memory]]:
 
 
 def _memory_bar(name: str, found: Memory) -> Bar:
-    blocks = [Block(name=kind, value=size, kind=kind) for kind, size in found.by_kind.items() if size]
+    blocks = [BarSegment(name=kind, value=size, kind=kind) for kind, size in found.by_kind.items() if size]
     interval = (float(found.reserved_low_bytes), float(found.reserved_high_bytes))
     note = f"{show(found.peak_bytes, 'bytes')} at the peak, {show(found.reserved_bytes, 'bytes')} reserved"
     return Bar(name=name, blocks=blocks, interval=interval, note=note if name else "")

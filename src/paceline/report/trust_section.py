@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.report import charts
-from paceline.report.charts import Axis, Bar, Block
+from paceline.report.charts import Axis, Bar, BarSegment
 from paceline.report.markup import Html, join, table, tag
 from paceline.report.sections import WIDTH, percent, sources
 from paceline.spec.prediction import DistributedPrediction, Evidence
@@ -35,12 +35,12 @@ def interval(p: DistributedPrediction, width: float = WIDTH) -> Html:
     whole = (math.log(p.step_s_high / p.step_s_low) / (2 * _Z90)) ** 2
     said = [e for e in p.provenance if e.sigma]
     blocks = (
-        [Block(name=e.what, value=min(1.0, _variance(e) / whole), kind=_kind(e)) for e in said]
+        [BarSegment(name=e.what, value=min(1.0, _variance(e) / whole), kind=_kind(e)) for e in said]
         if whole
         else []
     )
     rest = max(0.0, 1.0 - sum(block.value for block in blocks))
-    blocks.append(Block(name="operators, network and bubble", value=rest, kind="operators"))
+    blocks.append(BarSegment(name="operators, network and bubble", value=rest, kind="operators"))
     axis = Axis(low=0, high=1, title="share of the interval's variance", dimension="fraction")
     never = sum(block.value for block in blocks if block.kind == "unmeasured")
     label = f"of the interval's variance, {percent(never, 0)} comes from what was never measured"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.report import charts
-from paceline.report.charts import Axis, Bar, Block, Series
+from paceline.report.charts import Axis, Bar, BarSegment, Series
 from paceline.report.markup import Html, details, join, table, tag
 from paceline.report.sections import WIDTH, dollars, percent, seconds
 from paceline.spec.prediction import DistributedPrediction
@@ -42,7 +42,7 @@ def _halved(name: str, before_s: float, after_s: float) -> Bar:
     saved = 1 - after_s / before_s
     note = f"saves {percent(saved)}" if saved >= 5e-4 else "saves nothing"
     return Bar(
-        name=name, blocks=[Block(name=name, value=after_s, kind="predicted-bar")], note=f"twice: {note}"
+        name=name, blocks=[BarSegment(name=name, value=after_s, kind="predicted-bar")], note=f"twice: {note}"
     )
 
 
@@ -193,7 +193,7 @@ def _highest(found: Sequence[DistributedPrediction]) -> float:
 
 def _step_bar(name: str, p: DistributedPrediction) -> Bar:
     blocks = [
-        Block(name=kind, value=spent, kind=kind)
+        BarSegment(name=kind, value=spent, kind=kind)
         for kind in _KINDS
         if (spent := sum(part.seconds for part in p.breakdown if part.bound_by == kind)) > 0
     ]

@@ -24,7 +24,7 @@ from paceline.sched.speed import checked
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EventRecord:
     """One step of the log."""
 
     event: ev.Event
@@ -197,7 +197,7 @@ class Machine:
     def __init__(self, shape: ClusterShape, policy: Policy, *, log: bool = True) -> None:
         self.policy = policy
         self.state = State(shape, policy)
-        self.log: list[Entry] | None = [] if log else None
+        self.log: list[EventRecord] | None = [] if log else None
         #: when to send a Tick, in seconds; infinity: not needed
         self.wake_s = math.inf
         self._count = 0
@@ -216,7 +216,7 @@ class Machine:
         self.state.now_s = event.time_s
         self._dirty |= self._apply(event)
         if self.log is not None:
-            self.log.append(Entry(event, (), quiet=True))
+            self.log.append(EventRecord(event, (), quiet=True))
 
     def handle(self, event: ev.Event) -> list[Decision]:
         """Takes in an event and returns what is to be done about it."""
@@ -241,7 +241,7 @@ class Machine:
             policy.decide(state)
             self.wake_s = policy.wake_s(state)
         if self.log is not None:
-            self.log.append(Entry(event, tuple(decisions)))
+            self.log.append(EventRecord(event, tuple(decisions)))
         return decisions
 
     def _grid(self, time_s: float) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.sched.decision import Allocation
 
 if TYPE_CHECKING:
-    from paceline.sched.machine import Entry
+    from paceline.sched.machine import EventRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ScheduleResult:
     #: wall-clock seconds that the simulation took
     elapsed_s: float
     segments: tuple[Occupancy, ...] | None = None
-    log: tuple[Entry, ...] | None = None
+    log: tuple[EventRecord, ...] | None = None
 
     @staticmethod
     def of(
@@ -76,7 +76,7 @@ class ScheduleResult:
         decisions: int,
         elapsed_s: float,
         segments: Sequence[Occupancy] | None,
-        log: Sequence[Entry] | None,
+        log: Sequence[EventRecord] | None,
     ) -> ScheduleResult:
         """Freezes what a run collected."""
         return ScheduleResult(

@@ -72,7 +72,7 @@ class ScenarioIn(BaseModel):
         return Scenario(**{**self.model_dump(), "edits": tuple(self.edits)})
 
 
-class Change(BaseModel):
+class MovedControl(BaseModel):
     """A control that was moved."""
 
     path: Text
@@ -83,7 +83,7 @@ class ViewIn(BaseModel):
     """A scenario, the controls moved since it was last answered, and the panels to draw."""
 
     scenario: ScenarioIn
-    changes: Annotated[list[Change], Field(max_length=MOST_EDITS)] = []
+    changes: Annotated[list[MovedControl], Field(max_length=MOST_EDITS)] = []
     width: Width = 560.0
     panels: Annotated[list[PanelName], Field(max_length=20)] = []
 
