@@ -16,7 +16,7 @@ from paceline.plan.search import search
 from paceline.plan.space import Limits, Space
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
-from paceline.predict.simulated import Simulation
+from paceline.predict.simulated import predict_step
 from paceline.spec.transformer import Transformer
 
 
@@ -27,7 +27,7 @@ def exhaust(space):
         for i in range(len(block)):
             step = Step.of(space.model, block.cluster, block.plan(i), None, None)
             if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.held())):
-                best = min(best, Simulation(step).prediction(None).step_s)
+                best = min(best, predict_step(step).step_s)
     return best
 
 

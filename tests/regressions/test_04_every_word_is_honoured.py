@@ -17,7 +17,7 @@ from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
-from paceline.predict.simulated import Simulation
+from paceline.predict.simulated import predict_step
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import Relaxation
 from paceline.spec.transformer import Transformer
@@ -146,7 +146,7 @@ def test_bounds_and_memory_hold_with_adapters():
         index = int(rng.integers(len(block)))
         step = Step.of(TINY, CLUSTER, block.plan(index), None, table.curves)
         assert step.plan.adapters
-        assert bounds(block, table).ravel()[index] <= Simulation(step).prediction(None).step_s * (1 + 1e-9)
+        assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9)
         memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
         assert peaks(block, table).ravel()[index] == pytest.approx(memory, abs=8)
 

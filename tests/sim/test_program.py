@@ -7,7 +7,9 @@ import contextlib
 import pytest
 
 from paceline.catalog import clusters
-from paceline.predict.simulated import Simulation, Step
+from paceline.predict import simulated
+from paceline.predict.distributed import Step
+from paceline.predict.sizes import Sizes
 from paceline.sim.program import COMPUTE
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -32,10 +34,18 @@ LLAMA = Transformer(
 )
 
 
-def simulation(model, text):
+def step(model, text):
     cluster = clusters.get(f"{RANKS}xh100-sxm")
     plan = resolve(Plan.parse(f"fp32 framework=torch seq=16 mbs=2 {text}"), cluster.device_count, model)
-    return Simulation(Step.of(model, cluster, plan, None, None))
+    return Step.of(model, cluster, plan, None, None)
+
+
+def simulation(model, text):
+    return simulated.simulation(step(model, text))
+
+
+def pieces(model, text):
+    return Sizes(step(model, text))
 
 
 def ours(model, text, role=0):
@@ -173,7 +183,7 @@ def test_tensor_parallel():
         forward, backward = [], []
         forward += recorded(lambda: backward.append(loss(net(*inputs))))
         backward = recorded(backward[0].backward)
-    made = simulation(LLAMA, f"tp={RANKS}")
+    made = pieces(LLAMA, f"tp={RANKS}")
     for way, seen in (("forward", forward), ("backward", backward)):
         layer = [
             (op, round(size))
@@ -232,7 +242,7 @@ def test_sequence_parallel():
         passes = []
         forward = recorded(lambda: passes.append(loss(net(*inputs))))
         backward = recorded(passes[0].backward)
-    made = simulation(LLAMA, f"tp={RANKS} sp")
+    made = pieces(LLAMA, f"tp={RANKS} sp")
     assert forward and backward
     for way, seen, ends in (("forward", forward, 3), ("backward", backward, 2)):
         layer = [

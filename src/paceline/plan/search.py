@@ -32,7 +32,7 @@ from paceline.plan.table import Table
 from paceline.plan.workers import Interrupted, Pool, reached, workers
 from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
-from paceline.predict.simulated import Simulation
+from paceline.predict.simulated import predict_step
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
@@ -326,7 +326,7 @@ def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] 
     step = Step.of(_model, block.cluster, plan, None, table.curves)
     if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
         return None
-    return block.cluster, plan, Simulation(step).prediction()
+    return block.cluster, plan, predict_step(step)
 
 
 # -- workers ---------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ A layer's time and what a rank holds are in `predict/layer.py`, gradients and pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.catalog import frameworks
-from paceline.cost import money
 from paceline.cost.chip import chip
 from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves, curves_for
@@ -18,26 +17,18 @@ from paceline.cost.operators import power_sigma
 from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
+from paceline.predict.answer import Facts, Passes, network_evidence
 from paceline.predict.gradients import Gradients, StageTime
-from paceline.predict.interval import COUNTED_MEMORY, Errors, around, bounded, transformer_errors
+from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, transformer_errors
 from paceline.predict.layer import Held
 from paceline.predict.step import power_evidence
 from paceline.predict.stragglers import straggling
-from paceline.sim.timeline import Timeline
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Part, Stage
+from paceline.spec.prediction import Evidence, Memory, Stage
 from paceline.spec.transformer import Transformer
-
-#: what the exposed part of a mesh axis' collectives is called
-TITLES = {
-    "tp": "tensor-parallel collectives",
-    "cp": "context-parallel exchange",
-    "ep": "expert exchange",
-    "host": "activation offload",
-}
 
 
 def default_framework(plan: Plan, device: Device) -> str:
@@ -107,65 +98,42 @@ class Step(Gradients):
         """Bytes of one device of a stage, by kind, when most is live."""
         return bounded(memory.stage_memory(self, stage, index), COUNTED_MEMORY)
 
-    def answer(
-        self,
-        parts: dict[str, float],
-        stages: Sequence[StageTime],
-        bubble: float,
-        steady: float,
-        timeline: Timeline | None = None,
-    ) -> DistributedPrediction:
-        """The prediction for a step whose time goes to `parts`, without the wait for the slowest of `steady`
-        seconds of computation.
-        """
-        p, m, device = self.plan, self.model, self.cluster.device
-        parts = self.way.finish(self, parts, stages)
-        parts["stragglers"] = steady * self.straggling
-        step = sum(parts.values())
-        exposed = sum(
-            parts.get(t, 0.0)
-            for t in (*TITLES.values(), "parameter gathers", "pipeline transfers", "gradient reduction")
-        )
-        low, high = around(step, self.sigma(step, exposed, bubble))
+    # -- the answer --------------------------------------------------------------------------------
+
+    def finish(self, parts: dict[str, float], passes: Passes) -> dict[str, float]:
+        """Where the time of a step goes, with what its way of synchronising adds or hides."""
+        return self.way.finish(self, parts, self.times(passes))
+
+    def times(self, passes: Passes) -> list[StageTime]:
+        """Every stage of the pipeline, in order, with the seconds of its passes."""
+        return [StageTime(*held, *seconds) for held, seconds in zip(self.held(), passes, strict=True)]
+
+    def facts(self, parts: Mapping[str, float], passes: Passes) -> Facts:
+        """What an answer says of the step besides its time."""
+        p, m = self.plan, self.model
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq, trained=not p.adapters)
-        peak = self.chip.peaks[p.precision] * p.ranks
-        recomputed = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
-        shown = tuple(
+        stages = tuple(
             Stage(layers=s.layers, forward_s=s.forward_s, backward_s=s.backward_s, memory=self.memory(s, i))
-            for i, s in enumerate(stages)
+            for i, s in enumerate(self.times(passes))
         )
-        fullest = max((s.memory for s in shown), key=lambda found: found.peak_bytes)
-        return DistributedPrediction(
+        fullest = max((stage.memory for stage in stages), key=lambda found: found.peak_bytes)
+        again = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
+        return Facts(
             model=m.name,
-            cluster=self.cluster.name,
-            device=device.name,
-            plan=str(p),
-            devices=p.ranks,
-            batch=p.gbs,
+            cluster=self.cluster,
+            plan=p,
             seq=p.seq,
             precision=p.precision,
             unit="tokens",
-            step_s=step,
-            step_s_low=low,
-            step_s_high=high,
-            throughput=tokens / step,
-            mfu=flops / step / peak,
-            hfu=(flops + recomputed) / step / peak,
-            flops=flops,
+            units=tokens,
             parameters=m.parameters,
-            micro_batches=p.micro_batches,
-            exposed_s=exposed,
-            bubble_s=bubble,
-            bound_by=_bound(parts, exposed, bubble),
-            breakdown=_breakdown(parts, step),
-            stages=shown,
+            flops=flops,
+            executed_flops=flops + again,
+            peak_flops=self.chip.peaks[p.precision] * p.ranks,
+            stages=stages,
             fit=remedy.fit(self, fullest),
-            provenance=(*self.provenance(device), *self.way.size_evidence(parts)),
-            energy_j=device.tdp_w * step * p.ranks if device.tdp_w else None,
-            price=money.basis(device),
-            cost_per_unit=device.price_per_s * step * p.ranks / tokens if device.price_per_s else None,
-            timeline=timeline,
+            provenance=(*self.provenance(), *self.way.size_evidence(parts)),
         )
 
     @property
@@ -195,7 +163,9 @@ class Step(Gradients):
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
         return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
 
-    def provenance(self, device: Device) -> Iterator[Evidence]:
+    def provenance(self) -> Iterator[Evidence]:
+        """What the times rest on."""
+        device = self.cluster.device
         for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
             if path in device.facts:
                 yield Evidence(
@@ -203,9 +173,7 @@ class Step(Gradients):
                     kind=device.facts[path].kind,
                     source=device.facts[path].source,
                 )
-        for path, fact in self.cluster.facts.items():
-            if path.startswith("tier.") and path.endswith("bandwidth"):
-                yield Evidence(what=f"{self.cluster.name} {path}", kind=fact.kind, source=fact.source)
+        yield from network_evidence(self.cluster)
         yield Evidence(
             what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0
         )
@@ -216,40 +184,3 @@ class Step(Gradients):
             source=self.framework.source,
         )
         yield from self.errors.evidence()
-
-
-def _bound(parts: Mapping[str, float], exposed: float, bubble: float) -> str:
-    groups = {
-        "compute": sum(
-            parts.get(name, 0.0) for name in ("forward", "backward", "recomputation", "optimizer")
-        ),
-        "communication": exposed,
-        "bubble": bubble,
-        "host": parts.get("host", 0.0),
-    }
-    return max(groups, key=lambda name: groups[name])
-
-
-def _breakdown(parts: Mapping[str, float], step: float) -> tuple[Part, ...]:
-    kinds = {
-        "pipeline bubble": "bubble",
-        "host": "host",
-        "stragglers": "bubble",
-        "forward": "compute",
-        "backward": "compute",
-        "recomputation": "compute",
-        "optimizer": "memory",
-    }
-    listed = [
-        Part(
-            name=name,
-            seconds=seconds,
-            share=seconds / step,
-            count=1,
-            bound_by=kinds.get(name, "communication"),
-            flops=0.0,
-        )
-        for name, seconds in parts.items()
-        if seconds > 0
-    ]
-    return tuple(sorted(listed, key=lambda part: -part.seconds))

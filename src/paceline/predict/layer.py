@@ -7,15 +7,15 @@ DeepSpeed and torchtitan number them, so that a stride says which network a grou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost.chip import Chip
-from paceline.cost.collectives import collective_s
+from paceline.cost.collectives import collective_s, share_links
 from paceline.cost.curves import Curves
 from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
@@ -108,6 +108,30 @@ class Layer:
         found = domains * (1 - (1 - 1 / domains) ** m.top_k)
         return min(found, m.top_groups) if m.top_groups and domains < group.size else found
 
+    def share(self, axes: tuple[str, ...]) -> Sequence[float]:
+        """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside
+        them send at the same time.
+        """
+        groups = [self._near(self.group(axis)) for axis in axes]
+        beside = [
+            (i, replace(group, base=base))
+            for i, group in enumerate(groups)
+            for base in range(min(group.stride, self.cluster.node_devices))
+        ]
+        together = share_links([group for _, group in beside], self.cluster)
+        out = []
+        for i in range(len(groups)):
+            mine = [n for n, (j, _) in enumerate(beside) if j == i]
+            alone = share_links([beside[n][1] for n in mine], self.cluster)
+            out.append(min(1.0, float((together[mine] / alone).min())))
+        return out
+
+    def _near(self, group: Group) -> Group:
+        """A part of a group that shows on which links it is: two domains of the outermost tier but one."""
+        cluster = self.cluster
+        inner = cluster.domain(len(cluster.tiers) - 2) if len(cluster.tiers) > 1 else 1
+        return cluster.group(min(group.size, max(2, 2 * inner // group.stride)), group.stride)
+
     # -- one micro-batch ---------------------------------------------------------------------------
 
     def place(self, name: str) -> slice:
@@ -135,6 +159,15 @@ class Layer:
             )
         return out
 
+    def host_s(self, name: str) -> float:
+        """Seconds of the host to issue a piece."""
+        sent = self.framework.issue_collective_s * len(self.pieces[name].piece.collectives)
+        return float(self.issue(name).sum()) + sent
+
+    def device_s(self, name: str) -> NDArray[np.float64]:
+        """Seconds of the device for each operator of a piece, with the gaps between kernels."""
+        return self.pieces[name].each + self.gaps(name)
+
     def wait(self, name: str) -> float:
         """Seconds that the device waits in a piece for a host that could not run ahead of it."""
         timed, start = self.pieces[name], self.pieces[name].piece.sync
@@ -156,6 +189,11 @@ class Layer:
         # operators other than products run again, and every second product
         products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
         return ~np.isin(np.arange(count), [*products[::2], *piece.core])
+
+    @property
+    def wait_again(self) -> float:
+        """Seconds that the device waits for the host where it runs a layer again."""
+        return self.wait("layer.forward") if self.plan.recompute == "full" else 0.0
 
     @property
     def recomputed_flops(self) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import SpecError
-from paceline.sim.program import COMPUTE, HOST, Program
+from paceline.sim.program import COMPUTE, HOST, LAUNCHED, Program
 
 Array = NDArray[np.float64]
 #: the pace of collectives over some axes that run at the same time, each as a share of its pace alone
@@ -171,14 +171,19 @@ def _name(program: Program, task: int) -> str:
     return repr(program.labels[program.label[task]].name)
 
 
-def breakdown(program: Program, found: Run, role: int = 0, idle: str = "idle") -> dict[str, float]:
-    """Where a role's time goes, by the parts of its labels; the seconds add up to those of the run.
+def breakdown(
+    program: Program, found: Run, role: int = 0, idle: str = "idle", since: float = 0.0
+) -> dict[str, float]:
+    """Where a role's time goes, by the parts of its labels; the seconds add up to those of the run `since`
+    then.
 
     What it computes is what it computes. Where it computes slower, or not at all while something is sent,
     that is the time of what is sent; of the rest, the host's while it issues, else `idle`.
     """
     mine = np.array([owner == role for owner, _ in program.streams], dtype=bool)
-    kinds = np.array([{COMPUTE: 1, HOST: 2}.get(kind, 0) for _, kind in program.streams])[program.stream]
+    kinds = np.array([{COMPUTE: 1, HOST: 2, LAUNCHED: 2}.get(kind, 0) for _, kind in program.streams])[
+        program.stream
+    ]
     here = mine[program.stream] | ((program.also >= 0) & mine[program.also])
     start, end, labels = found.start.tolist(), found.end.tolist(), program.label.tolist()
     sent, issued = (
@@ -199,8 +204,8 @@ def breakdown(program: Program, found: Run, role: int = 0, idle: str = "idle") -
                 seconds -= min(shared, seconds)
         out[otherwise] += seconds
 
-    at = 0.0
-    for task in np.flatnonzero(here & (kinds == 1)).tolist():
+    at = since
+    for task in np.flatnonzero(here & (kinds == 1) & (found.start >= since)).tolist():
         label = program.labels[labels[task]]
         if start[task] > at:
             wait(at, start[task], start[task] - at, idle)

@@ -9,15 +9,18 @@ task whose label holds a program of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: the stream of a role that computes; others carry the mesh axis they communicate over, or are the host's
-COMPUTE, HOST = "compute", "host"
+#: the stream of a role that computes; others carry the mesh axis they communicate over, or are the host's:
+#: what it issues, and what it has issued last and is still to run
+COMPUTE, HOST, LAUNCHED = "compute", "host", "launched"
 
 Ints = NDArray[np.int32]
 
@@ -39,14 +42,24 @@ class Label:
     crowds: bool = False
     #: seconds that the host needs to issue it
     host_s: float = 0.0
+    #: seconds of the device at least from when all is issued
+    drain_s: float = 0.0
+    #: whether the host waits for it before it goes on
+    reads_back: bool = False
     #: the same in detail, and where the time goes in it
     body: Program | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    #: what else a trace says of it
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shares(self) -> Mapping[str, float]:
         """Seconds by line of the breakdown."""
         return self.parts or {self.part: self.seconds}
+
+
+#: a task that only waits
+JOIN = Label("join", "idle", 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +122,9 @@ class Builder:
         self._first: list[int] = [0]
         self._before: list[int] = []
 
+    def __len__(self) -> int:
+        return len(self._label)
+
     def stream(self, role: int, kind: str = COMPUTE) -> int:
         """The number of a role's stream."""
         found = self._streams.setdefault((role, kind), len(self._streams))
@@ -157,14 +173,23 @@ class Builder:
         )
 
 
-def buckets(sizes: Sequence[float], cap: float, first: float | None = None) -> list[list[int]]:
+def buckets(
+    sizes: Sequence[float],
+    cap: float,
+    first: float | None = None,
+    times: Sequence[float] = (),
+    cycle_s: float = math.inf,
+) -> list[list[int]]:
     """Gradients, in the order in which they become ready, put together until a bucket holds `cap` bytes (the
-    first one `first`), as DDP does.
+    first one `first`), as DDP does; or until they are ready, at `times`, more than `cycle_s` apart.
     """
     out: list[list[int]] = []
-    held, limit = [], cap if first is None else first
-    total = 0.0
+    held: list[int] = []
+    total, limit = 0.0, cap if first is None else min(cap, first)
     for i, size in enumerate(sizes):
+        if held and times and times[i] - times[held[0]] > cycle_s:
+            out.append(held)
+            held, total, limit = [], 0.0, cap
         held.append(i)
         total += size
         if total >= limit:

@@ -39,16 +39,13 @@ def task_span(program: Program, task: int, start_s: float, end_s: float, rank: i
     label = program.labels[program.label[task]]
     role, stream = program.streams[program.stream[task]]
     number = int(program.micro_batch[task])
-    details = (
-        {"bytes": label.size, "axis": label.axis}
-        if label.op
-        else {"micro-batch": number}
-        if number >= 0
-        else {}
-    )
-    return Span(
-        kernel(label.op) if label.op else label.name, stream, start_s, end_s, label.part, details, rank + role
-    )
+    details = dict(label.details)
+    if label.op:
+        details |= {"bytes": label.size, "axis": label.axis}
+    elif number >= 0:
+        details |= {"micro-batch": number}
+    name = kernel(label.op) if label.op else label.name
+    return Span(name, stream, start_s, end_s, label.part, details, rank + role)
 
 
 #: numbers of the streams that every rank has; those that communicate come after

@@ -22,7 +22,7 @@ from dataclasses import replace
 from paceline.errors import PlanError
 from paceline.predict.distributed import Step
 from paceline.predict.parallel import Ranks
-from paceline.predict.simulated import Simulation
+from paceline.predict.simulated import predict_step
 from paceline.predict.step import Conditions, Timed
 from paceline.predict.way import USUAL, Way
 from paceline.spec.cluster import Cluster
@@ -131,7 +131,7 @@ def transformer(step: Step, *, trace: bool = False) -> DistributedPrediction:
     """A transformer under a resolved plan."""
     check(step.plan)
     made = averaged(step)
-    found = Simulation(made).prediction(trace)
+    found = predict_step(made, trace)
     if step.plan.relax.mode is Mode.REPLICAS:
         return replace(found, plan=str(step.plan), accuracy=way_of(step.plan).accuracy)
     return rarely.predict(_replica(step, found))

@@ -12,6 +12,7 @@ from paceline.cost.compression import assign, decode_s, encode_s, exchanges
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.parallel import REDUCE, Ranks, buckets
+from paceline.predict.rank import CODING
 from paceline.predict.way import Array, Way
 from paceline.sim.overlap import Transfer
 from paceline.spec.compression import Scheme
@@ -22,7 +23,6 @@ from paceline.sync.accuracy import accuracy
 
 #: bytes of a gradient element that the schemes count from
 FULL_BYTES = 4
-CODING = "encoding and decoding"
 _SOURCE = "copies of the gradient that encoders were measured to take, or their work counted"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange, StageTime
 from paceline.predict.parallel import GATHER, REDUCE, Ranks
-from paceline.predict.simulated import REDUCTION
+from paceline.predict.rank import REDUCTION
 from paceline.predict.way import Array, Way
 from paceline.sim.overlap import Transfer
 from paceline.spec.prediction import Evidence

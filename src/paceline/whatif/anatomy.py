@@ -22,7 +22,7 @@ from paceline.cost.collectives import bus_factor, choice
 from paceline.predict import parallel
 from paceline.predict.distributed import Step
 from paceline.predict.parallel import Ranks
-from paceline.predict.simulated import Simulation
+from paceline.predict.simulated import simulation
 from paceline.predict.step import Conditions, Timed, as_run
 from paceline.predict.way import USUAL
 from paceline.spec.cluster import Cluster, Group
@@ -79,7 +79,7 @@ def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
             subject.host_speed,
         )
     )
-    program = Simulation(step).program
+    program = simulation(step).program
     widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
     sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")
     chunks = max(sum(layers for _, layers in mine) for mine in step.chunks())
