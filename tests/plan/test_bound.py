@@ -87,13 +87,24 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
 def test_keys_hold_every_field_that_matters(name):
     """What is found from the fields of a key is what is found from the whole plan."""
     model, cluster, rng = transformers.get(name), clusters.get("2xdgx-h100"), np.random.default_rng(0)
-    space, table = Space(model, (cluster,), 32, 2048, Limits.of(allow=["fp8"])), Table(model)
-    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=5)):
-        for shape in block.shapes:
-            plan = block.of(shape, block.orders[0], block.states[0], {"offload": "none"})
-            pieces = Sizes(Step.of(model, cluster, plan, None, table.curves))
-            found = [(label.seconds, label.host_s) for label in map(pieces.piece, PIECES)]
-            assert table.pieces(block, shape) == pytest.approx(np.array(found).T, rel=1e-12), str(plan)
+    limits = Limits.of(allow=["fp8"], forbid=["zb-v", "dualpipev"])  # where both ends are on one rank
+    space, table = Space(model, (cluster,), 32, 2048, limits), Table(model, cluster)
+    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=12)):
+        plan = block.plan(int(rng.integers(len(block))))
+        step = table.timed(replace(plan, offload=Offload.NONE))
+        sizes, layers = Sizes(step), table[PassesKey(RankKey.of(block))]
+        at = block.shapes.index(LayerOptions(plan.sp, plan.recompute, plan.context))
+        for piece in PIECES:
+            label = sizes.piece(piece)
+            found = layers.device_s[piece][at], layers.host_s[piece][at]
+            assert found == pytest.approx((label.seconds, label.host_s), rel=1e-12), str(plan)
+        assert table[HopKey(block.mesh, block.batch, block.kernels, plan.sp)] == step.total(step.hop)
+        states, stages = block.states, tuple(step.held())
+        of_stages, of_state = table[StageSecondsKey(block.mesh, block.kernels, states, stages)]
+        for state in rng.integers(len(states), size=3):
+            step = table.timed(plan_of(block.plan(0), states[state]))
+            rows = [_stage_s(step, stage) for stage in stages]
+            assert of_stages[state].tolist() == rows and of_state[state].item() == _state_s(step), str(plan)
 
 
 def test_bounds_are_close_where_plans_are_good():

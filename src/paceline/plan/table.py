@@ -33,7 +33,7 @@ from paceline.predict.distributed import Step
 from paceline.predict.gradients import Exchange
 from paceline.predict.layer import Layers
 from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
-from paceline.predict.simulated import Simulation
+from paceline.predict.sizes import Sizes
 from paceline.sim.program import Label
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
@@ -123,10 +123,10 @@ class RankKey:
         plain = replace(self, shape=replace(self.shape, recompute=Recompute.NONE))
         if self == plain:
             step = table.timed(self.plan)
-            return LayerTasks(step, {name: Simulation(step).piece(name) for name in PIECES})
+            return LayerTasks(step, {name: Sizes(step).piece(name) for name in PIECES})
         like = table[plain]
         step, again = replace(like.step, plan=self.plan), "layer.backward"
-        return LayerTasks(step, {**like.pieces, again: Simulation(step).piece(again)})
+        return LayerTasks(step, {**like.pieces, again: Sizes(step).piece(again)})
 
 
 @dataclass(frozen=True, slots=True)
