@@ -23,8 +23,8 @@ ROOMS = [
     "cost",
     "sim",
     "queueing",
-    "predict",
     "sync",
+    "predict",
     "diagnose",
     "report",
     "plan",
@@ -42,7 +42,6 @@ LATER = {
     ("spec", "report"),
     ("spec", "sim"),
     ("spec", "catalog"),
-    ("predict", "sync"),
     ("diagnose", "report"),
 }
 #: what only some rooms may import, wherever in a module they do

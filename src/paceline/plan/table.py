@@ -30,11 +30,11 @@ from paceline.plan.space import (
     usual_precision,
 )
 from paceline.predict.distributed import Step
-from paceline.predict.gradients import Exchange
 from paceline.predict.layer import Layers
 from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
 from paceline.predict.sizes import Sizes
 from paceline.sim.program import Label
+from paceline.sim.work import Exchange
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
