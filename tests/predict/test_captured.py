@@ -19,13 +19,13 @@ import torch
 import paceline as pl
 from paceline.catalog import clusters, devices
 from paceline.errors import PlanError
-from paceline.predict import mesh
 from paceline.predict.degrees import resolve
 from paceline.predict.layout import Layout
 from paceline.predict.simulated import asked, predict, simulation
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_one
 from paceline.queueing.order_statistics import slowest_normal
+from paceline.sim import mesh
 from paceline.sim.program import buckets
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import DDP, SYNCHRONISATIONS, get

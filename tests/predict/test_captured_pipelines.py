@@ -12,6 +12,8 @@ pytest.importorskip("torch", reason="capture needs torch")
 import paceline as pl
 from paceline.catalog import clusters
 from paceline.predict.captured import Module
+from paceline.predict.captured_memory import activations, live
+from paceline.predict.captured_work import from_capture
 from paceline.predict.simulated import asked, predict
 from paceline.predict.step import predict as predict_one
 from paceline.spec.plan import SCHEDULES, Plan
@@ -41,14 +43,14 @@ def test_chunks_are_the_whole_model(case, words):
     made = replace(made, plan=replace(made.plan, gbs=made.plan.dp * workload.batch))
     step = made.timed.step
     update = made.layout.update
-    pieces = [piece for passed in made.work().passes.values() for piece in passed.pieces]
+    pieces = [piece for passed in from_capture(made).passes.values() for piece in passed.pieces]
     assert sum(piece.seconds for piece in pieces) == pytest.approx(step.device[:update].sum())
     assert sum(piece.host_s for piece in pieces) == pytest.approx(step.issue[:update].sum())
     assert sum(made.parameter_bytes) == sum(p.bytes for p in workload.parameters)
-    assert sum(made.activations) == pytest.approx(1) and made.chunks[-1].sends == 0
+    assert sum(activations(made)) == pytest.approx(1) and made.chunks[-1].sends == 0
     assert all(chunk.sends > 0 for chunk in made.chunks[:-1])
     copies = 2 * made.style.copies * sum(made.gradient_bytes) / made.timed.chip.bandwidth
-    assert sum(made.update(rank).seconds for rank in range(made.plan.pp)) == pytest.approx(
+    assert sum(role.update[-1].seconds for role in from_capture(made).roles) == pytest.approx(
         step.device[update:].sum() + copies
     )
 
@@ -102,8 +104,8 @@ def test_schedules_hold_what_they_hold():
     gpipe, other = (pipeline("lm", f"pp=4 {word} gbs={64 * 4}") for word in ("gpipe", "1f1b"))
     assert gpipe.plan.micro_batches == 16
     for rank in range(4):
-        assert gpipe.in_flight(rank) == pytest.approx(16 * gpipe.activations[gpipe.held(rank)[0]])
-        assert other.in_flight(rank) == pytest.approx((4 - rank) * other.activations[other.held(rank)[0]])
+        assert live(gpipe, rank) == pytest.approx(16 * activations(gpipe)[rank])
+        assert live(other, rank) == pytest.approx((4 - rank) * activations(other)[rank])
 
 
 def test_trace_of_one_rank():

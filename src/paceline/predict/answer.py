@@ -1,6 +1,6 @@
 """The answer about a step: where its time goes becomes a prediction with interval, breakdown and bottleneck.
 
-Whatever a step was made from says what it is (`Facts`) and what its parts are besides those of the simulation
+Whatever a step was made from says what it is (`StepFacts`) and what its parts are besides those of the simulation
 (a way of synchronising may add some); the rest is the same for all.
 """
 
@@ -40,7 +40,7 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class StepFacts:
     """What an answer says of a step besides its time."""
 
     model: str
@@ -73,7 +73,7 @@ class Asked(Protocol):
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm of a step of so many seconds."""
 
-    def facts(self, passes: Passes) -> Facts: ...
+    def facts(self, passes: Passes) -> StepFacts: ...
 
 
 #: seconds of each stage's passes of one micro-batch, forward and backward

@@ -17,7 +17,7 @@ from paceline.cost.operators import power_sigma
 from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
-from paceline.predict.answer import Facts, Passes, network_evidence
+from paceline.predict.answer import Passes, StepFacts, network_evidence
 from paceline.predict.gradients import Gradients
 from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, transformer_errors
 from paceline.predict.layer import Held
@@ -99,7 +99,7 @@ class Step(Gradients):
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def facts(self, passes: Passes) -> Facts:
+    def facts(self, passes: Passes) -> StepFacts:
         """What an answer says of the step besides its time."""
         p, m = self.plan, self.model
         tokens = p.gbs * p.seq
@@ -110,7 +110,7 @@ class Step(Gradients):
         )
         fullest = max((stage.memory for stage in stages), key=lambda found: found.peak_bytes)
         again = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
-        return Facts(
+        return StepFacts(
             model=m.name,
             cluster=self.cluster,
             plan=p,
@@ -145,7 +145,7 @@ class Step(Gradients):
         total = sum(spent.values()) or 1.0
         shares = {group: seconds / total for group, seconds in spent.items()}
         limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
-        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
+        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.mesh.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
         return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
 

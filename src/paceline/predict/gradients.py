@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +16,7 @@ from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.vocabulary import Sharding
 from paceline.spec.workload import ITEMSIZE
-from paceline.sync.way import Timing
+from paceline.sync.way import BucketRule
 
 #: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
 TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
@@ -26,10 +25,6 @@ TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
 @dataclass(frozen=True)
 class Gradients(Layer):
     """What keeps the copies and the parts of a model on many ranks together."""
-
-    def total(self, exchanges: Sequence[Exchange]) -> float:
-        """Seconds of collectives one after another."""
-        return sum(self.send(*exchange) for exchange in exchanges)
 
     def unshard(self, parameters: float) -> list[Exchange]:
         """What makes sharded parameters whole."""
@@ -45,7 +40,7 @@ class Gradients(Layer):
     # -- pieces ------------------------------------------------------------------------------------
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> BucketRule:
         """Gradients are reduced in buckets as the plan says, else by torch's or Megatron's rule; all at once
         where nothing overlaps.
         """
@@ -54,7 +49,7 @@ class Gradients(Layer):
         size = max(40e6, 1e6 * self.plan.dp * self.plan.cp) * self.gradient_bytes
         if torch or said:
             size = self.plan.bucket_bytes if said else 25 * 2.0**20
-        return Timing(
+        return BucketRule(
             bucket_bytes=size if early else math.inf,
             first_bytes=2.0**20 if torch else None,
             early=early,
@@ -151,7 +146,7 @@ class Gradients(Layer):
             return self.parameters(stage) * self.way.update_share(self.mesh.replicas)
         experts = stage.layers * self.expert_parameters()
         dense = self.parameters(stage) - experts
-        return dense / self.mesh.shards + experts / self.group("expert-dp").size
+        return dense / self.mesh.shards + experts / self.mesh.group("expert-dp").size
 
     def update(self, parameters: float) -> float:
         """Seconds of the update of a rank's share of a stage's parameters."""

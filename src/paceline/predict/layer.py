@@ -17,9 +17,7 @@ from paceline.cost.curves import Curves
 from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
 from paceline.cost.transformer import PackedPieces, PieceTime, Shape, saved_bytes
-from paceline.predict.mesh import Mesh, labelled
-from paceline.sim.program import Label
-from paceline.sim.work import Exchange
+from paceline.sim.mesh import Mesh
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
@@ -73,32 +71,16 @@ class Layer:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """Where the ranks sit."""
-        return Mesh(self.plan, self.cluster, self.way.island(self.plan, self.cluster))
+        """Where the ranks sit, and what they send."""
+        return Mesh(self.plan, self.cluster, self.way.island(self.plan, self.cluster), self._sent_bytes)
 
-    def group(self, axis: str) -> Group:
-        return self.mesh.group(axis)
-
-    def send(self, op: str, size: float, axis: str) -> float:
-        """Seconds of a collective over a mesh axis, as the framework sends it."""
-        group = self.group(axis)
-        if group.size == 1 or size <= 0:
-            return 0.0
+    def _sent_bytes(self, op: str, size: float, axis: str, group: Group) -> float:
+        """Bytes of a collective as the framework sends them."""
         if axis == "ep" and self.framework.dispatch == "once":
-            size *= self.copies(group) / self.model.top_k
+            return size * self.copies(group) / self.model.top_k
         if axis == "shard" and self.framework.flat_gathers and group.size > self.cluster.node_devices:
-            size *= self.cluster.node_devices
-        return self.mesh.send(op, size, axis)
-
-    def label(self, exchange: Exchange, part: str) -> Label:
-        """A collective that is timed."""
-        if (exchange, part) not in self._labels:
-            self._labels[exchange, part] = labelled(exchange, part, self.send(*exchange))
-        return self._labels[exchange, part]
-
-    @cached_property
-    def _labels(self) -> dict[tuple[Exchange, str], Label]:
-        return {}
+            return size * self.cluster.node_devices
+        return size
 
     def copies(self, group: Group) -> float:
         """Domains of the outermost link that a token's experts are in, on average: each gets one copy and
@@ -151,7 +133,9 @@ class Layer:
         if start < 0 or self.framework.blocking:
             return 0.0
         sent = sum(
-            self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind
+            self.mesh.send(c.op, c.size, c.axis)
+            for c in timed.piece.collectives
+            if c.at >= start and not c.behind
         )
         return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
@@ -194,9 +178,8 @@ class Layer:
     def chunks(self) -> list[tuple[tuple[int, int], ...]]:
         """The chunks of each rank of the pipeline, as (number along the model, layers)."""
         p = self.plan
-        schedule = schedules.get(p.schedule)
-        each = schedule.chunks_per_rank(p.vpp)
-        held = [schedule.chunks_of(rank, p.pp, each) for rank in range(p.pp)]
+        each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
+        held = [self.mesh.chunks(rank) for rank in range(p.pp)]
         whole, total = self.model.layers, p.pp * each
         # one layer fewer beside the embedding and beside the head
         if whole % total and (whole + 2) % total == 0 and total > 1:

@@ -24,7 +24,7 @@ from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, JOIN, LAUNCHED, Builder, Label, Program
 from paceline.sim.schedules import actions, in_order, sources
 from paceline.sim.timeline import Span, Timeline, task_span
-from paceline.sim.work import BUBBLE, END, Pass, Role, Transfer, Work
+from paceline.sim.work import BUBBLE, END, Pass, Role, StepWork, Transfer
 from paceline.spec import schedules
 from paceline.spec.plan import Plan
 from paceline.spec.schedules import Action
@@ -39,7 +39,7 @@ PASS_STREAM, STEP_STREAM = "shard", "dp"
 class Simulation:
     """The work of a plan's ranks as a program, run by the event engine."""
 
-    work: Work
+    work: StepWork
     plan: Plan
     _whole: dict[Pass, Label] = field(default_factory=dict)
     _issues: dict[float, Label] = field(default_factory=dict)

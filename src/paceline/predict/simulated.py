@@ -11,6 +11,7 @@ from paceline.errors import PlanError
 from paceline.predict import degrees, replicas
 from paceline.predict.answer import answer
 from paceline.predict.captured import Module
+from paceline.predict.captured_work import from_capture
 from paceline.predict.distributed import Step
 from paceline.predict.program import Simulation
 from paceline.predict.sizes import from_sizes
@@ -20,7 +21,7 @@ from paceline.spec.plan import Plan, resolve
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import Sharding
-from paceline.spec.workload import ITEMSIZE, Workload
+from paceline.spec.workload import Workload
 from paceline.sync import way_of
 from paceline.sync.rarely import Replica
 from paceline.sync.served import HOSTED
@@ -84,7 +85,7 @@ def predict_step(made: Asked, trace: bool = False) -> DistributedPrediction:
 
 def simulation(made: Asked) -> Simulation:
     """A step as a program."""
-    return Simulation(from_sizes(made) if isinstance(made, Step) else made.work(), made.plan)
+    return Simulation(from_sizes(made) if isinstance(made, Step) else from_capture(made), made.plan)
 
 
 def alone_on_islands(plan: Plan) -> Plan:
@@ -111,9 +112,9 @@ def replica(made: Asked, alone: DistributedPrediction) -> Replica:
         stages = [made.parameters(stage) for stage in made.held()]
         width = made.gradient_bytes
     else:
-        held = [made.held(rank) for rank in range(made.plan.pp)]
+        held = [made.mesh.chunks(rank) for rank in range(made.plan.pp)]
         stages = [float(sum(g.numel for g in made.gradients if g.ready[0] in mine)) for mine in held]
-        width = max((ITEMSIZE[parameter.dtype] for parameter, _ in made.ready), default=4)
+        width = round(max((g.parameter_bytes / g.numel for g in made.gradients), default=4))
     p = made.plan
     return Replica(
         alone=alone,

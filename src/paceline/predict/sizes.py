@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from paceline.cost.tape import Piece
 from paceline.cost.transformer import Collective
-from paceline.predict import exchange
+from paceline.predict import exchange, sharded
 from paceline.predict.distributed import Step
 from paceline.predict.rounds import enough
+from paceline.predict.sharded import ShardedBlock
 from paceline.sim import engine
 from paceline.sim.program import JOIN, Builder, Label
 from paceline.sim.schedules import actions
-from paceline.sim.work import END, GATHERS, REDUCTION, TITLES, TRANSFERS, Exchange, Pass, Role, Transfer, Work
+from paceline.sim.work import GATHERS, REDUCTION, TITLES, TRANSFERS, Exchange, Pass, Role, StepWork, Transfer
 from paceline.spec import schedules
 from paceline.spec.workload import ITEMSIZE
 from paceline.sync.way import Gradient, Side
@@ -30,12 +31,12 @@ from paceline.sync.way import Gradient, Side
 WAYS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
 
-def from_sizes(step: Step) -> Work:
+def from_sizes(step: Step) -> StepWork:
     """What the ranks of a step do."""
     return Sizes(step).work()
 
 
-class Segment(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of a piece's operators: collectives that they wait for, and those beside them."""
 
     ahead: Sequence[Collective]
@@ -43,7 +44,7 @@ class Segment(NamedTuple):
     beside: Sequence[Collective]
 
 
-def segments(piece: Piece) -> Iterator[Segment]:
+def segments(piece: Piece) -> Iterator[Stretch]:
     """The operators of a piece from one collective to the next."""
     beside: dict[int, list[Collective]] = defaultdict(list)
     alone = sorted((c for c in piece.collectives if not c.behind), key=lambda c: c.at)
@@ -57,10 +58,10 @@ def segments(piece: Piece) -> Iterator[Segment]:
         alone = alone[len(ahead) :]
         near = beside.get(at, [])
         ops = near[0].behind if near else range(at, next(edge for edge in edges if edge > at))
-        yield Segment(ahead, ops, near)
+        yield Stretch(ahead, ops, near)
         at += len(ops)
     if alone:
-        yield Segment(alone, (), ())
+        yield Stretch(alone, (), ())
 
 
 @dataclass
@@ -69,11 +70,11 @@ class Sizes:
     _made: dict[tuple[object, ...], Label] = field(default_factory=dict)
     _passes: dict[tuple[object, ...], Pass] = field(default_factory=dict)
 
-    def work(self) -> Work:
+    def work(self) -> StepWork:
         s, f = self.step, self.step.framework
         chunks = [chunk for mine in s.chunks() for chunk in mine]
         kinds = "FBIW" if schedules.get(s.plan.schedule).splits else "FB"
-        return Work(
+        return StepWork(
             title=f"{s.model.name} on {s.cluster.name}",
             roles=tuple(self.role(rank, mine) for rank, mine in enumerate(s.chunks())),
             passes={
@@ -101,7 +102,7 @@ class Sizes:
 
     def labels(self, exchanges: Sequence[Exchange], part: str) -> tuple[Label, ...]:
         """Collectives that are timed."""
-        return tuple(self.step.label(sent, part) for sent in exchanges)
+        return tuple(self.step.mesh.label(sent, part) for sent in exchanges)
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class Sizes:
 
     def _collective(self, builder: Builder, c: Collective, share: float, rest: bool = False) -> list[int]:
         """A share of a collective, after what the device has done so far."""
-        seconds = self.step.send(c.op, c.size, c.axis)
+        seconds = self.step.mesh.send(c.op, c.size, c.axis)
         if not seconds:
             return []
         label = Label(c.op, TITLES[c.axis], share * seconds, c.op, c.size, c.axis, crowds=True)
@@ -189,43 +190,35 @@ class Sizes:
 
     def _passed(self, chunk: int, layers: int, kind: str) -> Pass:
         s, names = self.step, self.names(chunk, layers, kind)
-        sharded: list[Transfer] = []
-        if s.sharded:
-            ends = s.end_parameters(chunk == 0, chunk == self.last)
-            sharded = [*self._scattered(names, kind, ends), *self._gathered(names, kind, ends)]
-        later = self.step.pieces["layer.backward"].weight_s * layers if kind == "I" else 0.0
+        moved = self._sharded(names, kind, chunk) if s.sharded else ()
+        later = s.pieces["layer.backward"].weight_s * layers if kind == "I" else 0.0
         return Pass(
             kind,
             tuple(self.piece(f"{name}.{WAYS[kind]}") for name in names),
-            tuple(sorted(sharded, key=lambda transfer: transfer.release)),
+            tuple(sorted(moved, key=lambda transfer: transfer.release)),
             later,
         )
 
-    def _gathered(self, names: Sequence[str], kind: str, ends: float) -> Iterator[Transfer]:
-        """Parameters of the ends at once; those of a layer when there is memory for them: when the one before
-        those gathered ahead is done.
-        """
+    def _sharded(self, names: Sequence[str], kind: str, chunk: int) -> Iterator[Transfer]:
+        """Gathers and scatters of layers, and of the ends at once."""
         s = self.step
-        if ends and kind == "F":
-            first = min(n for n, name in enumerate(names) if name != "layer")
-            yield Transfer(self.labels(s.unshard(ends), GATHERS), 0, first)
-        if kind != "F" and not s.plan.reshard:
-            return
+        ends = s.end_parameters(chunk == 0, chunk == self.last)
         places = [n for n, name in enumerate(names) if name == "layer"]
-        sends = self.labels(s.unshard(s.layer_parameters()), GATHERS)
-        for k, n in enumerate(places):
-            over = k - 1 - s.plan.prefetch
-            yield Transfer(sends, places[over] + 1 if over >= 0 else 0, n)
-
-    def _scattered(self, names: Sequence[str], kind: str, ends: float) -> Iterator[Transfer]:
-        """Gradients behind each layer, and those of the ends behind all."""
-        s = self.step
-        if kind == "F":
-            return
-        sends = self.labels(s.scatter(s.layer_parameters()), GATHERS)
-        yield from (Transfer(sends, n + 1) for n, name in enumerate(names) if name == "layer")
+        root = None
         if ends:
-            yield Transfer(self.labels(s.scatter(ends), GATHERS), END)
+            root = self._block(ends, next(n for n, name in enumerate(names) if name != "layer"))
+        blocks = [self._block(s.layer_parameters(), n) for n in places]
+        return sharded.transfers(s.plan, kind, root, blocks)
+
+    def _block(self, parameters: float, place: int) -> ShardedBlock:
+        s = self.step
+        gathers, scatters = s.unshard(parameters), s.scatter(parameters)
+        return ShardedBlock(
+            gathers=self.labels(gathers, GATHERS),
+            scatters=self.labels(scatters, GATHERS),
+            first=place,
+            end=place + 1,
+        )
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -235,16 +228,8 @@ class Sizes:
         update = self.once(("update",), lambda: Label("update", "optimizer", s.update_s))
         if not s.replicated:
             return Role(chunks=chunks, update=(update,))
-        side = Side(
-            cluster=s.cluster,
-            plan=s.plan,
-            chip=s.chip,
-            timing=s.timing,
-            backward_s=sum(self._backward_s(*chunk) for chunk in mine),
-            group=s.group,
-            send=s.send,
-            label=s.label,
-        )
+        backward_s = sum(self._backward_s(*chunk) for chunk in mine)
+        side = Side(mesh=s.mesh, chip=s.chip, timing=s.timing, backward_s=backward_s)
         return exchange.role(chunks, tuple(s.way.messages(side, self._gradients(rank, mine))), update)
 
     def _backward_s(self, chunk: int, layers: int) -> float:

@@ -92,7 +92,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """What all roles do in a step."""
 
     title: str

@@ -37,11 +37,11 @@ def encoded(scheme: Scheme, side: Side, gradients: Sequence[Gradient]) -> Iterat
     codes = codes_of(scheme, gradients)
     for bucket in in_buckets(side, gradients, lambda gradient: FULL_BYTES * gradient.numel):
         axis, tensors = bucket[0].axis, coded(codes, bucket)
-        ranks = side.group(axis).size
+        ranks = side.mesh.group(axis).size
         sent = [(op, size, axis) for op, size in payloads(tensors, ranks)]
         yield Message(
             gradients=bucket,
-            reduce=tuple(side.label(exchange, REDUCTION) for exchange in sent),
+            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in sent),
             early=side.timing.early,
             encode_s=encoding_s(tensors, side) if ranks > 1 else 0.0,
             decode_s=decoding_s(tensors, ranks, side) if ranks > 1 else 0.0,
@@ -74,7 +74,7 @@ def payloads(tensors: Coded, ranks: int) -> Iterator[tuple[str, float]]:
 def encoding_s(tensors: Coded, side: Side) -> float:
     """Device seconds to encode them."""
     return sum(
-        count * encode_s(scheme, shape, side.chip, side.cluster.device)
+        count * encode_s(scheme, shape, side.chip, side.mesh.cluster.device)
         for (scheme, shape), count in tensors.items()
         if scheme.name != "fp32"
     )
@@ -83,7 +83,7 @@ def encoding_s(tensors: Coded, side: Side) -> float:
 def decoding_s(tensors: Coded, senders: int, side: Side) -> float:
     """Device seconds to decode what so many senders have sent."""
     return sum(
-        count * decode_s(scheme, shape, senders, side.chip, side.cluster.device)
+        count * decode_s(scheme, shape, senders, side.chip, side.mesh.cluster.device)
         for (scheme, shape), count in tensors.items()
         if scheme.name != "fp32"
     )

@@ -31,12 +31,12 @@ def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
         axis = layer[0].axis
         whole: list[Exchange] = [("reduce_scatter", full_bytes(layer), axis)]
         trade = traded(side, layer)
-        cheaper = bool(trade) and _total(side, trade) < _total(side, whole)
+        cheaper = bool(trade) and side.mesh.total(trade) < side.mesh.total(whole)
         kept = sum(gradient.parameter_bytes for gradient in layer)
         yield Message(
             gradients=layer,
-            reduce=tuple(side.label(exchange, REDUCTION) for exchange in (trade if cheaper else whole)),
-            gather=(side.label(("all_gather", kept, axis), GATHERS),),
+            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in (trade if cheaper else whole)),
+            gather=(side.mesh.label(("all_gather", kept, axis), GATHERS),),
             spared_s=spared_s(side, layer) if cheaper else 0.0,
         )
 
@@ -51,7 +51,7 @@ def traded(side: Side, layer: Sequence[Gradient]) -> list[Exchange]:
     outputs, inputs = matrix.shape
     row_bytes = matrix.rows * matrix.parameter_bytes / matrix.numel
     return [
-        ("all_gather", side.group(matrix.axis).size * inputs * row_bytes, matrix.axis),
+        ("all_gather", side.mesh.group(matrix.axis).size * inputs * row_bytes, matrix.axis),
         ("all_to_all", outputs * row_bytes, matrix.axis),
     ]
 
@@ -62,16 +62,12 @@ def spared_s(side: Side, layer: Sequence[Gradient]) -> float:
     if matrix is None:
         return 0.0
     whole, arithmetic = matrix.product_s
-    return max(0.0, whole - max(whole / side.group(matrix.axis).size, arithmetic))
+    return max(0.0, whole - max(whole / side.mesh.group(matrix.axis).size, arithmetic))
 
 
 def _matrix(layer: Sequence[Gradient]) -> Gradient | None:
     """The weight of a fully connected layer."""
     return next((g for g in layer if g.rows and len(g.shape) == 2), None)
-
-
-def _total(side: Side, sends: Sequence[Exchange]) -> float:
-    return sum(side.send(*exchange) for exchange in sends)
 
 
 def prioritised(relax: Relaxation) -> Way:
@@ -82,7 +78,7 @@ def prioritised(relax: Relaxation) -> Way:
 def in_priority(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """Of each layer's all-reduce, what the backward pass hides; and what is left, as it is needed."""
     layers = list(by_layer(gradients))
-    sends = [side.label(("all_reduce", full_bytes(layer), layer[0].axis), REDUCTION) for layer in layers]
+    sends = [side.mesh.label(("all_reduce", full_bytes(layer), layer[0].axis), REDUCTION) for layer in layers]
     left = _left(side, layers, [send.seconds for send in sends])
     for layer, send, rest in zip(layers, sends, left, strict=True):
         hidden = replace(send, seconds=send.seconds - rest)

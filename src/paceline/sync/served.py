@@ -38,10 +38,10 @@ def served(relax: Relaxation) -> Way:
 
 def through_servers(relax: Relaxation, side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """A layer's gradient to the servers, and its parameters back."""
-    workers = side.plan.ranks
-    if side.group("dp").size == 1:
+    workers = side.mesh.plan.ranks
+    if side.mesh.group("dp").size == 1:
         return
-    found, codes = servers(side.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
+    found, codes = servers(side.mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
     for layer in by_layer(gradients):
         whole, tensors = full_bytes(layer), coded(codes, layer)
         sent = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
@@ -72,12 +72,12 @@ def _back_bytes(layer: Sequence[Gradient], codes: dict[str, Scheme], workers: in
 
 def through_hosts(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """Every gradient to its host, where all of the node's are added up, and its parameter back."""
-    here = min(side.plan.dp, side.cluster.node_devices)
-    if side.group("dp").size == 1:
+    here = min(side.mesh.plan.dp, side.mesh.cluster.node_devices)
+    if side.mesh.group("dp").size == 1:
         return
     for bucket in in_buckets(side, gradients, lambda gradient: gradient.bytes):
         size = full_bytes(bucket)
-        way_s = _host_way_s(side.cluster, size, here, side.plan.dp // here)
+        way_s = _host_way_s(side.mesh.cluster, size, here, side.mesh.plan.dp // here)
         yield Message(
             gradients=bucket,
             reduce=(Label(REDUCTION, REDUCTION, way_s + here * size / SUM_BPS),),

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.cost.chip import Chip
+from paceline.sim.mesh import Mesh
 from paceline.sim.program import Label, buckets
-from paceline.sim.work import GATHERS, REDUCTION, Exchange
-from paceline.spec.cluster import Cluster, Group
+from paceline.sim.work import GATHERS, REDUCTION
+from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Evidence
 from paceline.spec.vocabulary import Sharding
@@ -74,7 +75,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class BucketRule:
     """In what pieces gradients are reduced, and when."""
 
     bucket_bytes: float
@@ -92,17 +93,11 @@ class Timing:
 class Side:
     """The ranks of one stage of the pipeline, as a way sees them."""
 
-    cluster: Cluster
-    plan: Plan
+    mesh: Mesh
     chip: Chip
-    timing: Timing
+    timing: BucketRule
     #: seconds of the backward pass, on the clock of `Gradient.ready_s`
     backward_s: float
-    #: where the ranks of a mesh axis sit, and seconds of a collective (operation, bytes, axis) over it
-    group: Callable[[str], Group]
-    send: Callable[[str, float, str], float]
-    #: a collective as a task that belongs to a line of the breakdown
-    label: Callable[[Exchange, str], Label]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +150,15 @@ def full_bytes(gradients: Iterable[Gradient]) -> float:
 
 def averaged(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """In full, every step, as the plan's sharding says."""
-    zero = side.plan.sharding in (Sharding.ZERO1, Sharding.ZERO2)
+    zero = side.mesh.plan.sharding in (Sharding.ZERO1, Sharding.ZERO2)
     for bucket in in_buckets(side, gradients, lambda gradient: gradient.bytes):
         axis = bucket[0].axis
         kept = sum(gradient.parameter_bytes for gradient in bucket)
         op = "reduce_scatter" if zero else "all_reduce"
         yield Message(
             gradients=bucket,
-            reduce=(side.label((op, full_bytes(bucket), axis), REDUCTION),),
-            gather=(side.label(("all_gather", kept, axis), GATHERS),) if zero else (),
+            reduce=(side.mesh.label((op, full_bytes(bucket), axis), REDUCTION),),
+            gather=(side.mesh.label(("all_gather", kept, axis), GATHERS),) if zero else (),
             early=side.timing.early,
             gathers_early=side.timing.early and side.timing.gathers_early,
         )

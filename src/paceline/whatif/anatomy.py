@@ -70,7 +70,7 @@ def _transformer(subject: Subject, found: DistributedPrediction, step: Step, sen
         for op in piece.piece.ops
     )
     peak = step.chip.peaks[step.plan.precision]
-    return _put(subject, found, flops, totals[1], peak, sent, layers, step.group)
+    return _put(subject, found, flops, totals[1], peak, sent, layers, step.mesh.group)
 
 
 def _sent(

@@ -6,17 +6,22 @@ DeepSpeed and torchtitan number them, so that a stride says which network a grou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from paceline.cost.collectives import collective_s, share_links
 from paceline.sim.program import Label
 from paceline.sim.work import TRANSFERS, Exchange
+from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 
 #: networks of machines whose cores send by MPI
 SUPERCOMPUTERS = ("aries", "slingshot", "omnipath")
+
+
+def _as_they_are(op: str, size: float, axis: str, group: Group) -> float:
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,9 @@ class Mesh:
     cluster: Cluster
     #: data-parallel ranks that average every step; 0: all of them
     island: int = 0
+    #: bytes of a collective (operation, bytes, axis) over a group, as the framework sends them
+    sent_bytes: Callable[[str, float, str, Group], float] = _as_they_are
+    _labels: dict[tuple[Exchange, str], Label] = field(default_factory=dict, compare=False)
 
     @property
     def library(self) -> str:
@@ -39,6 +47,11 @@ class Mesh:
     def replicas(self) -> int:
         """Ranks that hold the same parameters and average every step."""
         return (self.island or self.plan.dp) * self.plan.cp
+
+    def chunks(self, rank: int) -> tuple[int, ...]:
+        """The chunks of the model that a stage of the pipeline holds."""
+        schedule = schedules.get(self.plan.schedule)
+        return tuple(schedule.chunks_of(rank, self.plan.pp, schedule.chunks_per_rank(self.plan.vpp)))
 
     @property
     def shards(self) -> int:
@@ -69,7 +82,20 @@ class Mesh:
         group = self.group(axis)
         if group.size == 1 or size <= 0:
             return 0.0
-        return collective_s(op, size, group, self.cluster, self.library)
+        sent = self.sent_bytes(op, size, axis, group)
+        return collective_s(op, sent, group, self.cluster, self.library)
+
+    def total(self, exchanges: Iterable[Exchange]) -> float:
+        """Seconds of collectives one after another."""
+        return sum(self.send(*exchange) for exchange in exchanges)
+
+    def label(self, exchange: Exchange, part: str) -> Label:
+        """A collective as a task; transfers between stages of a pipeline leave the device alone."""
+        if (exchange, part) not in self._labels:
+            op, size, axis = exchange
+            label = Label(op, part, self.send(*exchange), op, size, axis, crowds=part != TRANSFERS)
+            self._labels[exchange, part] = label
+        return self._labels[exchange, part]
 
     def share(self, axes: tuple[str, ...]) -> Sequence[float]:
         """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside
@@ -94,9 +120,3 @@ class Mesh:
         cluster = self.cluster
         inner = cluster.domain(len(cluster.tiers) - 2) if len(cluster.tiers) > 1 else 1
         return cluster.group(min(group.size, max(2, 2 * inner // group.stride)), group.stride)
-
-
-def labelled(exchange: Exchange, part: str, seconds: float) -> Label:
-    """A collective as a task; transfers between stages of a pipeline leave the device alone."""
-    op, size, axis = exchange
-    return Label(op, part, seconds, op, size, axis, crowds=part != TRANSFERS)
