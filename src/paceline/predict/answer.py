@@ -1,7 +1,6 @@
 """The answer about a step: where its time goes becomes a prediction with interval, breakdown and bottleneck.
 
-Whatever a step was made from says what it is (`StepFacts`) and what its parts are besides those of the simulation
-(a way of synchronising may add some); the rest is the same for all.
+Whatever a step was made from says what it is besides its time (`StepFacts`); the rest is the same for all.
 """
 
 from __future__ import annotations
