@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from paceline.errors import PlanError
 from paceline.spec.plan import Plan
 from paceline.train.memory import blocks_of
+from paceline.train.split_state import refuse_parts_of_one_rank
 from paceline.train.whole import Split, leave
 
 SHARDED = ("fsdp", "hsdp", "zero2")
@@ -86,6 +87,7 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
     new = dict(model.named_parameters())
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [new[now] for name in wanted for now in renamed.get(name, [name])]
+    model.register_load_state_dict_pre_hook(_before_load)
     weak = weakref.ref(model)  # who keeps what undoes it does not keep the model
 
     def close() -> None:
@@ -94,6 +96,10 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
         leave(mesh)
 
     return close
+
+
+def _before_load(_: nn.Module, state: dict[str, Any], *rest: Any) -> None:
+    refuse_parts_of_one_rank(state)
 
 
 def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:
