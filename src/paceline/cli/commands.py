@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from paceline import __version__
 from paceline.cli import (
     analyze,
+    audit,
     bench,
     calibrate,
     capture,
@@ -47,6 +48,7 @@ for _command in (
     explain.explain,
     diagnose.diagnose,
     analyze.analyze,
+    audit.audit,
     explore.explore,
     simulate.simulate,
     capture.capture,

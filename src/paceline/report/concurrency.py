@@ -154,17 +154,17 @@ def concurrency_page(c: Concurrency, command: str) -> str:
 
 
 def _chart(c: Concurrency, scale: str) -> Html:
-    """Speedup against ranks; the axes are logarithmic, as ranks double, and say so."""
+    """Parallel efficiency against ranks, on a linear axis from zero: a logarithmic speedup would hide
+    the gap to the ideal.
+    """
     mine = [end for end in c.ends if end.hardware == scale]
     most = max(ranks for end in mine for ranks, _ in end.curve)
-    kinds = ("first", "second", "third", "fourth")
-    series = [Series(name="ideal", kind="ideal", points=[(1, 1), (most, most)])]
-    for kind, end in zip(kinds, mine, strict=False):
+    series = []
+    for kind, end in zip(("first", "second", "third", "fourth"), mine, strict=False):
         alone = end.curve[0][1]
-        points = [(ranks, alone / seconds) for ranks, seconds in end.curve]
+        points = [(float(ranks), alone / seconds / ranks) for ranks, seconds in end.curve]
         series.append(Series(name=end.form, kind=kind, points=points, marked=True))
     x = Axis(low=1, high=max(2, most), title="ranks", log=True)
-    least = min(y for one in series for _, y in one.points)
-    y = Axis(low=min(1.0, least), high=max(2, most), title="speedup", log=True)
-    drawn = charts.lines(x, y, series, label=f"speedup by form, {scale}", width=WIDTH)
+    y = Axis(low=0, high=1, title="parallel efficiency", dimension="fraction")
+    drawn = charts.lines(x, y, series, label=f"parallel efficiency by form, {scale}", width=WIDTH)
     return tag("figure", tag("figcaption", scale), drawn)
