@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import io
 import json
+import random
 import re
 from pathlib import Path
 
@@ -172,6 +173,43 @@ def test_less_can_be_better(audited):
     report["stated"]["target"] = 0.015
     report["claims"] = report["claims"][2:]
     assert {finding.kind for finding in audited(report)[0].findings} == {"unreachable-target"}
+
+
+ODD = [None, "", 0, -1, "x", [], {}, [1, 2], True, 1e308, "1e999", "0", "-", "±", {"a": 1}, "1 of 0"]
+
+
+def places(value, path=()):
+    """The path of everything in a document."""
+    for key in value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0):
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_broken_reports_are_audited_or_refused(tmp_path, seed):
+    """Whatever is missing or odd in a report: an answer that can be printed, or one line of what is wrong."""
+    chance = random.Random(seed)
+    report = planted.cheat(chance.choice(planted.CHEATS)[0])
+    for _ in range(chance.randint(1, 6)):
+        *path, last = chance.choice(
+            [place for place in places(report) if place[0] != "runs" or len(place) < 4]
+        )
+        holder = report
+        for key in path:
+            holder = holder[key]
+        if chance.random() < 0.4:
+            del holder[last]
+        else:
+            holder[last] = chance.choice(ODD)
+    file = tmp_path / "report.json"
+    file.write_text(planted.as_json(report))
+    try:
+        found = audit(file)
+    except DataError as error:
+        assert str(file) in str(error) and "\n" not in str(error)
+        return
+    assert json.dumps(found.to_dict())
+    assert all(finding.evidence for finding in found.findings)
 
 
 # -- our own reports -------------------------------------------------------------------------------

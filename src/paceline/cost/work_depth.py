@@ -284,6 +284,23 @@ class RecurrentSize:
     layers: int = 1
     directions: int = 1
 
+    @property
+    def inputs_by_layer(self) -> list[int]:
+        """Values that a cell of each layer gets from below."""
+        return [self.inputs, *[self.hidden * self.directions] * (self.layers - 1)]
+
+    @property
+    def cells(self) -> int:
+        """Cells of one layer that are evaluated."""
+        return self.steps * self.samples * self.directions
+
+    @property
+    def waves(self) -> int:
+        """Cells in a row: layers overlap, unless each waits for both directions of the one below."""
+        if self.directions > 1:
+            return self.steps * self.layers
+        return self.steps + self.layers - 1
+
 
 #: pointwise operations of a cell: of each hidden value, and in a row behind the products.
 #: LSTM: three sigmoids, two tanh, f c, i g added, o tanh(c). GRU: two sigmoids, tanh, r times the product
@@ -300,14 +317,11 @@ def recurrent(size: RecurrentSize, *, backward: bool = False) -> WorkDepth:
     Backward: twice the products; a state's gradient reduces gates H values; weights reduce T N at the end,
         D = (T + L - 1) (ceil(log2(gates H)) + p) + ceil(log2(T N)).
     """
-    later = size.hidden * size.directions
-    inputs = [size.inputs, *[later] * (size.layers - 1)]
-    cells = size.steps * size.samples * size.directions
     each, behind = _CELL.get(size.gates, (2 * size.gates, 5))
-    products = cells * sum(size.gates * size.hidden * (one + size.hidden) for one in inputs)
-    other = cells * size.layers * size.hidden * each
-    waves = size.steps * size.layers if size.directions > 1 else size.steps + size.layers - 1
+    inputs = size.inputs_by_layer
+    products = sum(size.gates * size.hidden * (one + size.hidden) for one in inputs)
+    work = size.cells * (products + size.layers * size.hidden * each)
     if not backward:
-        return _at_least_one(products + other, waves * (levels(max(inputs) + size.hidden) + behind))
-    chain = waves * (levels(size.gates * size.hidden) + behind)
-    return _at_least_one(2 * products + 2 * other, chain + levels(size.steps * size.samples))
+        return _at_least_one(work, size.waves * (levels(max(inputs) + size.hidden) + behind))
+    chain = size.waves * (levels(size.gates * size.hidden) + behind)
+    return _at_least_one(2 * work, chain + levels(size.steps * size.samples))

@@ -19,33 +19,37 @@ from paceline.units import show
 MOST_LAYERS = 12
 #: pixels of a chart
 WIDTH = 560
+_FORMS = ("parallelism", "ranks at most", "sent per rank, 2 ranks", "at most", "limit")
 _PASSES = ("operators", "forward W", "forward D", "backward W", "backward D", "average parallelism")
 
 
 def concurrency_view(c: Concurrency) -> RenderableType:
     """Passes, kinds of operators, layers, forms of parallelism, and where they end."""
     sizes = f"batch {c.batch}" + (f", sequence {c.seq}" if c.seq else "")
-    layers = list(_layers(c))
     parts: list[RenderableType] = [
         Text.assemble((c.model, "bold"), f", {sizes}, {c.precision}: work W and depth D in operations"),
         _plain(("", "W", "D", "average parallelism", "longest chain"), _stretches(c), left=(4,)),
         *(Text(line) for line in _lines(c)),
         Text(),
         _plain(("kind of operator", *_PASSES), map(_passes, c.kinds)),
-        Text(),
-        _plain(("layer", "alike", *_PASSES), layers[:MOST_LAYERS]),
+        *_layer_table(c),
     ]
-    if len(layers) > MOST_LAYERS:
-        parts.append(Text(f"{len(layers) - MOST_LAYERS} more rows have less work: --json", style="dim"))
     if c.convolutions:
         parts += [Text(), _plain(("convolutions, forward", "of them", "W", "sum of D"), _choices(c))]
     if c.forms:
-        forms = ("parallelism", "ranks at most", "sent per rank, 2 ranks", "at most", "limit")
-        parts += [Text(), _plain(forms, _forms(c), left=(4,))]
+        parts += [Text(), _plain(_FORMS, _forms(c), left=(4,))]
     if c.ends:
         head = (f"where it ends on {c.hardware}", *_scales(c))
         parts += [Text(), _plain(head, _ends(c), left=range(1, len(head)))]
     return Group(*parts)
+
+
+def _layer_table(c: Concurrency) -> Iterator[RenderableType]:
+    rows = list(_layers(c))
+    yield Text()
+    yield _plain(("layer", "alike", *_PASSES), rows[:MOST_LAYERS])
+    if len(rows) > MOST_LAYERS:
+        yield Text(f"{len(rows) - MOST_LAYERS} more rows have less work: --json", style="dim")
 
 
 def _plain(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Table:
@@ -140,10 +144,7 @@ def concurrency_page(c: Concurrency, command: str) -> str:
         ("Work and depth", table(("", "W", "D", "average parallelism", "longest chain"), _stretches(c))),
         ("Kinds of operators", table(("kind", *_PASSES), map(_passes, c.kinds))),
         ("Layers", table(("layer", "alike", *_PASSES), _layers(c))),
-        (
-            "Forms of parallelism",
-            table(("form", "ranks at most", "sent per rank, 2 ranks", "at most", "limit"), _forms(c)),
-        ),
+        ("Forms of parallelism", table(_FORMS, _forms(c))),
     ]
     if c.convolutions:
         parts.append(("Convolutions, forward", table(("algorithm", "of them", "W", "sum of D"), _choices(c))))

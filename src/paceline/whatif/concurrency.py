@@ -128,23 +128,26 @@ def _passes(
     """
     found = []
     for name, group in groups.items():
-        forward = [node for node in group if node.op.phase not in BACKWARD]
-        backward = [node for node in group if node.op.phase in BACKWARD]
-        ahead, back = depth_of(forward), depth_of(backward)
-        work = sum(node.cost.work for node in group)
-        depth = ahead + back if together is None else together(node.cost.depth for node in group)
+        ahead = [node for node in group if node.op.phase not in BACKWARD]
+        behind = [node for node in group if node.op.phase in BACKWARD]
+        depths = [depth_of(ahead), depth_of(behind)]
+        depth = sum(depths) if together is None else together(node.cost.depth for node in group)
         found.append(
             Passes(
                 name=name,
-                operators=len(forward),
-                forward_work=sum(node.cost.work for node in forward),
-                forward_depth=ahead,
-                backward_work=sum(node.cost.work for node in backward),
-                backward_depth=back,
-                parallelism=work / depth if depth else 0.0,
+                operators=len(ahead),
+                forward_work=_work(ahead),
+                forward_depth=depths[0],
+                backward_work=_work(behind),
+                backward_depth=depths[1],
+                parallelism=_work(group) / depth if depth else 0.0,
             )
         )
     return sorted(found, key=lambda passes: -(passes.forward_work + passes.backward_work))
+
+
+def _work(group: Iterable[CostedOp]) -> float:
+    return sum(node.cost.work for node in group)
 
 
 # -- convolutions by algorithm ---------------------------------------------------------------------
@@ -152,20 +155,12 @@ def _passes(
 
 def _convolutions(every: Sequence[CostedOp]) -> Iterator[ConvolutionChoice]:
     """What other algorithms would make of the convolutions of the forward pass."""
-    mine = [node for node in every if node.op.kind == "conv" and node.op.phase == "forward"]
-    sizes = [convolution_size(node.op) for node in mine if evaluation(node.op) == wd.Evaluation.OUTPUT]
-    if not sizes:
-        return
-    algorithms: dict[str, Callable[[wd.ConvolutionSize], wd.WorkDepth | None]] = {
-        "direct": wd.convolution_direct,
-        "im2col": wd.convolution_im2col,
-        "Winograd F(2x2)": partial(_winograd, tile=2),
-        "Winograd F(4x4)": partial(_winograd, tile=4),
-        "FFT": _fourier,
-    }
-    for name, formula in algorithms.items():
+    mine = [node.op for node in every if node.op.kind == "conv" and node.op.phase == "forward"]
+    sizes = [convolution_size(op) for op in mine if evaluation(op) == wd.Evaluation.OUTPUT]
+    direct = [wd.convolution_direct(size) for size in sizes]
+    for name, formula in ALGORITHMS.items() if sizes else ():
         found = [formula(size) for size in sizes]
-        costs = [one or wd.convolution_direct(size) for one, size in zip(found, sizes, strict=True)]
+        costs = [one or other for one, other in zip(found, direct, strict=True)]
         yield ConvolutionChoice(
             algorithm=name,
             fits=sum(one is not None for one in found),
@@ -183,44 +178,56 @@ def _fourier(size: wd.ConvolutionSize) -> wd.WorkDepth | None:
     return wd.convolution_fft(size) if size.taps > 1 else None
 
 
+#: algorithm -> its cost for a convolution; None where it does not apply
+ALGORITHMS: dict[str, Callable[[wd.ConvolutionSize], wd.WorkDepth | None]] = {
+    "direct": wd.convolution_direct,
+    "im2col": wd.convolution_im2col,
+    "Winograd F(2x2)": partial(_winograd, tile=2),
+    "Winograd F(4x4)": partial(_winograd, tile=4),
+    "FFT": _fourier,
+}
+
+
 # -- forms of parallelism --------------------------------------------------------------------------
 
 
 def _forms(workload: Workload, layers: Sequence[ChainedLayer]) -> Iterator[ParallelForm]:
-    gradients = gradient_bytes(workload)
-    widths = [layer.width for layer in layers if layer.width]
-    narrow, wide = min(widths, default=1), max(widths, default=1)
-    where = next((layer.name for layer in layers if layer.width == narrow), "")
+    batch, gradients = workload.batch, gradient_bytes(workload)
+    widths = {layer.name: layer.width for layer in layers if layer.width}
+    wide, deep = max(widths.values(), default=1), len(widths)
     yield ParallelForm(
         name="data",
-        most=workload.batch,
-        limit=f"one sample a rank: the batch of {workload.batch}",
+        most=batch,
+        limit=f"one sample a rank: the batch of {batch}",
         bytes_two=pf.data_sending(2, gradients).bytes,
-        bytes_most=pf.data_sending(max(2, workload.batch), gradients).bytes,
+        bytes_most=pf.data_sending(max(2, batch), gradients).bytes,
     )
     yield ParallelForm(
         name="model",
         most=wide,
-        limit=f"one output feature a rank; from {narrow} ranks on ({where}) layers are too narrow for all",
+        limit=f"one output feature a rank; {_narrowest(widths)}",
         bytes_two=_model(2, layers).bytes,
         bytes_most=_model(wide, layers).bytes,
     )
-    deep = len(widths)
-    cuts = [layer.cut_bytes for layer in layers[1:]]
     yield ParallelForm(
         name="pipeline",
         most=deep,
-        limit=f"one of {deep} layers with products a rank; at most {workload.batch} micro-batches fill it",
+        limit=f"one of {deep} layers with products a rank; at most {batch} micro-batches fill it",
         bytes_two=2 * _halfway(layers),
-        bytes_most=2 * max(cuts, default=0.0),
+        bytes_most=2 * max((layer.cut_bytes for layer in layers[1:]), default=0.0),
     )
     yield ParallelForm(
         name="hybrid",
-        most=float(workload.batch) * wide * deep,
+        most=float(batch) * wide * deep,
         limit="the product of the others; what it sends is the sum of theirs, each on a part of the model",
         bytes_two=None,
         bytes_most=None,
     )
+
+
+def _narrowest(widths: Mapping[str, int]) -> str:
+    name = min(widths, key=lambda name: widths[name], default="")
+    return f"beyond {widths[name]} ranks ({name}) some layers are too narrow" if name else "no products"
 
 
 def _halfway(layers: Sequence[ChainedLayer]) -> float:

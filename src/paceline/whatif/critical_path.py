@@ -50,29 +50,34 @@ def longest(steps: Sequence[CostedOp]) -> Chain:
     finish: list[float] = []
     before: list[int] = []
     writer: dict[int, int] = {}
-    last = -1
-    barrier = -1
+
+    def later(one: int, other: int) -> int:
+        """The one of two operators that ends later; -1 is none of them."""
+        return one if other < 0 or (one >= 0 and finish[one] >= finish[other]) else other
+
+    last = barrier = -1
     for number, node in enumerate(steps):
-        waits = [writer[tensor] for tensor in node.op.sources if tensor in writer]
-        if node.op.phase == "optimizer":
-            barrier = last if barrier < 0 and last >= 0 else barrier
-            waits += [barrier] if barrier >= 0 else []
-        after = max(waits, key=lambda one: finish[one], default=-1)
-        finish.append(node.cost.depth + (finish[after] if after >= 0 else 0.0))
+        update = node.op.phase == "optimizer"
+        after = barrier if update else -1
+        for tensor in node.op.sources:
+            after = later(writer.get(tensor, -1), after)
         before.append(after)
+        finish.append(node.cost.depth + (finish[after] if after >= 0 else 0.0))
         for tensor in node.op.results:
-            # an earlier writer of another part may end later
-            known = writer.get(tensor, -1)
-            writer[tensor] = number if known < 0 or finish[number] >= finish[known] else known
-        last = number if last < 0 or finish[number] >= finish[last] else last
-    if last < 0:
-        return Chain(depth=0.0, operators=())
+            # an earlier writer of another part of the tensor may end later
+            writer[tensor] = later(number, writer.get(tensor, -1))
+        last = later(number, last)
+        barrier = barrier if update else last
+    return Chain(depth=finish[last] if steps else 0.0, operators=_back(steps, before, last))
+
+
+def _back(steps: Sequence[CostedOp], before: Sequence[int], last: int) -> tuple[CostedOp, ...]:
+    """The chain that ends with an operator, from its start."""
     path = []
-    at = last
-    while at >= 0:
-        path.append(steps[at])
-        at = before[at]
-    return Chain(depth=finish[last], operators=tuple(reversed(path)))
+    while last >= 0:
+        path.append(steps[last])
+        last = before[last]
+    return tuple(reversed(path))
 
 
 def one_after_another(workload: Workload, phases: Sequence[str]) -> Chain:

@@ -50,30 +50,35 @@ def _roofline_s(op: Op, device: Device) -> float:
 
 def chain_of_layers(every: Sequence[CostedOp]) -> Iterator[ChainedLayer]:
     """The modules of the forward pass in order; what runs outside of modules goes with what is before it."""
-    names: dict[str, list[Op]] = {}
-    current = ""
-    first_of: dict[str, int] = {}
     forward = [node.op for node in every if node.op.phase == "forward"]
+    ahead: dict[str, list[Op]] = {}
+    first_place: dict[str, int] = {}
+    current = ""
     for place, op in enumerate(forward):
         current = op.module or current
-        names.setdefault(current, []).append(op)
-        first_of.setdefault(current, place)
-    first = next(iter(names), "")
+        ahead.setdefault(current, []).append(op)
+        first_place.setdefault(current, place)
     behind: dict[str, list[Op]] = defaultdict(list)
     for node in every:
         if node.op.phase in BACKWARD:
-            behind[node.op.module if node.op.module in names else first].append(node.op)
+            name = node.op.module if node.op.module in ahead else next(iter(ahead), "")
+            behind[name].append(node.op)
     crossing = _crossing(forward)
-    for name, ops in names.items():
-        products = [op for op in ops if _width(op)]
-        yield ChainedLayer(
-            name=name,
-            ops=(*ops, *behind[name]),
-            width=min((_width(op) for op in products), default=None),
-            input_bytes=sum(_first(op.reads) for op in products if op.kind in SPLIT),
-            output_bytes=sum(_first(op.writes) for op in products if op.kind in SPLIT),
-            cut_bytes=crossing[first_of[name]],
-        )
+    for name, ops in ahead.items():
+        yield _layer(name, ops, behind[name], crossing[first_place[name]])
+
+
+def _layer(name: str, ahead: Sequence[Op], behind: Sequence[Op], cut_bytes: float) -> ChainedLayer:
+    products = [op for op in ahead if _width(op)]
+    sending = [op for op in products if op.kind in SPLIT]
+    return ChainedLayer(
+        name=name,
+        ops=(*ahead, *behind),
+        width=min((_width(op) for op in products), default=None),
+        input_bytes=sum(_first(op.reads) for op in sending),
+        output_bytes=sum(_first(op.writes) for op in sending),
+        cut_bytes=cut_bytes,
+    )
 
 
 def _width(op: Op) -> int:

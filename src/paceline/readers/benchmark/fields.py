@@ -81,15 +81,19 @@ def row_of(cells: Iterable[tuple[str, str | float | bool | None, int, str]], fil
         if value is None or (isinstance(value, str) and not value.strip(" -")):
             continue
         name, unit = field_of(column)
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        said = f"{value} {unit}" if unit and (plain or str(value).strip()[-1:].isdigit()) else value
-        found = ReportedValue(value=said, line=line, column=place, file=file)
+        found = ReportedValue(value=_with_unit(value, unit), line=line, column=place, file=file)
         name = "metric_name" if name == "metric" and found.number is None else name
         if name not in row or column.lower() == name:
             row[name] = found
     if "contestant" not in row and "optimizer" in row:
         row["contestant"] = row["optimizer"]
     return row
+
+
+def _with_unit(value: str | float | bool, unit: str) -> str | float | bool:
+    """A number with the unit of its column, if it has none of its own."""
+    bare = not isinstance(value, bool) and str(value).strip()[-1:].isdigit()
+    return f"{value} {unit}" if unit and bare else value
 
 
 def assembled(source: str, rows: Iterable[ReportedRow]) -> BenchmarkReport:

@@ -18,46 +18,44 @@ def load(text: str) -> tuple[Any, dict[Path, int]]:
     """The data of a JSON text, and the line of each value by its path; raises what `json.loads` does."""
     data = json.loads(text)
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    lines = {path: bisect_right(starts, at) for path, at in _values(text)}
-    return data, lines
+    return data, {path: bisect_right(starts, at) for path, at in _Scanner(text).values(())}
 
 
-def _values(text: str) -> Iterator[tuple[Path, int]]:
-    """(path, position) of every value of a valid JSON text."""
-    open_: list[tuple[Path, str, int]] = []
-    path: Path = ()
-    at = _skip(text, 0)
-    while True:
-        yield path, at
-        at = _skip(text, at)
-        mark = text[at]
-        closing = {"{": "}", "[": "]"}.get(mark, "")
-        if closing and text[_skip(text, at + 1)] != closing:
-            open_.append((path, mark, 0))
-            path, at = _enter(text, open_[-1], at + 1)
-            continue
-        at = _skip(text, at + 1) + 1 if closing else _DECODER.raw_decode(text, at)[1]
-        at = _skip(text, at)
-        while open_ and text[at] in "}]":
-            open_.pop()
-            at = _skip(text, at + 1)
-        if not open_:
+class _Scanner:
+    """Walks a valid JSON text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def values(self, path: Path) -> Iterator[tuple[Path, int]]:
+        """Path and position of the next value and of those in it; afterwards `at` is behind it."""
+        mark = self.next()
+        yield path, self.at
+        if mark not in "{[":
+            self.scalar()
             return
-        outer, mark, index = open_[-1]
-        open_[-1] = (outer, mark, index + 1)
-        path, at = _enter(text, open_[-1], at + 1)
+        self.at += 1
+        index = 0
+        while self.next() not in "}]":
+            yield from self.values((*path, self.key() if mark == "{" else index))
+            index += 1
+            self.at += self.next() == ","
+        self.at += 1
 
+    def next(self) -> str:
+        """The next character that is no space; `at` is there."""
+        found = _SPACE.match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return self.text[self.at]
 
-def _enter(text: str, container: tuple[Path, str, int], at: int) -> tuple[Path, int]:
-    """Path and position of the next value of an open object or list."""
-    outer, mark, index = container
-    at = _skip(text, at)
-    if mark == "[":
-        return (*outer, index), at
-    key, at = _DECODER.raw_decode(text, at)
-    return (*outer, key), _skip(text, _skip(text, at) + 1)
+    def key(self) -> str:
+        """The key of an object; `at` is behind its colon."""
+        name = str(self.scalar())
+        self.next()
+        self.at += 1
+        return name
 
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    def scalar(self) -> Any:
+        value, self.at = _DECODER.raw_decode(self.text, self.at)
+        return value
