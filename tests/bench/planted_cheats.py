@@ -71,6 +71,11 @@ def middle(report, name):
     return statistics.median(times(report, name))
 
 
+def ends(report, name):
+    """Median of the metric at the end."""
+    return statistics.median(one["evaluations"][-1]["metric"] for one in runs(report, name))
+
+
 def claimed(report, over="overlap"):
     """The claims that the runs of a report support."""
     time = middle(report, "ours")

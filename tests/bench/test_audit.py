@@ -102,6 +102,13 @@ def test_explanations_have_the_figures(audited):
         lambda r: r["claims"][1].update(speedup=round(r["claims"][1]["speedup"], 1)),
         # per watt beside the figure itself
         lambda r: r["claims"].append({**r["claims"][2], "per": "device"}),
+        # over every baseline, the slower ones too
+        lambda r: r["claims"].append(planted.claimed(r, over="ddp")[1]),
+        # a target in per cent
+        lambda r: r["stated"].update(target=97),
+        lambda r: r["claims"].append(
+            {"contestant": "ours", "quantity": "accuracy", "value": f"{100 * planted.ends(r, 'ours'):.2f}"}
+        ),
         lambda r: r["contestants"][1].update(reference=100.0),
         lambda r: r["stated"].update(batch="64 256"),
         lambda r: r["stated"].update(target_fixed="2026-01-01"),
@@ -152,6 +159,39 @@ def test_without_claims_the_better_is_the_favoured(audited):
     found, _ = audited(report)
     assert [finding.kind for finding in found.findings] == ["unequal-tuning"] * 2
     assert "claims" in {one.missing for one in found.unchecked}
+
+
+def test_tasks_are_compared_one_by_one(audited):
+    """A target that the baseline reaches on one task, and never on the other."""
+    report = planted.honest()
+    hard = [{**one, "task": "hard", "target": 0.985} for one in report["runs"]]
+    for one in report["runs"]:
+        one["task"] = "digits-cnn"
+    report["runs"] += hard
+    for claim in report["claims"]:
+        claim["task"] = "digits-cnn"
+    found, _ = audited(report)
+    assert {finding.kind for finding in found.findings} == {"unreachable-target"}
+    assert "0.985" in found.findings[0].text
+
+
+def test_more_frequent_by_steps_and_by_samples(audited):
+    """The same interval in steps at another batch is no finer evaluation."""
+    report = planted.honest()
+    for one in report["runs"]:
+        if one["contestant"] != "ours":
+            one["batch"] = 256
+    report["stated"]["batch"] = "64 256"
+    assert not audited(report)[0].findings
+
+
+def test_one_evaluation_at_the_end_is_not_left_out(audited):
+    report = planted.honest()
+    report["claims"], report["stated"]["target"] = [], 0.5
+    for one in report["runs"]:
+        last = one["evaluations"][-1]
+        one["evaluations"] = [{**last, "seconds": one["wall_s"] - last["evaluation_s"]}]
+    assert not audited(report)[0].findings
 
 
 def test_a_comparison_across_batches_has_to_say_so(audited):

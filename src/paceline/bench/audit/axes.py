@@ -39,20 +39,18 @@ def _title(chart: ReportedRow) -> str:
 def _nonlinear(chart: ReportedRow, axis: str) -> AuditFinding | None:
     """A logarithmic axis that does not say so, or that shows a speedup: it makes gaps to the ideal small."""
     scale = chart.get(f"{axis}_scale")
-    if scale is None or scale.text.lower() in LINEAR:
+    if scale is None or scale.text.lower() in (*LINEAR, "category"):
         return None
-    shown, label = chart.get(axis), chart.get(f"{axis}_label")
-    said = label is not None and "log" in label.text.lower()
-    speedup = axis == "y" and shown is not None and any(w in shown.text.lower() for w in RATIOS[:2])
+    said = "log" in _word(chart, f"{axis}_label")
+    speedup = axis == "y" and any(word in _word(chart, "y") for word in RATIOS[:2])
     if said and not speedup:
         return None
-    what = shown.text if shown is not None else axis
     return AuditFinding(
         kind="nonlinear-axis",
-        text=f"{_title(chart)} shows {what} on a {scale.text} axis"
+        text=f"{_title(chart)} shows {_word(chart, axis) or axis} on a {scale.text} axis"
         + ("" if said else " without saying so")
         + ": a gap of 2 x takes as little room at the top as at the bottom",
-        evidence=(scale, *([shown] if shown is not None else [])),
+        evidence=(scale, *([chart[axis]] if axis in chart else [])),
         honest="a linear axis from zero, or the share of the ideal (efficiency) instead of the speedup",
     )
 
@@ -79,22 +77,26 @@ def _uneven(chart: ReportedRow, axis: str) -> AuditFinding | None:
 
 def _cut(chart: ReportedRow) -> AuditFinding | None:
     """A linear axis of a ratio that starts above zero without saying so; bars never may."""
-    low, shown, label = chart.get("y_from"), chart.get("y"), chart.get("y_label")
-    scale = chart.get("y_scale")
-    if low is None or not low.number or low.number <= 0 or (scale and scale.text.lower() not in LINEAR):
+    low, scale = chart.get("y_from"), chart.get("y_scale")
+    start = low.number if low is not None else None
+    if low is None or start is None or start <= 0 or (scale and scale.text.lower() not in LINEAR):
         return None
-    bars = "kind" in chart and "bar" in chart["kind"].text.lower()
-    said = label is not None and any(word in label.text.lower() for word in CUT_WORDS)
-    ratio = shown is not None and any(word in shown.text.lower() for word in RATIOS)
+    bars = "bar" in _word(chart, "kind")
+    said = any(word in _word(chart, "y_label") for word in CUT_WORDS)
+    ratio = any(word in _word(chart, "y") for word in RATIOS)
     if not bars and (said or not ratio):
         return None
-    what = shown.text if shown is not None else "a value"
     return AuditFinding(
         kind="cut-axis",
-        text=f"{_title(chart)} shows {what} from {low.text} on{_exaggeration(chart, low.number)}",
-        evidence=(low, *([shown] if shown is not None else [])),
+        text=f"{_title(chart)} shows {_word(chart, 'y') or 'a value'} from {low.text} on"
+        f"{_exaggeration(chart, start)}",
+        evidence=(low, *([chart["y"]] if "y" in chart else [])),
         honest="an axis from zero; differences in a table with their spread",
     )
+
+
+def _word(chart: ReportedRow, name: str) -> str:
+    return chart[name].text.lower() if name in chart else ""
 
 
 def _exaggeration(chart: ReportedRow, start: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from paceline.bench.audit.contest import (
     Contest,
     Measure,
     Measured,
-    distinct,
+    advantage,
     plain,
     spread,
 )
@@ -50,14 +51,25 @@ class ClaimedNumber:
 
     def near(self, candidates: Sequence[float]) -> bool:
         """Whether the claim is one of these numbers, rounded."""
-        allowed = max(TOLERANCE * abs(self.number), self.cell.rounding)
-        return any(abs(self.number - one) <= allowed for one in candidates if math.isfinite(one))
+        number, allowed = self.number, max(TOLERANCE * abs(self.number), self.cell.rounding)
+        known = [one for one in candidates if math.isfinite(one)]
+        if self.quantity == "metric" and number > 1.5 and known and max(known) <= 1:
+            number, allowed = number / 100, allowed / 100  # per cent of a share
+        return any(abs(number - one) <= allowed for one in known)
 
     def of(self, mine: float, others: float) -> float:
         """The claimed kind of number from one of ours and one of theirs."""
         if not self.ratio:
             return mine
-        return _ratio(mine, others, self.smaller_is_better)
+        return advantage(mine, others, self.smaller_is_better)
+
+    @property
+    def advantage(self) -> float:
+        """How many times as good our median is as theirs; not a number where it cannot be said."""
+        if not self.theirs:
+            return math.nan
+        mine, others = (statistics.median(one.value for one in side) for side in (self.ours, self.theirs))
+        return advantage(mine, others, self.smaller_is_better)
 
     def statistics(self) -> list[Callable[[Sequence[float]], float]]:
         """The one that is stated, else those that are usual."""
@@ -77,11 +89,6 @@ class ClaimedNumber:
         mine = min(ours) if self.smaller_is_better else max(ours)
         others = [one(theirs) for one in self.statistics()] + [min(theirs), max(theirs)] if theirs else [1.0]
         return [self.of(mine, one) for one in others]
-
-
-def _ratio(mine: float, others: float, smaller_is_better: bool) -> float:
-    above, below = (others, mine) if smaller_is_better else (mine, others)
-    return above / below if below else math.inf
 
 
 def per_field(claim: ReportedRow) -> str | None:
@@ -111,24 +118,21 @@ def per(contest: Contest, quantity: str, unit: str | None) -> Measure:
 def claimed_number(contest: Contest, claim: ReportedRow) -> ClaimedNumber | NotChecked:
     """A claim with the numbers behind it, or why there are none."""
     cell = claim.get("speedup") or claim.get("value")
-    who = claim["contestant"].text if "contestant" in claim else ""
-    what = f"the claim of {cell.column if cell else 'line'} {cell.text if cell else ''}".strip()
     if cell is None or cell.number is None:
         return NotChecked(what="a claim", missing="a number: its value or its speedup")
-    quantity = contest.quantity(claim)
-    if not quantity or who not in contest.report.names:
+    what = f"the claim of {cell.text} ({cell.column})"
+    quantity, unit = contest.quantity(claim), per_field(claim)
+    if not quantity or "contestant" not in claim or claim["contestant"].text not in contest.report.names:
         return NotChecked(what=what, missing="the contestant and the quantity that it is about")
-    over = claim["over"].text if "over" in claim else ""
-    unit = per_field(claim)
-    ratio = "speedup" in claim
-    ours = contest.values(who, claim, per(contest, quantity, unit))
-    theirs = contest.values(over, claim, per(contest, quantity, unit)) if ratio else []
-    if not ours or unit == "" or (ratio and not theirs):
+    measure = per(contest, quantity, unit)
+    ours = contest.values(claim["contestant"].text, claim, measure)
+    theirs = contest.values(claim["over"].text, claim, measure) if "over" in claim else []
+    if not ours or unit == "" or ("speedup" in claim and not theirs):
         return NotChecked(what=what, missing=f"{quantity} of every run it is about")
     return ClaimedNumber(
         claim=claim,
         cell=cell,
-        ratio=ratio,
+        ratio="speedup" in claim,
         quantity=quantity,
         ours=tuple(ours),
         theirs=tuple(theirs),
@@ -151,20 +155,19 @@ def check_claims(contest: Contest) -> Iterator[AuditFinding | NotChecked]:
 
 
 def _checked(contest: Contest, found: ClaimedNumber) -> AuditFinding | None:
-    ours, theirs = [one.value for one in found.ours], [one.value for one in found.theirs]
+    ours = [one.value for one in found.ours]
+    theirs = [one.value for one in found.theirs] if found.ratio else []
     if theirs and not any(map(math.isfinite, theirs)):
         return None  # the target that the comparison cannot reach is a finding of its own
     said = found.claim["statistic"].text.lower() if "statistic" in found.claim else ""
-    runs = contest.runs_of(found.claim["contestant"].text, found.claim)
-    several = distinct(runs) > 1 or len(runs) > 1
-    if said in BEST_WORDS and several:
+    if said in BEST_WORDS and len(ours) > 1:
         return _best(found, ours, theirs)
     if found.near(found.honest(ours, theirs)):
         return None
-    if several and found.near(found.best(ours, theirs)):
+    if len(ours) > 1 and found.near(found.best(ours, theirs)):
         return _best(found, ours, theirs)
     finite = [one for one in ours if math.isfinite(one)]
-    if len(finite) < len(ours) and finite and found.near(found.honest(finite, theirs)):
+    if 0 < len(finite) < len(ours) and found.near(found.honest(finite, theirs)):
         return _survivors(found, ours)
     return _excluded(contest, found, ours, theirs) or _unsupported(found, ours, theirs)
 
@@ -205,14 +208,13 @@ def _excluded(
     contest: Contest, found: ClaimedNumber, ours: Sequence[float], theirs: Sequence[float]
 ) -> AuditFinding | None:
     """The claim, where it is right for times without evaluation only."""
-    if found.quantity != "reached_s" or "per" in found.claim:
-        return None
     claim = found.claim
+    if found.quantity != "reached_s" or "per" in claim:
+        return None
     mine = contest.values(claim["contestant"].text, claim, contest.without_evaluation)
     other = contest.values(claim["over"].text, claim, contest.without_evaluation) if found.ratio else []
     less, others = [one.value for one in mine], [one.value for one in other]
-    options = [(less, theirs), *([(less, others)] if others else [])]
-    if not less or not any(found.near(found.honest(*option)) for option in options):
+    if not less or not any(found.near(found.honest(less, one)) for one in (theirs, others or theirs)):
         return None
     spent = [a - b for a, b in zip(ours, less, strict=True)]
     return AuditFinding(

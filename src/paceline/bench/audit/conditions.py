@@ -105,7 +105,11 @@ def check_clock(contest: Contest) -> Iterator[AuditFinding | NotChecked]:
 
 
 def _left_out(contest: Contest, run: ReportedRun) -> tuple[ReportedValue, ...]:
-    """The cells that show it: wall-clock time, reported time, and evaluations that make up the difference."""
+    """The cells that show it: wall-clock time, reported time, and evaluations that make up the difference.
+    A single one, at the end, belongs to no time until then.
+    """
+    if len(run.evaluations) == 1:
+        return ()
     whole, spent = run.get("wall_s"), contest.evaluation_s(run)
     reported = contest.measured(run, "seconds")
     if whole is None or whole.number is None or reported is None or spent < LEAST_SHARE * whole.number:
@@ -185,7 +189,7 @@ def _across(contest: Contest, name: str, kind: str) -> Iterator[AuditFinding]:
 
 
 def _settings(contest: Contest, pair: Pairing, name: str) -> tuple[list[ReportedValue], list[ReportedValue]]:
-    mine, theirs = (contest.runs_of(one, pair.claim) for one in (pair.challenger, pair.baseline))
+    mine, theirs = contest.sides(pair)
     return (
         [run.fields[name] for run in mine if name in run.fields],
         [run.fields[name] for run in theirs if name in run.fields],

@@ -40,11 +40,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Two contestants that are compared, and the claim that does; without a claim, roles do."""
+    """Two contestants that are compared on a task, and the claim that does; without a claim, roles do."""
 
     challenger: str
     baseline: str
     claim: ReportedRow | None
+    #: the task on which they are; empty where there is but one
+    task: str = ""
 
 
 Measure = Callable[[ReportedRun], Measured | None]
@@ -80,6 +82,27 @@ class Contest:
     def target(self, run: ReportedRun) -> ReportedValue | None:
         return run.get("target") or self.report.stated.get("target")
 
+    def level(self, run: ReportedRun) -> float | None:
+        """The target as a number on the scale of the metric: 97 is 0.97 where the metric is a share."""
+        target = self.target(run)
+        number = target.number if target is not None else None
+        if number is None or not self._largest_metric:
+            return number
+        if number > 1.5 and self._largest_metric <= 1:
+            return number / 100
+        return number * 100 if number <= 1 and self._largest_metric > 1.5 and self._shares else number
+
+    @cached_property
+    def _shares(self) -> bool:
+        """Whether the metric is one that goes up to 1 or 100."""
+        return any(word in self.metric_name for word in ("acc", "top", "f1", "share"))
+
+    @cached_property
+    def _largest_metric(self) -> float:
+        return max(
+            (cell.number or 0.0 for run in self.report.runs for cell in self.metrics(run)), default=0.0
+        )
+
     def meets(self, value: float, target: float) -> bool:
         return value >= target if self.higher_is_better else value <= target
 
@@ -94,24 +117,20 @@ class Contest:
 
     def crossing(self, run: ReportedRun) -> int | None:
         """The first evaluation that meets the target."""
-        target = self.target(run)
-        if target is None or target.number is None:
-            return None
-        for number, row in enumerate(run.evaluations):
+        level = self.level(run)
+        for number, row in enumerate(run.evaluations if level is not None else ()):
             value = row["metric"].number if "metric" in row else None
-            if value is not None and self.meets(value, target.number):
+            if value is not None and level is not None and self.meets(value, level):
                 return number
         return None
 
     def ever_reached(self, run: ReportedRun) -> bool:
         """Whether a run shows the target in any of its numbers."""
-        target = self.target(run)
+        level = self.level(run)
         if run.number("reached_s") is not None:
             return True
-        if target is None or target.number is None:
-            return False
         values = [value.number for value in self.metrics(run)]
-        return any(self.meets(value, target.number) for value in values if value is not None)
+        return level is not None and any(self.meets(one, level) for one in values if one is not None)
 
     # -- quantities --------------------------------------------------------------------------------
 
@@ -152,28 +171,45 @@ class Contest:
 
     @cached_property
     def pairings(self) -> tuple[Pairing, ...]:
-        """Who is compared with whom: by claims, else everyone with those who have the role of a baseline."""
-        known = set(self.report.names)
-        found = [
-            Pairing(challenger=claim["contestant"].text, baseline=claim["over"].text, claim=claim)
-            for claim in self.report.claims
-            if "contestant" in claim and "over" in claim
-        ]
-        found = [one for one in found if {one.challenger, one.baseline} <= known]
-        by_role = [
-            Pairing(challenger=name, baseline=baseline, claim=None)
-            for baseline in self.report.baselines()
-            for name in self.report.names
-            if name != baseline and self.report.role(name) != "baseline"
-        ]
-        said = {(one.challenger, one.baseline) for one in found}
-        return (*found, *(one for one in by_role if (one.challenger, one.baseline) not in said))
+        """Who is compared with whom: by claims, and everyone with those who have the role of a baseline. Each
+        pair once a task, by its first claim.
+        """
+        found: dict[tuple[str, str, str], Pairing] = {}
+        for challenger, baseline, claim in (*self._claimed, *self._by_role):
+            named = claim["task"].text if claim is not None and "task" in claim else ""
+            for task in [named] if named else self._tasks:
+                pair = Pairing(challenger=challenger, baseline=baseline, claim=claim, task=task)
+                found.setdefault((challenger, baseline, task), pair)
+        return tuple(found.values())
 
-    def runs_of(self, contestant: str, row: ReportedRow | None = None) -> list[ReportedRun]:
+    @cached_property
+    def _claimed(self) -> list[tuple[str, str, ReportedRow | None]]:
+        known = set(self.report.names)
+        rows = [claim for claim in self.report.claims if "contestant" in claim and "over" in claim]
+        found = [(claim["contestant"].text, claim["over"].text, claim) for claim in rows]
+        return [one for one in found if {one[0], one[1]} <= known and one[0] != one[1]]
+
+    @cached_property
+    def _by_role(self) -> list[tuple[str, str, ReportedRow | None]]:
+        baselines = list(self.report.baselines())
+        others = [name for name in self.report.names if name not in baselines]
+        return [(name, baseline, None) for baseline in baselines for name in others]
+
+    @cached_property
+    def _tasks(self) -> list[str]:
+        return list(dict.fromkeys(run.text("task") for run in self.report.runs))
+
+    def sides(self, pair: Pairing) -> tuple[list[ReportedRun], list[ReportedRun]]:
+        """The runs of both contestants of a pairing, on its task."""
+        chosen = (self.runs_of(name, pair.claim) for name in (pair.challenger, pair.baseline))
+        ours, theirs = ([run for run in runs if run.text("task") in ("", pair.task)] for runs in chosen)
+        return ours, theirs
+
+    def runs_of(self, contestant: str, claim: ReportedRow | None = None) -> list[ReportedRun]:
         """The runs of a contestant; with a claim, those of the task, batch and precision that it names."""
         chosen = list(self.report.by_contestant.get(contestant, ()))
-        for name in ("task", "batch", "precision", "devices") if row is not None else ():
-            wanted = row.get(name) if row is not None else None
+        for name in ("task", "batch", "precision", "devices") if claim is not None else ():
+            wanted = claim.get(name) if claim is not None else None
             if wanted is not None:
                 chosen = [run for run in chosen if run.text(name) in ("", wanted.text)]
         return chosen
@@ -222,6 +258,12 @@ class Contest:
 def _measured(cell: ReportedValue | None) -> Measured | None:
     number = cell.number if cell is not None else None
     return Measured(value=number, cells=(cell,)) if cell is not None and number is not None else None
+
+
+def advantage(one: float, other: float, smaller_is_better: bool) -> float:
+    """How many times as good the one is as the other; not a number where it cannot be said."""
+    above, below = (other, one) if smaller_is_better else (one, other)
+    return above / below if below and math.isfinite(above) and math.isfinite(below) else math.nan
 
 
 def distinct(runs: Sequence[ReportedRun]) -> int:

@@ -41,24 +41,26 @@ def _largest(contest: Contest) -> Iterator[Sequence[ReportedRun]]:
 
 def check_picked(contest: Contest) -> Iterator[AuditFinding | NotChecked]:
     """Seeds that differ between contestants, or fewer runs than stated."""
-    if not any("seed" in run.fields for run in contest.report.runs):
-        if contest.statistical:
-            yield NotChecked(what="whether all contestants have the same seeds", missing="seed of each run")
-        return
-    yield from _fewer(contest)
-    for runs, others in _comparable(contest):
-        mine, theirs = ({run.text("seed") for run in each} for each in (runs, others))
-        if mine == theirs or "" in mine | theirs or min(len(mine), len(theirs)) < 2:
-            continue
-        names = runs[0].contestant, others[0].contestant
-        apart = [run.fields["seed"] for run in (*runs, *others) if run.text("seed") in mine ^ theirs]
-        yield AuditFinding(
-            kind="seeds-picked",
-            text=f"{names[0]} has the seeds {_sorted(mine)}, {names[1]} {_sorted(theirs)}: runs may have been"
-            " picked, and cannot be compared seed by seed",
-            evidence=tuple(apart[:8]),
-            honest=f"all contestants with the seeds {_sorted(mine | theirs)}, every run shown",
-        )
+    if any("seed" in run.fields for run in contest.report.runs):
+        yield from _fewer(contest)
+        found = [_apart(runs, others) for runs, others in _comparable(contest)]
+        yield from (finding for finding in found if finding is not None)
+    elif contest.statistical:
+        yield NotChecked(what="whether all contestants have the same seeds", missing="seed of each run")
+
+
+def _apart(runs: Sequence[ReportedRun], others: Sequence[ReportedRun]) -> AuditFinding | None:
+    mine, theirs = ({run.text("seed") for run in each} for each in (runs, others))
+    if mine == theirs or "" in mine | theirs or min(len(mine), len(theirs)) < 2:
+        return None
+    alone = [run.fields["seed"] for run in (*runs, *others) if run.text("seed") in mine ^ theirs]
+    return AuditFinding(
+        kind="seeds-picked",
+        text=f"{runs[0].contestant} has the seeds {_sorted(mine)}, {others[0].contestant}"
+        f" {_sorted(theirs)}: runs may have been picked, and cannot be compared seed by seed",
+        evidence=tuple(alone[:8]),
+        honest=f"all contestants with the seeds {_sorted(mine | theirs)}, every run shown",
+    )
 
 
 def _fewer(contest: Contest) -> Iterator[AuditFinding]:
@@ -79,16 +81,10 @@ def _fewer(contest: Contest) -> Iterator[AuditFinding]:
 
 
 def _comparable(contest: Contest) -> Iterator[tuple[Sequence[ReportedRun], Sequence[ReportedRun]]]:
-    """Repetitions of two contestants that are compared: by a pairing, else neighbours with equal settings."""
+    """Repetitions of two contestants that are compared: by a pairing, else those with equal settings."""
     if contest.pairings:
-        seen: set[tuple[str, str]] = set()
-        for pair in contest.pairings:
-            key = (pair.challenger, pair.baseline)
-            runs = contest.runs_of(pair.challenger, pair.claim)
-            others = contest.runs_of(pair.baseline, pair.claim)
-            if key not in seen and runs and others:
-                seen.add(key)
-                yield runs, others
+        sides = map(contest.sides, contest.pairings)
+        yield from ((runs, others) for runs, others in sides if runs and others)
         return
     by_settings: dict[tuple[str, ...], list[Sequence[ReportedRun]]] = {}
     for (_, settings), repetitions in contest.cells.items():

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from paceline.bench.audit.contest import Contest, first_cells, plain, seconds
+from paceline.bench.audit.contest import Contest, Pairing, first_cells, plain, seconds
 from paceline.spec.audit import AuditFinding, NotChecked
 from paceline.spec.benchmark import ReportedRun, ReportedValue
 
@@ -17,32 +17,34 @@ FINER = 2.0
 
 def check_reachable(contest: Contest) -> Iterator[AuditFinding | NotChecked]:
     """A target that the challenger reaches in some run, and the baseline in none."""
-    stated = any(contest.target(run) for run in contest.report.runs)
-    if not stated or not contest.pairings:
-        missing = (
-            "a target" if not stated else "a claim over a contestant, or one with the role of a baseline"
-        )
-        yield NotChecked(what="whether the comparison can reach the target", missing=missing)
+    what = "whether the comparison can reach the target"
+    if not any(contest.target(run) for run in contest.report.runs):
+        yield NotChecked(what=what, missing="a target")
+    elif not contest.pairings:
+        yield NotChecked(what=what, missing="a claim over a contestant, or one with the role of a baseline")
     seen = set()
     for pair in contest.pairings:
-        theirs = contest.runs_of(pair.baseline, pair.claim)
-        ours = contest.runs_of(pair.challenger, pair.claim)
-        target = next((contest.target(run) for run in theirs if contest.target(run)), None)
-        known = [cell for run in theirs for cell in contest.metrics(run)]
-        if pair.baseline in seen or target is None or target.number is None or not known:
-            continue
-        if any(map(contest.ever_reached, theirs)) or not any(map(contest.ever_reached, ours)):
-            continue
-        seen.add(pair.baseline)
-        best = contest.best([cell.number or 0.0 for cell in known])
-        shown = [cell for cell in known if cell.number == best]
-        yield AuditFinding(
-            kind="unreachable-target",
-            text=f"{pair.baseline} never reaches the target of {target.text}: its best is {plain(best)} in"
-            f" {len(theirs)} runs; any contestant that does looks infinitely faster",
-            evidence=(target, *shown[:3]),
-            honest=_reachable(contest, ours, theirs),
-        )
+        finding = _never_reached(contest, pair) if (pair.baseline, pair.task) not in seen else None
+        if finding is not None:
+            seen.add((pair.baseline, pair.task))
+            yield finding
+
+
+def _never_reached(contest: Contest, pair: Pairing) -> AuditFinding | None:
+    ours, theirs = contest.sides(pair)
+    target = next((contest.target(run) for run in theirs if contest.level(run) is not None), None)
+    known = [cell for run in theirs for cell in contest.metrics(run)]
+    reached = [any(map(contest.ever_reached, side)) for side in (ours, theirs)]
+    if target is None or not known or reached != [True, False]:
+        return None
+    best = contest.best([cell.number or 0.0 for cell in known])
+    return AuditFinding(
+        kind="unreachable-target",
+        text=f"{pair.baseline} never reaches the target of {target.text}: its best is {plain(best)} in"
+        f" {len(theirs)} runs; any contestant that does looks infinitely faster",
+        evidence=(target, *[cell for cell in known if cell.number == best][:3]),
+        honest=_reachable(contest, ours, theirs),
+    )
 
 
 def _reachable(contest: Contest, ours: Sequence[ReportedRun], theirs: Sequence[ReportedRun]) -> str:
@@ -95,70 +97,60 @@ def check_crossings(contest: Contest) -> Iterator[AuditFinding | NotChecked]:
     if not any(len(run.evaluations) > 1 for run in contest.report.runs):
         yield NotChecked(what="how often the metric was evaluated", missing="a row for each evaluation")
         return
-    seen = set()
-    for pair in contest.pairings:
-        ours = contest.runs_of(pair.challenger, pair.claim)
-        theirs = contest.runs_of(pair.baseline, pair.claim)
-        mine, others = _interval(ours), _interval(theirs)
-        key = (pair.challenger, pair.baseline)
-        if mine and others and others >= FINER * mine and key not in seen:
-            seen.add(key)
-            yield _finer(contest, pair.challenger, pair.baseline, (mine, others), (ours, theirs))
-    for name in contest.report.names:
-        finding = _lost(contest, name)
-        if finding is not None:
-            yield finding
+    found = [_finer(contest, pair) for pair in contest.pairings]
+    found += [_lost(contest, name) for name in contest.report.names]
+    yield from (finding for finding in found if finding is not None)
 
 
-def _interval(runs: Sequence[ReportedRun]) -> float:
-    """Samples (steps, where no batch is given) between evaluations; 0 where it is not known."""
-    found = []
+def _intervals(runs: Sequence[ReportedRun]) -> tuple[float, float]:
+    """Steps and samples between evaluations (medians); 0 where they are not known."""
+    steps, samples = [], []
     for run in runs:
         places = [row["step"].number for row in run.evaluations if "step" in row]
-        known = [place for place in places if place is not None]
-        found += [b - a for a, b in itertools.pairwise(known)]
-    batch = next((run.number("batch") for run in runs if run.number("batch")), None) or 1.0
-    return statistics.median(found) * batch if found else 0.0
+        apart = [b - a for a, b in itertools.pairwise(place for place in places if place is not None)]
+        steps += apart
+        samples += [one * (run.number("batch") or 1.0) for one in apart]
+    return (statistics.median(steps), statistics.median(samples)) if steps else (0.0, 0.0)
 
 
-def _finer(
-    contest: Contest,
-    challenger: str,
-    baseline: str,
-    intervals: tuple[float, float],
-    runs: tuple[Sequence[ReportedRun], Sequence[ReportedRun]],
-) -> AuditFinding:
-    steps = [[row.get("step") for row in one[0].evaluations[:3]] for one in runs]
-    every = round(intervals[1] / intervals[0])
+def _finer(contest: Contest, pair: Pairing) -> AuditFinding | None:
+    """A challenger that is evaluated more often than the baseline, by steps and by samples."""
+    ours, theirs = contest.sides(pair)
+    apart = list(zip(_intervals(ours), _intervals(theirs), strict=True))
+    finer = min((other / mine if mine > 0 else 0.0) for mine, other in apart)
+    if finer < FINER:
+        return None
+    rows = [row for runs in (ours, theirs) for row in runs[0].evaluations[:3]]
     return AuditFinding(
         kind="first-crossing",
-        text=f"{challenger} is evaluated {plain(intervals[1] / intervals[0])} times as often as {baseline}:"
-        " it has as many more chances to be above the target by luck, and is seen there earlier",
-        evidence=first_cells(itertools.chain(*steps)),
-        honest=f"the same interval for both: one in {every} evaluations of {challenger}, and a target that"
-        " holds for the evaluations after it",
+        text=f"{pair.challenger} is evaluated {plain(finer)} times as often as {pair.baseline}: it has as"
+        " many more chances to be above the target by luck, and is seen there earlier",
+        evidence=first_cells(row.get("step") for row in rows),
+        honest=f"the same interval for both: one in {round(finer)} evaluations of {pair.challenger}, and a"
+        " target that holds for the evaluations after it",
     )
 
 
 def _lost(contest: Contest, name: str) -> AuditFinding | None:
     """A contestant most of whose runs are mostly below the target after they have crossed it."""
-    lost: list[ReportedValue] = []
     runs = [run for run in contest.report.by_contestant[name] if contest.crossing(run) is not None]
-    count = 0
-    for run in runs:
-        place = contest.crossing(run) or 0
-        target = contest.target(run)
-        after = [row["metric"] for row in run.evaluations[place + 1 :] if "metric" in row]
-        level = target.number if target is not None else None
-        below = [cell for cell in after if level is not None and not contest.meets(cell.number or 0.0, level)]
-        if len(after) > 1 and 2 * len(below) > len(after):
-            count += 1
-            lost += [run.evaluations[place]["metric"], *below[:2]]
-    if not runs or 2 * count <= len(runs):
+    lost = [cells for run in runs if (cells := _below_again(contest, run))]
+    if not runs or 2 * len(lost) <= len(runs):
         return None
     return AuditFinding(
         kind="first-crossing",
-        text=f"{count} of {len(runs)} runs of {name} cross the target and are mostly below it afterwards",
-        evidence=tuple(lost[:6]),
+        text=f"{len(lost)} of {len(runs)} runs of {name} cross the target and are mostly below it afterwards",
+        evidence=tuple(itertools.chain.from_iterable(lost))[:6],
         honest="the time from which on the metric stays above the target, or the metric at the end",
     )
+
+
+def _below_again(contest: Contest, run: ReportedRun) -> list[ReportedValue]:
+    """The crossing and the first evaluations below the target behind it, if most of those are."""
+    place, level = contest.crossing(run), contest.level(run)
+    if place is None or level is None:
+        return []
+    after = [row["metric"] for row in run.evaluations[place + 1 :] if "metric" in row]
+    below = [cell for cell in after if cell.number is not None and not contest.meets(cell.number, level)]
+    lost = len(after) > 1 and 2 * len(below) > len(after)
+    return [run.evaluations[place]["metric"], *below[:2]] if lost else []
