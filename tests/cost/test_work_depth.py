@@ -137,8 +137,30 @@ def test_winograd(tile):
             summed = counter.tree(counter.times(inputs) for _ in range(3))
         outputs = transformed(counter, tile, alpha, alpha, summed)
         transformed(counter, tile, alpha, tile, outputs)
-    assert wd.convolution_winograd(size, tile) == counter.found
+    assert wd.convolution_winograd(size, tile=tile) == counter.found
     assert counter.deepest == 2 * wd.levels(r) + 4 * wd.levels(alpha) + wd.levels(3)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+def test_winograd_gradients(tile):
+    size = ConvolutionSize(samples=2, c_in=3, c_out=5, output=(5, 4), kernel=(3, 3))
+    exchanged = ConvolutionSize(samples=2, c_in=5, c_out=3, output=(5, 4), kernel=(3, 3))
+    gradient = wd.convolution_winograd(size, Evaluation.INPUT, tile)
+    assert gradient == wd.convolution_winograd(exchanged, tile=tile)
+    counter, alpha, r = Counter(), tile + 2, 3
+    tiles = 2 * math.ceil(5 / tile) * math.ceil(4 / tile)
+    for _ in range(5 * tiles):
+        slopes = transformed(counter, alpha, tile, tile)
+        slopes = transformed(counter, alpha, tile, alpha, slopes)
+    for _ in range(3 * tiles):
+        inputs = transformed(counter, alpha, alpha, alpha, slopes)
+        inputs = transformed(counter, alpha, alpha, alpha, inputs)
+    for _ in range(3 * 5):
+        for _ in range(alpha * alpha):
+            summed = counter.tree(counter.times(inputs) for _ in range(tiles))
+        outputs = transformed(counter, r, alpha, alpha, summed)
+        transformed(counter, r, alpha, r, outputs)
+    assert wd.convolution_winograd(size, Evaluation.WEIGHTS, tile) == counter.found
 
 
 def test_winograd_is_for_square_kernels_and_stride_one():
@@ -161,6 +183,9 @@ def test_fft():
     found = wd.convolution_fft(size, constant=0.5)
     assert found.work == counter.work and found.depth == 2 * counter.deepest + wd.levels(5)
     assert wd.convolution_fft(size).work == 64 * 6 * (10 + 15 + 6) + 64 * 30
+    for evaluation, reduced in ((Evaluation.INPUT, 2), (Evaluation.WEIGHTS, 3)):
+        gradient = wd.convolution_fft(size, evaluation, constant=0.5)
+        assert gradient == WorkDepth(work=found.work, depth=2 * 6 + wd.levels(reduced))
 
 
 def test_pooling():

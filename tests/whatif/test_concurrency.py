@@ -225,10 +225,14 @@ def test_depth_grows_with_the_logarithm_of_the_batch():
 
 def test_algorithms_of_convolutions():
     found = {choice.algorithm: choice for choice in concurrency(captured("vgg11")).convolutions}
-    assert found["direct"].work == found["im2col"].work
-    assert found["direct"].depth == found["im2col"].depth
+    kinds = {kind.name: kind for kind in concurrency(captured("vgg11")).kinds}
+    for name in ("direct", "im2col"):
+        assert found[name].forward_work == kinds["convolution"].forward_work
+        assert found[name].backward_work == kinds["convolution"].backward_work
+        assert found[name].forward_depth == found["direct"].forward_depth
     assert found["Winograd F(2x2)"].fits == 8 and found["FFT"].fits == 8
-    assert found["Winograd F(2x2)"].depth > found["direct"].depth
+    assert found["Winograd F(2x2)"].forward_depth > found["direct"].forward_depth
+    assert found["Winograd F(2x2)"].backward_work < found["direct"].backward_work
     small = {choice.algorithm: choice for choice in concurrency(captured("googlenet")).convolutions}
     assert small["FFT"].fits < small["direct"].fits
     assert not concurrency(captured("gpt2-124m")).convolutions
@@ -325,6 +329,13 @@ def run(capsys, *words):
         main(["analyze", *words])
     assert stopped.value.code == 0
     return capsys.readouterr().out
+
+
+def test_devices_that_the_step_fills(found):
+    device = clusters.get("4xdgx-h100").device
+    lanes = device.peak("fp32") / 2 / device.clock_hz
+    assert found.devices_filled == pytest.approx(found.step.work / found.step.depth / lanes)
+    assert concurrency(captured("vgg11")).devices_filled is None
 
 
 def test_command(capsys, tmp_path):

@@ -138,22 +138,32 @@ def convolution_im2col(size: ConvolutionSize, evaluation: Evaluation = Evaluatio
     return convolution_direct(size, evaluation)
 
 
-def convolution_fft(size: ConvolutionSize, constant: float = 1.0) -> WorkDepth:
+def convolution_fft(
+    size: ConvolutionSize, evaluation: Evaluation = Evaluation.OUTPUT, constant: float = 1.0
+) -> WorkDepth:
     """Transforms of inputs, kernels and outputs, and products between them (Mathieu et al., 2014).
 
     W = c H W log2(H W) (C_out C_in + N C_in + N C_out) + H W N C_in C_out,
     D = 2 ceil(log2 H W) + ceil(log2 C_in). The `constant` c is that of the transform, per point and level.
-    The three evaluations transform and multiply the same three sets of planes: they cost the same.
+    Each evaluation transforms two of the three sets of planes, multiplies, and transforms the third back: W
+    is the same, and D has C_out for the gradient of the input and N for that of the weights instead of C_in.
     """
     points = size.input_points or size.outputs
     c_in = size.c_in / size.groups
     planes = size.c_out * c_in + size.samples * size.c_in + size.samples * size.c_out
     transforms = constant * points * math.log2(max(2, points)) * planes
     products = points * size.samples * c_in * size.c_out
-    return _at_least_one(transforms + products, 2 * levels(points) + levels(c_in))
+    reduced = {
+        Evaluation.OUTPUT: c_in,
+        Evaluation.INPUT: size.c_out / size.groups,
+        Evaluation.WEIGHTS: size.samples,
+    }
+    return _at_least_one(transforms + products, 2 * levels(points) + levels(reduced[evaluation]))
 
 
-def convolution_winograd(size: ConvolutionSize, tile: int = 2) -> WorkDepth:
+def convolution_winograd(
+    size: ConvolutionSize, evaluation: Evaluation = Evaluation.OUTPUT, tile: int = 2
+) -> WorkDepth:
     """F(m x m, r x r): output tiles of m = `tile`, kernels of r x r, input tiles of alpha = m + r - 1 (Lavin
     and Gray, 2016). For stride 1 and a square kernel, see `winograd_fits`.
 
@@ -163,16 +173,34 @@ def convolution_winograd(size: ConvolutionSize, tile: int = 2) -> WorkDepth:
         products  C_in C_out P alpha^2
         outputs   C_out P (m alpha^2 + m^2 alpha)
     W is their sum; D = 2 ceil(log2 r) + 4 ceil(log2 alpha) + ceil(log2 C_in), the transforms taken one after
-    the other as in the survey.
+    the other as in the survey. The gradient of the input is such a convolution of the outputs' gradients,
+    C_in and C_out exchanged. That of the weights is F(r x r, m x m): the tiles of the outputs' gradients are
+    its kernels, and products are summed over the tiles:
+        W = C_out P (alpha m^2 + alpha^2 m) + C_in P 2 alpha^3 + C_in C_out P alpha^2
+            + C_in C_out (r alpha^2 + r^2 alpha),
+        D = 2 ceil(log2 m) + 4 ceil(log2 alpha) + ceil(log2 P)
     """
-    r, m = size.kernel[0], tile
+    tiles = size.samples * math.prod(math.ceil(side / tile) for side in size.output)
+    if evaluation == Evaluation.WEIGHTS:
+        kernels, outputs = size.c_out * tiles, size.c_in * size.c_out
+        return _winograd((size.c_in, size.c_out), tiles, (kernels, outputs), (size.kernel[0], tile), tiles)
+    c_in, c_out = size.c_in, size.c_out
+    if evaluation == Evaluation.INPUT:
+        c_in, c_out = c_out, c_in
+    return _winograd((c_in, c_out), tiles, (c_in * c_out, c_out * tiles), (tile, size.kernel[0]), c_in)
+
+
+def _winograd(
+    channels: tuple[int, int], tiles: int, sets: tuple[int, int], sides: tuple[int, int], reduced: int
+) -> WorkDepth:
+    """Tiles of inputs, `sets` of kernels and outputs with these `sides` of outputs and kernels."""
+    m, r = sides
     alpha = m + r - 1
-    tiles = size.samples * math.prod(math.ceil(side / m) for side in size.output)
-    kernels = size.c_in * size.c_out * (alpha * r * r + alpha * alpha * r)
-    inputs = size.c_in * tiles * 2 * alpha**3
-    products = size.c_in * size.c_out * tiles * alpha * alpha
-    outputs = size.c_out * tiles * (m * alpha * alpha + m * m * alpha)
-    depth = 2 * levels(r) + 4 * levels(alpha) + levels(size.c_in)
+    kernels = sets[0] * (alpha * r * r + alpha * alpha * r)
+    inputs = channels[0] * tiles * 2 * alpha**3
+    products = channels[0] * channels[1] * tiles * alpha * alpha
+    outputs = sets[1] * (m * alpha * alpha + m * m * alpha)
+    depth = 2 * levels(r) + 4 * levels(alpha) + levels(reduced)
     return _at_least_one(kernels + inputs + products + outputs, depth)
 
 

@@ -20,6 +20,7 @@ MOST_LAYERS = 12
 #: pixels of a chart
 WIDTH = 560
 _FORMS = ("parallelism", "ranks at most", "sent per rank, 2 ranks", "at most", "limit")
+_CHOICES = ("convolutions", "of them", "forward W", "sum of D", "backward W", "sum of D")
 _PASSES = ("operators", "forward W", "forward D", "backward W", "backward D", "average parallelism")
 
 
@@ -35,7 +36,7 @@ def concurrency_view(c: Concurrency) -> RenderableType:
         *_layer_table(c),
     ]
     if c.convolutions:
-        parts += [Text(), _plain(("convolutions, forward", "of them", "W", "sum of D"), _choices(c))]
+        parts += [Text(), _plain(_CHOICES, _choices(c))]
     if c.forms:
         parts += [Text(), _plain(_FORMS, _forms(c), left=(4,))]
     if c.ends:
@@ -108,8 +109,14 @@ def _layers(c: Concurrency) -> Iterator[tuple[str, ...]]:
 
 def _choices(c: Concurrency) -> Iterator[tuple[str, ...]]:
     for choice in c.convolutions:
-        fits = f"{choice.fits} of {choice.convolutions}"
-        yield choice.algorithm, fits, _count(choice.work), f"{choice.depth:,.0f}"
+        yield (
+            choice.algorithm,
+            f"{choice.fits} of {choice.convolutions}",
+            _count(choice.forward_work),
+            f"{choice.forward_depth:,.0f}",
+            _count(choice.backward_work),
+            f"{choice.backward_depth:,.0f}",
+        )
 
 
 def _forms(c: Concurrency) -> Iterator[tuple[str, ...]]:
@@ -147,7 +154,7 @@ def concurrency_page(c: Concurrency, command: str) -> str:
         ("Forms of parallelism", table(_FORMS, _forms(c))),
     ]
     if c.convolutions:
-        parts.append(("Convolutions, forward", table(("algorithm", "of them", "W", "sum of D"), _choices(c))))
+        parts.append(("Convolutions", table(_CHOICES, _choices(c))))
     if c.ends:
         ends = table((f"on {c.hardware}", *_scales(c)), _ends(c))
         parts.append(("Where each form ends", join([ends, *(_chart(c, scale) for scale in _scales(c))])))

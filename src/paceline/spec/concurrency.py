@@ -42,7 +42,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionChoice:
-    """All convolutions of the forward pass by one algorithm: operations, and the sum of their depths.
+    """All convolutions by one algorithm: operations, and the sum of their depths, of both passes.
 
     `fits` of them can use it; the others count as direct.
     """
@@ -50,8 +50,10 @@ class ConvolutionChoice:
     algorithm: str
     fits: int
     convolutions: int
-    work: float
-    depth: float
+    forward_work: float
+    forward_depth: float
+    backward_work: float
+    backward_depth: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

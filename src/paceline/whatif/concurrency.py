@@ -152,34 +152,45 @@ def _work(group: Iterable[CostedOp]) -> float:
 
 # -- convolutions by algorithm ---------------------------------------------------------------------
 
+Formula = Callable[[wd.ConvolutionSize, wd.Evaluation], wd.WorkDepth | None]
+
 
 def _convolutions(every: Sequence[CostedOp]) -> Iterator[ConvolutionChoice]:
-    """What other algorithms would make of the convolutions of the forward pass."""
-    mine = [node.op for node in every if node.op.kind == "conv" and node.op.phase == "forward"]
-    sizes = [convolution_size(op) for op in mine if evaluation(op) == wd.Evaluation.OUTPUT]
-    direct = [wd.convolution_direct(size) for size in sizes]
-    for name, formula in ALGORITHMS.items() if sizes else ():
-        found = [formula(size) for size in sizes]
-        costs = [one or other for one, other in zip(found, direct, strict=True)]
+    """What other algorithms would make of the convolutions; the gradient of the input and that of the weights
+    are two.
+    """
+    mine = [node.op for node in every if node.op.kind == "conv"]
+    forward = [op for op in mine if op.phase not in BACKWARD]
+    for name, formula in ALGORITHMS.items() if forward else ():
+        ahead = [_by(formula, op) for op in forward]
+        behind = [_by(formula, op) for op in mine if op.phase in BACKWARD]
         yield ConvolutionChoice(
             algorithm=name,
-            fits=sum(one is not None for one in found),
-            convolutions=len(sizes),
-            work=sum(cost.work for cost in costs),
-            depth=sum(cost.depth for cost in costs),
+            fits=sum(formula(convolution_size(op), evaluation(op)) is not None for op in forward),
+            convolutions=len(forward),
+            forward_work=sum(cost.work for cost in ahead),
+            forward_depth=sum(cost.depth for cost in ahead),
+            backward_work=sum(cost.work for cost in behind),
+            backward_depth=sum(cost.depth for cost in behind),
         )
 
 
-def _winograd(size: wd.ConvolutionSize, tile: int) -> wd.WorkDepth | None:
-    return wd.convolution_winograd(size, tile) if wd.winograd_fits(size) else None
+def _by(formula: Formula, op: Op) -> wd.WorkDepth:
+    """A convolution by an algorithm, or the direct one where it does not apply."""
+    size, which = convolution_size(op), evaluation(op)
+    return formula(size, which) or wd.convolution_direct(size, which)
 
 
-def _fourier(size: wd.ConvolutionSize) -> wd.WorkDepth | None:
-    return wd.convolution_fft(size) if size.taps > 1 else None
+def _winograd(size: wd.ConvolutionSize, which: wd.Evaluation, tile: int) -> wd.WorkDepth | None:
+    return wd.convolution_winograd(size, which, tile) if wd.winograd_fits(size) else None
+
+
+def _fourier(size: wd.ConvolutionSize, which: wd.Evaluation) -> wd.WorkDepth | None:
+    return wd.convolution_fft(size, which) if size.taps > 1 else None
 
 
 #: algorithm -> its cost for a convolution; None where it does not apply
-ALGORITHMS: dict[str, Callable[[wd.ConvolutionSize], wd.WorkDepth | None]] = {
+ALGORITHMS: dict[str, Formula] = {
     "direct": wd.convolution_direct,
     "im2col": wd.convolution_im2col,
     "Winograd F(2x2)": partial(_winograd, tile=2),
