@@ -2,10 +2,9 @@
 
 The model is that of Ben-Nun and Hoefler, "Demystifying Parallel and Distributed Deep Learning" (ACM Computing
 Surveys 52(4), 2019, arXiv:1802.09941): work W is the time on one processor, depth D the time on infinitely
-many, and W / D the average parallelism. An operation is one
-addition, comparison, special function or multiply-add of scalars; n values are reduced in a tree of
-ceil(log2 n) levels. Where the survey gives an order of growth, the functions here count: constants are those
-of the formula in the docstring.
+many, and W / D the average parallelism. An operation is one addition, comparison, special function or
+multiply-add of scalars; n values are reduced in a tree of ceil(log2 n) levels. Where the survey gives an
+order of growth, the functions here count: constants are those of the formula in the docstring.
 
 Sizes, as in the survey: N samples, C_in and C_out channels, H' x W' output points, K_y x K_x kernel.
 """
