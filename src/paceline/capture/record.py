@@ -246,7 +246,21 @@ class StepRecorder:
             if dtype == "fp32" and self.precision == "tf32" and work.kind in ("gemm", "conv", "rnn"):
                 dtype = "tf32"
             reads, writes = self._accesses(work.reads), self._accesses(work.writes)
-            op = Op(name, work.kind, phase, module, dtype, work.flops, reads, writes, work.dims, work.tags)
+            needs, makes = (tuple(map(self.tensor_id, some)) for some in (work.needs, work.makes))
+            op = Op(
+                name,
+                work.kind,
+                phase,
+                module,
+                dtype,
+                work.flops,
+                reads,
+                writes,
+                work.dims,
+                work.tags,
+                needs,
+                makes,
+            )
             self.events.append(LogEntry("op", segment, op=op))
             self._traffic += op.bytes_read + op.bytes_written
             for access in (*reads, *writes):
