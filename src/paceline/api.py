@@ -12,7 +12,7 @@ from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
-from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes, nearest
+from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownName, UnknownSizes, nearest
 from paceline.predict import simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
@@ -176,12 +176,14 @@ def plan(
         for name, size in (("gbs", gbs), ("seq", seq), ("most", most), ("processes", processes))
     )
     top = checks.whole("top", top)
-    tokens = None if tokens is None else units.parse(tokens, "count")
-    deadline_s = None if deadline_s is None else units.parse(deadline_s, "time")
+    tokens = checks.above_zero("tokens", tokens, "count")
+    deadline_s = checks.above_zero("deadline_s", deadline_s, "time")
     fix, forbid, allow, pareto = (_split(words) for words in (fix, forbid, allow, pareto))
     where = _clusters(cluster, gpus, device)
     if price_per_s is not None:
-        rate = units.parse(price_per_s, "price_rate") if isinstance(price_per_s, str) else price_per_s
+        rate = price_per_s
+        if isinstance(rate, str):  # a text without a unit is per hour, a number per second
+            rate = units.parse(rate, "price_rate")
         where = tuple(one.priced(rate) for one in where)
     check_axes(pareto, where)
     sized = sizes(model)
@@ -349,6 +351,10 @@ def _saved(model: Any) -> bool:
 def _workload(model: Any, options: dict[str, Any]) -> Workload:
     """A captured workload as it is, anything else captured."""
     if not isinstance(model, Workload) and not _saved(model):
+        known = list(inspect.signature(capture).parameters)[1:]
+        for option in options:
+            if option not in known:
+                raise UnknownName("option", option, known, f"options of a capture are {', '.join(known)}")
         return capture(model, **options)
     saved = model if isinstance(model, Workload) else Workload.load(Path(model))
     compiled = options.pop("compile", False)

@@ -90,6 +90,18 @@ def test_a_size_that_is_not_whole_is_one_line():
             Subject.of("alexnet", "8xp100-node-10gbe", "ddp", **{name: value})
 
 
+def test_amounts_of_a_job_are_above_zero():
+    for name, value in (("tokens", -1), ("tokens", "0"), ("deadline_s", 0.0), ("price_per_s", float("nan"))):
+        with pytest.raises(SpecError, match="above zero, got "):
+            pl.plan(TINY, "1xdgx-a100", **{"gbs": 16, "tokens": 1e9, name: value})
+
+
+def test_a_misspelt_option_of_a_capture_brings_the_nearest():
+    for where in (("h200",), ("ddp", "1xdgx-a100")):
+        with pytest.raises(UnknownName, match="unknown option 'bacth'; did you mean 'batch'"):
+            pl.predict("alexnet", *where, bacth=3)
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import fields
 from typing import Any
 
+from paceline import units
 from paceline.errors import PacelineError, SpecError
 
 #: Unicode categories of characters that change how a line is shown or parsed: control, format, surrogate,
@@ -25,6 +26,16 @@ def whole(what: str, value: Any, least: int = 1, error: type[PacelineError] = Sp
     if size < least or isinstance(value, bool):
         raise error(f"{what} must be a whole number of {least} or more, got {value!r}")
     return size
+
+
+def above_zero(what: str, value: float | str | None, dimension: str) -> float | None:
+    """A quantity of some dimension, written or as a number; None where none is given."""
+    if value is None:
+        return None
+    found = units.parse(value, dimension)
+    if found <= 0:
+        raise SpecError(f"{what} must be above zero, got {value!r}")
+    return found
 
 
 def names(what: str, thing: Any) -> None:
