@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -97,7 +97,7 @@ def predict(
     if cluster is None:
         if device is None or isinstance(device, Plan) or plan is not None:
             raise SpecError("give a device for one device, or a cluster (and a plan) for many")
-        target = devices.get(device) if isinstance(device, str) else device
+        target = device if isinstance(device, Device) else devices.get(device)
         style = _framework(framework or frameworks.USUAL, "modules")
         return predict_workload(
             _workload(model, options), target, Conditions(framework=style, curves=curves), trace=trace
@@ -108,7 +108,7 @@ def predict(
     if plan is not None:
         words = plan
     chosen = words if isinstance(words, Plan) else Plan.parse(str(words))
-    where = clusters.get(cluster) if isinstance(cluster, str) else cluster
+    where = cluster if isinstance(cluster, Cluster) else clusters.get(cluster)
     if framework is not None and chosen.framework:
         raise SpecError(
             f"the plan names framework {chosen.framework}; give it there or as an argument, not both"
@@ -228,7 +228,11 @@ def plan(
 
 def _split(words: Sequence[str] | str) -> list[str]:
     """Words that are given one by one, or several in a text."""
-    return words.replace(",", " ").split() if isinstance(words, str) else list(words)
+    if isinstance(words, str):
+        return words.replace(",", " ").split()
+    if not isinstance(words, Iterable):
+        raise SpecError(f"words are given in a text or in a list, got {words!r}")
+    return [checks.text("a word of a plan", word) for word in words]
 
 
 def _not_captured(option: str, model: str) -> str:
@@ -286,7 +290,7 @@ def _clusters(cluster: Cluster | str | None, gpus: str | None, device: str | Non
             "give a cluster, or a number of GPUs and their device (--gpus 64..4096 --device h100-sxm)"
         )
     if cluster is not None:
-        return (clusters.get(cluster) if isinstance(cluster, str) else cluster,)
+        return (cluster if isinstance(cluster, Cluster) else clusters.get(cluster),)
     low, _, high = str(gpus).partition("..")
     if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1 or int(high or low) < int(low):
         raise SpecError(f"--gpus takes a number or a range such as 64..4096, got {gpus!r}")
