@@ -25,9 +25,10 @@ from paceline.train.strategies.auto import Auto
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import DDP
-from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.lazy import Lazy
 from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
+from paceline.train.strategies.overlap import Overlap
+from paceline.train.strategies.priority import Priority
 
 T = TypeVar("T")
 

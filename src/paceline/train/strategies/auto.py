@@ -31,8 +31,9 @@ from paceline.train.launch import NOTE
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
-from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Rates, Setting, averaging_s, overlap_s
+from paceline.train.strategies.overlap import Overlap
+from paceline.train.strategies.priority import Priority
 from paceline.train.strategies.probe import cores, probe
 
 #: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this

@@ -69,7 +69,7 @@ class Shards:
             if answer != _HERE:
                 raise RunError(answer.decode())
         for part in self._parts:
-            own = part.shared()
+            own = part.state()
             yield (
                 part,
                 [
@@ -156,7 +156,7 @@ class Shards:
 
     def _answer(self, number: int, to: int, updates: Sequence[int]) -> None:
         key = self._key(f"{number}/{self._rank}")
-        data = [_bytes(part.shared()) for part in self._parts]
+        data = [_bytes(part.state()) for part in self._parts]
         if [part.updates for part in self._parts] != list(updates):
             refusal = (
                 f"rank {to} of {self._world} asked for the optimizer's state between backward() and step(), "
