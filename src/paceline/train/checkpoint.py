@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.train.hooks import unwrapped
-from paceline.train.strategies.averaging import Averaging
+from paceline.train.strategies.averager import Averager
 from paceline.train.strategies.base import Strategy, agree
 from paceline.units import show
 
@@ -225,7 +225,7 @@ class Checkpoints:
         if world == self.world:
             strategy.load_state_dict(states[0]["strategy"])
             torch.set_rng_state(states[0]["random"])
-        elif isinstance(strategy, Averaging):
+        elif isinstance(strategy, Averager):
             strategy.load_state_dict(strategy.reshard([state["strategy"] for state in states]))
         else:
             strategy.load_state_dict(states[0]["strategy"])

@@ -28,10 +28,19 @@ from paceline.errors import SpecError
 from paceline.spec.compression import Float32, Scheme, parse
 from paceline.train.compress import make
 from paceline.train.launch import NOTE
-from paceline.train.profile import Layer, Profile, Profiler
+from paceline.train.profile import Layer, Profile, Profiler, order_of
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
-from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Rates, Setting, averaging_s, overlap_s
+from paceline.train.strategies.estimate import (
+    EXACT,
+    LOSSES,
+    NO_LOSS,
+    Load,
+    Rates,
+    Setting,
+    averaging_s,
+    step_s,
+)
 from paceline.train.strategies.overlap import Overlap
 from paceline.train.strategies.priority import Priority
 from paceline.train.strategies.probe import cores, probe
@@ -365,17 +374,12 @@ def _now(device: torch.device) -> float:
 
 def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choice:
     """The fastest strategy by the model, plain all-reduce unless the gain is worth it."""
-    plain = averaging_s(profile, setting, lambda _: FLOAT32)
-    expected = {
-        "allreduce": plain,
-        "overlap": overlap_s(profile, setting),
-        "priority": overlap_s(profile, setting, shares=False),
-    }
+    expected = {name: step_s(name, profile, setting) for name in EXACT}
+    plain = expected["allreduce"]
     mixes: dict[str, dict[str, Scheme]] = {}
     for text in schemes:
         allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
-        mixes[text] = mix(profile, setting, allowed)
-        expected[text] = averaging_s(profile, setting, lambda layer, m=mixes[text]: m[layer.name])  # type: ignore[misc]
+        mixes[text], expected[text] = mix(profile, setting, allowed)
     best = min(expected, key=lambda name: expected[name])
     if expected[best] > plain * (1 - MARGIN):
         reason = (
@@ -431,26 +435,26 @@ def undecided(tried: Mapping[str, Sequence[float]]) -> list[str]:
     return [] if len(left) < 2 or doubt < _SURE or often else left
 
 
-def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
-    """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that
-    ends the step sooner.
+def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> tuple[dict[str, Scheme], float]:
+    """Per layer, float32 or the scheme, and the seconds of a step: starting from all compressed, layers go back
+    to float32 while that ends the step sooner.
     """
-    chosen = dict(allowed)
-
-    def seconds() -> float:
-        return averaging_s(profile, setting, lambda layer: chosen[layer.name])
-
-    uniform = best = seconds()
-    # the first ready have the most slack
-    for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):
-        if isinstance(chosen[layer.name], Float32):
+    uniform = {layer: Load.of(layer, allowed[layer.name], setting) for layer in profile.layers}
+    chosen = dict(uniform)
+    best = first = averaging_s(profile, setting, uniform.values())
+    for layer in order_of(profile.layers):  # the first ready have the most slack
+        kept = chosen[layer]
+        if isinstance(kept.scheme, Float32):
             continue
-        kept, chosen[layer.name] = chosen[layer.name], FLOAT32
-        if (now := seconds()) < best:
+        chosen[layer] = Load.of(layer, FLOAT32, setting)
+        now = averaging_s(profile, setting, chosen.values())
+        if now < best:
             best = now
         else:
-            chosen[layer.name] = kept
-    return chosen if best < uniform * (1 - _MIXED) else dict(allowed)
+            chosen[layer] = kept
+    if best >= first * (1 - _MIXED):
+        chosen, best = uniform, first
+    return {layer.name: load.scheme for layer, load in chosen.items()}, best
 
 
 def explain(choice: Choice) -> dict[str, Any]:
