@@ -33,10 +33,9 @@ from paceline.spec.compression import SCHEMES
 from paceline.train.comm import Engine
 from paceline.train.profile import Profiler
 from paceline.train.record import sent_bytes
-from paceline.train.strategies.auto import rates
 from paceline.train.strategies.base import agree
 from paceline.train.strategies.estimate import LOSSES
-from paceline.train.strategies.probe import cores, probe
+from paceline.train.strategies.probe import cores, probe, rates
 
 MODELS = ("cnn", "vgg-like", "mlp")
 #: strategies that are made anew for each link: they look at it

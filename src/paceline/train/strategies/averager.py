@@ -107,9 +107,11 @@ class Averager(Strategy):
     def _begin(self) -> None:
         chosen = self._choose()
         self._momentum = take_momentum(chosen, self.optimizer)
-        self._made: dict[spec.Scheme, Compressor] = {
-            scheme: make(scheme, rank=self.rank, world=self.world, seed=self.seed, fused=self.fused)
-            for scheme in dict.fromkeys(chosen.values())
+        if self._momentum is not None:
+            self._undo.callback(self._momentum.restore, self.optimizer.param_groups)
+        options: dict[str, Any] = {"rank": self.rank, "world": self.world, "seed": self.seed}
+        self._made = {
+            scheme: make(scheme, fused=self.fused, **options) for scheme in dict.fromkeys(chosen.values())
         }
         self.compressors = {name: self._made[scheme] for name, scheme in chosen.items()}
         self._names = {parameter: name for name, parameter in self.parameters}
@@ -117,10 +119,10 @@ class Averager(Strategy):
         self._in_step = False
         # in float32, the mean of a mean is the mean
         self._means = Means(p for p in self._names if self._momentum is not None or not self._plain(p))
-        local = any(compressor.local_state for compressor in self._made.values())
-        if self.scaler is None and (self._momentum is not None or local):
+        if self.scaler is None and self._keeps:
             self._hear_of_scaler()
         self._listen()
+        self._undo.callback(self._gradients.remove)
 
     def _choose(self) -> dict[str, spec.Scheme]:
         """The scheme of each parameter."""
@@ -131,6 +133,12 @@ class Averager(Strategy):
     @abstractmethod
     def _listen(self) -> None:
         """Has gradients come here as they become ready."""
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether something of gradients is kept for later steps, in their units."""
+        local = any(compressor.local_state for compressor in self._made.values())
+        return local or self._momentum is not None
 
     @property
     @abstractmethod
@@ -274,12 +282,6 @@ class Averager(Strategy):
 
     def synchronize(self) -> None:
         """Nothing is ever on its way after a backward pass."""
-
-    def detach(self) -> None:
-        self._gradients.remove()
-        if self._momentum is not None:
-            self._momentum.restore(self.optimizer.param_groups)
-        super().detach()
 
     def optimizer_state(self) -> dict[str, Any]:
         state = super().optimizer_state()

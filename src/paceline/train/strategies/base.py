@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar, TypeVar
@@ -54,6 +54,8 @@ class Strategy(ABC):
         #: whether torch's GradScaler calls this strategy also where gradients overflowed
         self.hears_of_scaler = False
         self._engine: Engine | None = None
+        #: what `detach` undoes, the last first
+        self._undo = ExitStack()
 
     @property
     def engine(self) -> Engine:
@@ -79,15 +81,14 @@ class Strategy(ABC):
             share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
-        self._hooks = [
-            model.register_forward_pre_hook(self._before_forward),
-            model.register_state_dict_pre_hook(self._before_state_dict),
-        ]
+        self._undo.callback(self._let_optimizer_go)
+        self._undo.callback(model.register_forward_pre_hook(self._before_forward).remove)
+        self._undo.callback(model.register_state_dict_pre_hook(self._before_state_dict).remove)
         self._hold_optimizer()
         try:
             self._begin()
         except Exception:
-            Strategy.detach(self)
+            self._undo.close()
             raise
 
     def _refuse_strangers(self) -> None:
@@ -146,6 +147,10 @@ class Strategy(ABC):
         self.hears_of_scaler = True
         self._heard_before = getattr(self.optimizer, _HEARS, None)
         setattr(self.optimizer, _HEARS, True)
+        if self._heard_before is None:
+            self._undo.callback(delattr, self.optimizer, _HEARS)
+        else:
+            self._undo.callback(setattr, self.optimizer, _HEARS, self._heard_before)
 
     def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
         """What `optimizer.step` does where torch's GradScaler calls it, of those who hear of that."""
@@ -199,14 +204,9 @@ class Strategy(ABC):
         """Lets go of the model and the optimizer, which work as before; what is on its way is not
         waited for.
         """
-        for handle in self._hooks:
-            handle.remove()
-        if self.hears_of_scaler:
-            self.hears_of_scaler = False
-            if self._heard_before is None:
-                delattr(self.optimizer, _HEARS)
-            else:
-                setattr(self.optimizer, _HEARS, self._heard_before)
+        self._undo.close()
+
+    def _let_optimizer_go(self) -> None:
         held = self.optimizer._paceline  # type: ignore[attr-defined]
         if held.by is self:
             held.by = None

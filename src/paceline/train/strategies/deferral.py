@@ -178,7 +178,12 @@ class Deferred(Strategy):
         self._uses = Uses(self.model, self._entries, self._needed)
         self._uses.watch()
         self._gradients = Gradients(self._entries, self._ready, self._done)
-        self._zeroing = [_Told(owner, "zero_grad", self._zero) for owner in (self.optimizer, self.model)]
+        self._undo.callback(self._uses.remove)
+        self._undo.callback(self._gradients.remove)
+        self._undo.callback(self._zero)
+        for owner in (self.optimizer, self.model):
+            self._undo.callback(_tell_of(owner, "zero_grad", self._zero))
+        self._undo.callback(self._give_back)
 
     def _zero(self) -> None:
         """Gradients are thrown away, also where they would be set to zero in place: none is fetched."""
@@ -510,22 +515,15 @@ class Deferred(Strategy):
         with self._gradients.paused():
             yield
 
-    def detach(self) -> None:
+    def _give_back(self) -> None:
+        """Has all of the optimizer's state on all ranks, as it was before."""
         try:
             if self.parts and not self.engine.failed:
-                self._plain_load(self.optimizer_state())  # all of it on all ranks, as it was before
+                self._plain_load(self.optimizer_state())
         finally:
             self.engine.attendant = None
-            for part in self.parts:
-                part.release()
             for parameter in self._entries:
                 here(parameter)
-            for told in self._zeroing:
-                told.remove()
-            self._zero()
-            self._gradients.remove()
-            self._uses.remove()
-            super().detach()
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
@@ -574,19 +572,13 @@ class Deferred(Strategy):
             self.optimizer.state.clear()
 
 
-class _Told:
-    """Tells of calls of a method of one object, not of its copies, which does what it did."""
+def _tell_of(owner: Any, name: str, tell: Callable[[], None]) -> Callable[[], Any]:
+    """Tells of calls of a method of one object, not of its copies, which does what it did; how to undo it."""
 
-    def __init__(self, owner: Any, name: str, tell: Callable[[], None]) -> None:
-        self._owner, self._name = owner, name
+    def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+        if this is owner:
+            tell()
+        return getattr(type(this), name)(this, *args, **kwargs)
 
-        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if this is owner:
-                tell()
-            return getattr(type(this), name)(this, *args, **kwargs)
-
-        setattr(owner, name, MethodType(call, owner))
-
-    def remove(self) -> None:
-        """Takes it back."""
-        self._owner.__dict__.pop(self._name, None)
+    setattr(owner, name, MethodType(call, owner))
+    return partial(owner.__dict__.pop, name, None)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+import numpy as np
+
 from paceline.cost import compression as cost
 from paceline.errors import SpecError
 from paceline.sim.engine import run
@@ -25,21 +27,8 @@ from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, counted
 from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.priority import urgent_first
-from paceline.train.strategies.probe import Machine
+from paceline.train.strategies.probe import Machine, Rates
 from paceline.train.transport import small
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Seconds that encoding and decoding take by name of the scheme, per gradient element and per call; per
-    element, of a copy (float32).
-    """
-
-    encode_s: Mapping[str, float] = field(default_factory=dict)
-    decode_s: Mapping[str, float] = field(default_factory=dict)
-    encode_call_s: Mapping[str, float] = field(default_factory=dict)
-    decode_call_s: Mapping[str, float] = field(default_factory=dict)
-    copy_s: float = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +37,7 @@ class Setting:
 
     machine: Machine
     world: int
-    rates: Rates = Rates()
+    rates: Rates = field(default_factory=Rates)
     #: cores of one rank, and how many of them an encoder takes
     cores: int = 1
     threads: int = 1
@@ -104,7 +93,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """Gradients that travel together; seconds into the backward pass when they are ready, and what follows."""
+    """Gradients that travel together: when they are ready in the backward pass, and what follows; seconds."""
 
     ready_s: float
     #: one after another: work, on the link, until the reply has come
@@ -155,8 +144,8 @@ class _Program:
             else:
                 end = self._add(COMPUTE, update_s, came)
             ends.append(end)
-        *_, before, last = run(self._builder.build()).end[ends].tolist()
-        return max(last - before, self._step.least_s)
+        took_s = np.diff(run(self._builder.build()).end[ends])
+        return max(float(took_s[-1]), self._step.least_s)
 
     def _add(self, stream: str, seconds: float, after: Sequence[int] = ()) -> int:
         return self._builder.add(self._builder.stream(0, stream), Label(stream, stream, seconds), after)
@@ -165,21 +154,20 @@ class _Program:
         """Both passes, of which the first waits for parameters that are not `here` yet; the end of the
         second, and the sums of what was sent.
         """
-        step, messages = self._step, self._step.messages
+        forward_s, messages = self._step.forward_s, self._step.messages
         needs = {i: messages[i].need_s for i in here}
-        ready = [step.forward_s + message.ready_s for message in messages]
+        ready = [forward_s + message.ready_s for message in messages]
         early = [moment - self._ahead_s for moment in ready]
         at, waits, reached = 0.0, list[int](), dict[float, int]()
         for moment in sorted({*needs.values(), *ready, *early}):
             reached[moment] = self._add(COMPUTE, max(0.0, moment - at), waits)
             waits = [here[i] for i, need_s in needs.items() if need_s == moment]
             at = max(at, moment)
-        end = self._add(COMPUTE, max(0.0, step.forward_s + step.backward_s - at), waits)
-        return end, [
-            self._sent(i, message, reached[early[i]], reached[ready[i]]) for i, message in enumerate(messages)
-        ]
+        end = self._add(COMPUTE, max(0.0, forward_s + self._step.backward_s - at), waits)
+        return end, [self._sent(i, reached[early[i]], reached[ready[i]]) for i in range(len(messages))]
 
-    def _sent(self, number: int, message: _Message, early: int, ready: int) -> int:
+    def _sent(self, number: int, early: int, ready: int) -> int:
+        message = self._step.messages[number]
         own, waits = f"message {number}", [early]
         self._add(own, message.stages[0][0], [ready])  # nothing comes before that is encoded
         for work_s, wire_s, reply_s in message.stages:
@@ -242,11 +230,7 @@ def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
         message = _bucket([ordered[i] for i in members], at)
         turns_s += len(message.stages) * at.turn_s
         messages.append(replace(message, ready_s=turns_s + message.ready_s))
-    update_s = profile.update_s
-    if profile.momentum and any(isinstance(one.scheme, DGC) and one.scheme.momentum for one in ordered):
-        # without momentum, the update is one addition: two operands read, one written
-        update_s = min(update_s, at.copy_s(1.5 * profile.bytes))
-    backward_s = profile.backward_s + turns_s
+    backward_s, update_s = profile.backward_s + turns_s, _update_s(profile, at, ordered)
     # all cores together have the passes, the encoders and the messages to do
     coded_s = at.threads * sum(load.encode_s + load.decode_s for load in ordered)
     shared_s = (backward_s + coded_s + sum(one.carry_s for one in messages)) / at.cores
@@ -258,6 +242,15 @@ def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
         least_s=profile.forward_s + shared_s + update_s,
     )
     return _Program(step, at).seconds()
+
+
+def _update_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
+    """Of an update whose momentum a compressor may have taken over: one addition then, with two operands read
+    and one written.
+    """
+    taken = any(isinstance(load.scheme, DGC) and load.scheme.momentum for load in loads)
+    addition_s = at.copy_s(1.5 * profile.bytes)
+    return min(profile.update_s, addition_s) if taken and profile.momentum else profile.update_s
 
 
 def _bucket(loads: Sequence[Load], at: Setting) -> _Message:
@@ -326,15 +319,17 @@ def _deferred_s(profile: Profile, at: Setting, *, shares: bool, factors: bool) -
     spent_s = at.copy_s(sum(layer.bytes for layer in rest)) - sum(
         _product_s(layer, at) for layer in connected
     )
-    parts.sort(key=lambda part: part.ready_s)
-    if not shares:
-        parts = urgent_first(
-            parts,
-            ready_s=lambda part: part.ready_s,
-            need=lambda part: part.need_s,
-            seconds=lambda part: at.machine.latency_s + part.stages[0][1],
-        )
-    return _overlapped_s(profile, at, parts, spent_s)
+    order = sorted(parts, key=lambda part: part.ready_s) if shares else _urgent_first(parts, at)
+    return _overlapped_s(profile, at, order, spent_s)
+
+
+def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
+    return urgent_first(
+        parts,
+        ready_s=lambda part: part.ready_s,
+        need=lambda part: part.need_s,
+        seconds=lambda part: at.machine.latency_s + part.stages[0][1],
+    )
 
 
 def _overlapped_s(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> float:
@@ -425,10 +420,13 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
         sent_s = at.sent_s("exchange", 2 * (at.world - 1) / at.world * profile.bytes)
         return profile.compute_s + (sent_s + at.machine.latency_s) / PERIODS[name]
     if name == "allreduce" or name in SCHEMES:
-        scheme = FLOAT32 if name == "allreduce" else parse(strategy)
-        chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
-        return averaging_s(profile, at, [Load.of(one, chosen[one.name], at) for one in profile.layers])
+        return _averaged_s(FLOAT32 if name == "allreduce" else parse(strategy), profile, at)
     raise SpecError(f"no model of strategy {strategy!r}")
+
+
+def _averaged_s(scheme: Scheme, profile: Profile, at: Setting) -> float:
+    chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
+    return averaging_s(profile, at, [Load.of(layer, chosen[layer.name], at) for layer in profile.layers])
 
 
 def allowed(strategy: str) -> tuple[str, ...]:

@@ -184,9 +184,6 @@ class FactorPart(Part):
             self._hooks.begin()
             self._ready(self)
 
-    def release(self) -> None:
-        self.layer.__dict__.pop("forward", None)
-
     # -- jobs ------------------------------------------------------------------------------------------
 
     def _padded(self, kept: Iterable[Tensor], width: int) -> Tensor:

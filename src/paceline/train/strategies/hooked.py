@@ -36,6 +36,7 @@ class Hooked(Averager):
     _let_go = False
 
     def _listen(self) -> None:
+        self._undo.callback(setattr, self, "_let_go", True)
         # DDP sees to gradients that are ready
         self._gradients = Gradients(
             (), lambda _: None, self._done, watched=self._means.watched, before=self._before_adding
@@ -115,10 +116,6 @@ class Hooked(Averager):
     def no_sync(self) -> Iterator[None]:
         with self.model.no_sync():  # type: ignore[operator]
             yield
-
-    def detach(self) -> None:
-        self._let_go = True
-        super().detach()
 
 
 def _give(means: Mapping[nn.Parameter, Tensor]) -> None:

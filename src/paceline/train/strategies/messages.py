@@ -58,7 +58,7 @@ class _Message:
 
     def split(self, result: Any) -> Iterator[tuple[Exchanging, list[list[Tensor]]]]:
         """What each exchange is sent: a list of tensors per rank, or one list after a reduction."""
-        ranks = [self._apart(buffers) for buffers in (result if self._gathers else [result])]
+        ranks = [self._apart(buffers) for buffers in result]
         for exchange, payload in self._payloads.items():
             yield exchange, [[rank[id(tensor)] for tensor in payload] for rank in ranks]
 

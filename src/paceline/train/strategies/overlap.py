@@ -18,6 +18,7 @@ MLHPC 2018.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -49,23 +50,16 @@ class Overlap(Deferred):
         if fc not in ("auto", *MODES):
             raise SpecError(f"fc must be auto, {', '.join(MODES)}; got {fc!r}")
         self.fc = fc
-        #: of the forward pass after which a run that goes on looks at its rows
-        self._resumed: Any = None
+        #: the hook by which a run that goes on looks at its rows
+        self._looking = ExitStack()
 
     def _begin(self) -> None:
         super()._begin()
         self._connected = FullyConnected(self.model)
+        self._undo.push(self._looking)
         if self.fc != "gradient":
             self._connected.watch()
-
-    def detach(self) -> None:
-        self._stop_looking()
-        super().detach()
-
-    def _stop_looking(self) -> None:
-        self._connected.seen()
-        if self._resumed is not None:
-            self._resumed.remove()
+            self._undo.callback(self._connected.seen)
 
     def _asked(self) -> dict[str, Any]:
         return {**super()._asked(), "fc": self.fc, "layerwise": isinstance(self.optimizer, Layerwise)}
@@ -89,25 +83,25 @@ class Overlap(Deferred):
 
     def _special(self, factors: Mapping[str, tuple[str, int]]) -> Sequence[Part]:
         self._connected.seen()
-        return [
-            FactorPart(
-                name, layer, factors[name], self.optimizer, self.engine, self._gradients, self._layer_ready
-            )
-            for name, layer in self._connected.layers.items()
-            if name in factors
-        ]
+        parts = []
+        for name, how in factors.items():
+            layer = self._connected.layers[name]
+            ends = self._gradients, self._layer_ready
+            parts.append(FactorPart(name, layer, how, self.optimizer, self.engine, *ends))
+            self._undo.callback(layer.__dict__.pop, "forward", None)
+        return parts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         begun = bool(self.parts)
         super().load_state_dict(state)
         if not begun and self._arrangement is not None and self._arrangement.factors:
-            self._resumed = self.model.register_forward_hook(self._more_rows)
+            self._looking.callback(self.model.register_forward_hook(self._more_rows).remove)
 
     def _more_rows(self, *_: Any) -> None:
         """After the first forward pass of a run that goes on: its batch may have grown meanwhile."""
         if not torch.is_grad_enabled() or self._arrangement is None:
             return
-        self._stop_looking()
+        self._looking.close()
         parts = [part for part in self.parts if isinstance(part, FactorPart)]
         most = most_rows([part.seen for part in parts], self.parameters[0][1].device)
         for part, rows in zip(parts, most, strict=True):

@@ -96,9 +96,6 @@ class Part(ABC):
         total = torch.stack([gradient.float().square().sum() for gradient in self.gradients]).sum()
         return total if self.shared else total / self.world
 
-    def release(self) -> None:  # noqa: B027
-        """Lets go of the model, where it has changed something there."""
-
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
