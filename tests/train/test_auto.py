@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.train.launch import run
+from paceline.train.probe import Machine
 from paceline.train.profile import Layer, Profile
 from paceline.train.strategies.auto import choose, near, undecided
 from paceline.train.strategies.estimate import Setting
-from paceline.train.strategies.probe import Machine
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 

@@ -18,13 +18,13 @@ from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import cut, flatten, groups_of, piece_bytes
 from paceline.train.memory import blocks_of, recompute
 from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
+from paceline.train.probe import Machine, Rates
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.record import Record, read, timeline
 from paceline.train.strategies.auto import choose
 from paceline.train.strategies.awaited import Awaited
 from paceline.train.strategies.estimate import Setting, step_s
 from paceline.train.strategies.factors import Shape
-from paceline.train.strategies.probe import Machine, Rates
 
 
 @given(

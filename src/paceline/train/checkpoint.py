@@ -36,9 +36,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import PacelineError, RunError, SpecError
+from paceline.train.comm import agree
 from paceline.train.hooks import unwrapped
 from paceline.train.strategies.averager import Averager
-from paceline.train.strategies.base import Strategy, agree
+from paceline.train.strategies.base import Strategy
 from paceline.units import show
 
 _MANIFEST, _PARTIAL, _FAILED = "manifest.json", ".partial", ".failed"

@@ -26,14 +26,15 @@ import torch.distributed as dist
 from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import Float32, Scheme, parse
+from paceline.train.comm import agree
 from paceline.train.launch import NOTE
+from paceline.train.probe import cores, probe, rates
 from paceline.train.profile import Profile, Profiler, order_of
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy, agree
+from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Load, Setting, averaging_s, step_s
 from paceline.train.strategies.overlap import Overlap
 from paceline.train.strategies.priority import Priority
-from paceline.train.strategies.probe import cores, probe, rates
 
 #: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this
 #: to replace all alike: those in float32 need messages of another kind, which the model counts too low on a

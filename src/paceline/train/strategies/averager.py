@@ -22,9 +22,9 @@ from paceline.errors import SpecError
 from paceline.spec import compression as spec
 from paceline.train.comm import Job, Ticket
 from paceline.train.compress import Compressor, make
+from paceline.train.compress.messages import together
+from paceline.train.compress.momentum import take_momentum
 from paceline.train.strategies.base import Strategy
-from paceline.train.strategies.messages import together
-from paceline.train.strategies.momentum import take_momentum
 
 #: where a state keeps the momentum of uncompressed parameters
 _VELOCITY = "velocity"

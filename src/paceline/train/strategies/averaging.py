@@ -21,11 +21,10 @@ from paceline.cost.compression import wire_bytes
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec import compression as spec
-from paceline.train.comm import Job
+from paceline.train.comm import Job, agree
 from paceline.train.hooks import Gradients, Sequencer
+from paceline.train.probe import cores
 from paceline.train.strategies.averager import Averager, title
-from paceline.train.strategies.base import agree
-from paceline.train.strategies.probe import cores
 
 #: where a state keeps the order in which parameters lie in buckets
 _ORDER = "order"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,6 @@ from torch.optim import Optimizer
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.hooks import Gradients, trained
-
-T = TypeVar("T")
 
 #: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
 _HEARS = "_step_supports_amp_scaling"
@@ -300,12 +298,3 @@ def share_from_first(model: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
-
-
-def agree(value: T) -> T:
-    """What rank 0 says, on all ranks; plain data."""
-    if dist.get_world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job, Ticket
+from paceline.train.comm import Collective, Job, Ticket, agree
 from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import (
     LEAST_BYTES,
@@ -30,13 +30,13 @@ from paceline.train.layout import (
     piece_bytes,
 )
 from paceline.train.optim.layerwise import Layerwise
+from paceline.train.probe import Machine, probe
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.awaited import Awaited
-from paceline.train.strategies.base import Strategy, agree, average
+from paceline.train.strategies.base import Strategy, average
 from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.pending import await_with, here
 from paceline.train.strategies.portion import Settings, settings
-from paceline.train.strategies.probe import Machine, probe
 from paceline.train.strategies.shards import Shards
 
 #: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of

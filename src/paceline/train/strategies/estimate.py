@@ -23,11 +23,11 @@ from paceline.sim.program import COMPUTE, Builder, Label, buckets
 from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
+from paceline.train.probe import Machine, Rates
 from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, counted
 from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.priority import urgent_first
-from paceline.train.strategies.probe import Machine, Rates
 from paceline.train.transport import small
 
 

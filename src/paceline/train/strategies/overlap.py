@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from paceline.errors import SpecError
+from paceline.train.comm import agree
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Arrangement
-from paceline.train.strategies.base import agree
 from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.factors import MODES, FactorPart, FullyConnected, Shape, most_rows
 from paceline.train.strategies.parts import Part

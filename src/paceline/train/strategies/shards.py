@@ -25,8 +25,7 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.train._torch import default_store
-from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket
-from paceline.train.strategies.base import agree
+from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket, agree
 from paceline.train.strategies.parts import Part
 
 #: bytes of a message; the store takes a few MB at a time

@@ -18,7 +18,7 @@ from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import SCHEMES, Float32, Scheme, parse
 from paceline.train.compress import Compressor, Round, make
-from paceline.train.strategies.momentum import take_momentum
+from paceline.train.compress.momentum import take_momentum
 from paceline.train.tasks import get
 from paceline.train.tasks.course import batches, course
 from paceline.train.tasks.loop import optimizer_for

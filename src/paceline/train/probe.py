@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.spec.compression import Scheme, parse
-from paceline.train.comm import Collective, Engine, Job
+from paceline.train.comm import Collective, Engine, Job, agree
 from paceline.train.compress import Round, make, native
-from paceline.train.strategies.base import agree
 
 #: of a reduction that goes round a ring with any number of ranks, by which its latency is found
 _RING_BYTES = 128 * 1024
