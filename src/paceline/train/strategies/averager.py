@@ -103,6 +103,10 @@ class Averager(Strategy):
         super().__init__()
         self.scheme = spec.parse(scheme) if isinstance(scheme, str) else scheme
         self.by_name, self.seed, self.fused, self.scaler = by_name, seed, fused, scaler
+        #: gradients on their way
+        self._tickets: list[Ticket] = []
+        #: whether compressors have begun a step
+        self._in_step = False
 
     def _begin(self) -> None:
         chosen = self._choose()
@@ -115,8 +119,6 @@ class Averager(Strategy):
         }
         self.compressors = {name: self._made[scheme] for name, scheme in chosen.items()}
         self._names = {parameter: name for name, parameter in self.parameters}
-        self._tickets: list[Ticket] = []
-        self._in_step = False
         # in float32, the mean of a mean is the mean
         self._means = Means(p for p in self._names if self._momentum is not None or not self._plain(p))
         if self.scaler is None and self._keeps:

@@ -235,6 +235,14 @@ class Strategy(ABC):
         if self._buffers and self.world > 1:
             self._buffers_ticket = self.engine.submit("buffers", average(self._buffers, self.world))
 
+    def _average_gradients(self, name: str) -> None:
+        """Brings gradients together after a pass, all in one."""
+        for _, parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for _, parameter in self.parameters if parameter.grad is not None]
+        self.engine.submit(name, average(gradients, self.world)).wait()
+
     def _before_forward(self, *_: Any) -> None:
         gradients = getattr(self, "_gradients", None)
         if gradients is not None and gradients.broken and torch.is_grad_enabled():

@@ -22,6 +22,7 @@ from paceline.train.layout import (
     LEAST_BYTES,
     MOST_BYTES,
     Flat,
+    Named,
     Slot,
     cut,
     flatten,
@@ -33,7 +34,7 @@ from paceline.train.optim.layerwise import Layerwise
 from paceline.train.probe import Machine, probe
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.awaited import Awaited
-from paceline.train.strategies.base import Strategy, average
+from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.pending import await_with, here
 from paceline.train.strategies.portion import Settings, settings
@@ -71,6 +72,11 @@ class Entry:
     stand_in: Awaited | None = None
     #: updates of it that are on their way
     updates: list[Ticket] = field(default_factory=list)
+
+    def lies(self, part: Part, flat: Flat, slot: Slot) -> None:
+        """It travels in this part, too; its gradient lies in the slot."""
+        self.parts.append(part)
+        self.place = flat, slot
 
     @property
     def gradient(self) -> Tensor:
@@ -259,11 +265,7 @@ class Deferred(Strategy):
             self._hand_out()
         else:
             self._show()
-            for parameter in self._entries:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            gradients = [parameter.grad for parameter in self._entries if parameter.grad is not None]
-            self.engine.submit("all gradients", average(gradients, self.world)).wait()
+            self._average_gradients("all gradients")
         self._average_buffers()
 
     def _hand_out(self) -> None:
@@ -323,9 +325,10 @@ class Deferred(Strategy):
         """After the first step: orders agreed on, everything put in its place."""
         self._uses.seen()
         names = {parameter: entry.name for parameter, entry in self._entries.items()}
-        used, ready, outside = agree(
+        order = dict.fromkeys([*self._uses.order, *names])
+        used, seen, outside = agree(
             (
-                tuple(names[parameter] for parameter in dict.fromkeys([*self._uses.order, *names])),
+                tuple(names[parameter] for parameter in order),
                 {names[parameter]: seconds for parameter, seconds in self._seen.items()},
                 tuple(self._uses.outside()),
             )
@@ -342,11 +345,18 @@ class Deferred(Strategy):
             outside=outside,
         )
         self._place(known)
-        last = max(ready.values())
-        # a part is ready with the last of its gradients
-        when = {part: max(ready.get(names[p], last) for p in part.parameters) for part in self.parts}
-        order = self._order(sorted(self.parts, key=lambda part: when[part]), when)
-        self._take_up(replace(known, order=tuple(part.name for part in order)))
+        self._take_up(replace(known, order=self._names_in_order(seen)))
+
+    def _names_in_order(self, seen: Mapping[str, float]) -> tuple[str, ...]:
+        """Parts in the order in which their gradients travel; `seen`: when gradients were ready in the first
+        step. A part is ready with the last of its own.
+        """
+        last = max(seen.values())
+        when = {
+            part: max(seen.get(self._entries[p].name, last) for p in part.parameters) for part in self.parts
+        }
+        ready = sorted(self.parts, key=lambda part: when[part])
+        return tuple(part.name for part in self._order(ready, when))
 
     def _take_up(self, known: Arrangement) -> None:
         """With everything in its place: what goes in which order."""
@@ -359,29 +369,28 @@ class Deferred(Strategy):
     def _place(self, known: Arrangement) -> None:
         """Parameters moved into flat memory in the order of their use, optimizer state shared out."""
         parameters = dict(self.parameters)
-        order = [(name, parameters[name]) for name in known.used]
         special = self._special(known.factors)
         taken = {parameter for part in special for parameter in part.parameters}
-        rest = [(name, parameter) for name, parameter in order if parameter not in taken]
-        pieces = [
-            PiecePart(piece, self.optimizer, self.engine, shared=self.shares and self.world > 1)
-            for flat in flatten(rest, groups_of(self.optimizer), self.world)
-            for piece in cut(flat, self.world, *known.piece_bytes)
-        ]
-        place = {parameter: i for i, (_, parameter) in enumerate(order)}
+        rest = [(name, parameters[name]) for name in known.used if parameters[name] not in taken]
+        place = {parameters[name]: i for i, name in enumerate(known.used)}
         # as the forward pass needs them
-        self.parts = sorted([*special, *pieces], key=lambda part: min(place[p] for p in part.parameters))
+        parts = [*special, *self._pieces(rest, known.piece_bytes)]
+        self.parts = sorted(parts, key=lambda part: min(place[p] for p in part.parameters))
         for part in self.parts:
             part.take(self.optimizer.state)
-            for portion in part.portions:
-                for slot in portion.piece.slots:
-                    entry = self._entries[slot.parameter]
-                    entry.place = portion.piece.flat, slot
-                    entry.parts.append(part)
+            for flat, slot in part.slots:
+                self._entries[slot.parameter].lies(part, flat, slot)
         for parameter in self._entries:
             self.optimizer.state.pop(parameter, None)
         if self.shares and self.world > 1:
             self._shards = self.engine.attendant = Shards(self.engine, self.parts)
+
+    def _pieces(self, parameters: Sequence[Named], sizes: tuple[int, int]) -> Iterator[Part]:
+        """Flat memory in pieces of so many bytes, at least and at most."""
+        for flat in flatten(parameters, groups_of(self.optimizer), self.world):
+            for piece in cut(flat, self.world, *sizes):
+                shared = self.shares and self.world > 1
+                yield PiecePart(piece, self.optimizer, self.engine, shared=shared)
 
     def _asked(self) -> dict[str, Any]:
         """What of the user's decides on the arrangement."""
@@ -462,22 +471,26 @@ class Deferred(Strategy):
         """Submits the updates that the reduced gradients are for."""
         now, reduced = settings(self.optimizer), self._reduced()
         self._scale, self.unscale = self.unscale, None
-        before: list[Ticket] = []
-        if self.clip_norm is not None and reduced:
-            clip = self._clip([*reduced], self.clip_norm)
-            before = [self.engine.submit("norm of all gradients", clip, after=[*reduced.values()])]
         norms: dict[nn.Parameter, Tensor] = {}
+        jobs = {}
+        if self.clip_norm is not None and reduced:
+            jobs["norm of all gradients"] = self._clip([*reduced], self.clip_norm)
         if isinstance(self.optimizer, Layerwise):
-            job = self._layer_norms([*reduced], now, norms)
-            before = [self.engine.submit("norms of layers", job, after=[*reduced.values(), *before])]
+            jobs["norms of layers"] = self._layer_norms([*reduced], now, norms)
+        after = [*reduced.values()]
+        for name, job in jobs.items():
+            after.append(self.engine.submit(name, job, after=after[:]))
         for part, ticket in reduced.items():
-            update = self._update(part, now, norms)
-            done = self.engine.submit(part.name, update, channel="parameters", after=[ticket, *before])
-            part.reduced = None
-            for parameter in part.parameters:
-                self._entries[parameter].expect(done)
+            self._update(part, self._job(part, now, norms), [ticket, *after[len(reduced) :]])
 
-    def _update(self, part: Part, now: Settings, norms: Mapping[nn.Parameter, Tensor]) -> Job:
+    def _update(self, part: Part, job: Job, after: Sequence[Ticket]) -> None:
+        """Submits the update of a part, for which those wait who read its parameters."""
+        done = self.engine.submit(part.name, job, channel="parameters", after=after)
+        part.reduced = None
+        for parameter in part.parameters:
+            self._entries[parameter].expect(done)
+
+    def _job(self, part: Part, now: Settings, norms: Mapping[nn.Parameter, Tensor]) -> Job:
         if norms and isinstance(part, PiecePart):
             yield from part.finish(norms)
         else:

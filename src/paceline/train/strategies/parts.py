@@ -29,7 +29,9 @@ class Part(ABC):
     def __init__(self, name: str, portions: list[Portion], engine: Engine, *, shared: bool) -> None:
         self.name, self.portions, self.engine, self.shared = name, portions, engine, shared
         self.rank, self.world = engine.rank, engine.world
-        self.parameters = [slot.parameter for portion in portions for slot in portion.piece.slots]
+        #: its parameters where they lie
+        self.slots = [(one.piece.flat, slot) for one in portions for slot in one.piece.slots]
+        self.parameters = [slot.parameter for _, slot in self.slots]
         #: parameters whose gradients have not become ready in this pass
         self.waiting: set[nn.Parameter] = set(self.parameters)
         #: of the gradient on its way; None: there is none that an update could use
