@@ -37,7 +37,7 @@ _ALONE = 16
 
 
 @dataclass(slots=True, eq=False)
-class Bucket:
+class _Bucket:
     """Parameters whose gradients travel together."""
 
     parameters: list[nn.Parameter]
@@ -91,9 +91,9 @@ class Averaging(Averager):
         #: parameters in the order in which their gradients became ready in this pass
         self._seen: dict[nn.Parameter, None] = {}
 
-    def _bucket(self, members: list[nn.Parameter]) -> Bucket:
+    def _bucket(self, members: list[nn.Parameter]) -> _Bucket:
         plain = sum(parameter.numel() for parameter in members if self._plain(parameter))
-        return Bucket(members, members[0].new_empty(plain) if plain else None, set(members))
+        return _Bucket(members, members[0].new_empty(plain) if plain else None, set(members))
 
     # -- every step ------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Averaging(Averager):
             for free in self._sequencer.ready(bucket):
                 self._send(free)
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: _Bucket) -> None:
         for parameter in bucket.parameters:
             self._set_apart(parameter, parameter.grad)
             if parameter.grad is None:
@@ -118,7 +118,7 @@ class Averaging(Averager):
         names = [self._names[parameter] for parameter in bucket.parameters]
         self._tickets.append(self.engine.submit(title(names), self._job(bucket)))
 
-    def _job(self, bucket: Bucket) -> Job:
+    def _job(self, bucket: _Bucket) -> Job:
         """The mean over ranks of every gradient of a bucket, in place."""
         gradients = {p: p.grad for p in bucket.parameters if p.grad is not None}
         views = yield from self._mean(gradients, bucket.plain)

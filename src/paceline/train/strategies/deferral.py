@@ -369,10 +369,10 @@ class Deferred(Strategy):
     def _place(self, known: Arrangement) -> None:
         """Parameters moved into flat memory in the order of their use, optimizer state shared out."""
         parameters = dict(self.parameters)
+        place = {parameters[name]: i for i, name in enumerate(known.used)}
         special = self._special(known.factors)
         taken = {parameter for part in special for parameter in part.parameters}
-        rest = [(name, parameters[name]) for name in known.used if parameters[name] not in taken]
-        place = {parameters[name]: i for i, name in enumerate(known.used)}
+        rest = [(self._entries[p].name, p) for p in place if p not in taken]
         # as the forward pass needs them
         parts = [*special, *self._pieces(rest, known.piece_bytes)]
         self.parts = sorted(parts, key=lambda part: min(place[p] for p in part.parameters))
