@@ -134,9 +134,15 @@ class Strategy(ABC):
         self._plain_state: Callable[[], dict[str, Any]] = held.plain["state_dict"]
         self._plain_load: Callable[[dict[str, Any]], None] = held.plain["load_state_dict"]
 
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What `optimizer.step` does now, whoever calls it."""
+        self._refuse_strangers()
+        scaled = self.hears_of_scaler and getattr(self.optimizer, "found_inf", None) is not None
+        return (self._scaled_step if scaled else self._step)(*args, **kwargs)
+
     @abstractmethod
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """What `optimizer.step` does now."""
+        """A step, where the loss is not scaled."""
 
     def _hear_of_scaler(self) -> None:
         """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is
@@ -260,32 +266,22 @@ class Strategy(ABC):
         self._before_forward()
 
 
-def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    held = optimizer._paceline
-    if held.by is None:
-        return held.plain["step"](*args, **kwargs)
-    held.by._refuse_strangers()
-    if held.by.hears_of_scaler and getattr(optimizer, "found_inf", None) is not None:
-        return held.by._scaled_step(*args, **kwargs)
-    return held.by._step(*args, **kwargs)
+def _handed_on(name: str, method: str) -> Callable[..., Any]:
+    """A method of an optimizer that calls one of the strategy which holds it; its own, where none does."""
 
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        held = optimizer._paceline
+        known = held.plain[name] if held.by is None else getattr(held.by, method)
+        return known(*args, **kwargs)
 
-def _state_dict(optimizer: Any) -> Any:
-    held = optimizer._paceline
-    return held.plain["state_dict"]() if held.by is None else held.by.asked_state()
-
-
-def _load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    held = optimizer._paceline
-    load = held.plain["load_state_dict"] if held.by is None else held.by.load_optimizer_state
-    load(state_dict)
+    return call
 
 
 #: methods of an optimizer that a strategy takes over, and what stands in their place on the instance
 HELD: dict[str, Callable[..., Any]] = {
-    "step": _step,
-    "state_dict": _state_dict,
-    "load_state_dict": _load_state_dict,
+    "step": _handed_on("step", "_called"),
+    "state_dict": _handed_on("state_dict", "asked_state"),
+    "load_state_dict": _handed_on("load_state_dict", "load_optimizer_state"),
 }
 
 

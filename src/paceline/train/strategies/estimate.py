@@ -221,9 +221,12 @@ class Load:
 
 
 def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
-    """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and
-    complete before the update.
-    """
+    """Seconds of a step whose gradients are averaged."""
+    return _Program(_averaging(profile, at, loads), at).seconds()
+
+
+def _averaging(profile: Profile, at: Setting, loads: Iterable[Load]) -> _Step:
+    """Gradients are averaged, plainly or compressed, in the backward pass, and complete before the update."""
     ordered = sorted(loads, key=lambda load: load.layer.ready_s)
     messages, turns_s = list[_Message](), 0.0
     for members in buckets([load.counted for load in ordered], BUCKET_BYTES, FIRST_BYTES):
@@ -234,14 +237,13 @@ def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
     # all cores together have the passes, the encoders and the messages to do
     coded_s = at.threads * sum(load.encode_s + load.decode_s for load in ordered)
     shared_s = (backward_s + coded_s + sum(one.carry_s for one in messages)) / at.cores
-    step = _Step(
+    return _Step(
         messages=messages,
         forward_s=profile.forward_s,
         backward_s=backward_s,
         update_s=update_s,
         least_s=profile.forward_s + shared_s + update_s,
     )
-    return _Program(step, at).seconds()
 
 
 def _update_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
@@ -284,9 +286,9 @@ def _reply_s(sent: Iterable[Exchange | None], at: Setting) -> float:
     return max(at.reply_s(op, size) for op, size in sizes.items())
 
 
-def _ddp_s(profile: Profile, at: Setting) -> float:
-    """Of torch's DistributedDataParallel: the thread of the backward pass copies into buckets, and out of
-    them at the end.
+def _ddp(profile: Profile, at: Setting) -> _Step:
+    """As torch's DistributedDataParallel does it: the thread of the backward pass copies into buckets, and
+    out of them at the end.
     """
     ordered, copy_s = order_of(profile.layers), at.copy_s(profile.bytes)
     pace = 1 + copy_s / profile.backward_s
@@ -296,31 +298,29 @@ def _ddp_s(profile: Profile, at: Setting) -> float:
         wire_s = at.sent_s("whole", 2 * (at.world - 1) / at.world * size)
         ready_s = pace * max(ordered[i].ready_s for i in members)
         messages.append(_Message(ready_s=ready_s, stages=((0.0, wire_s, at.reply_s("sum", size)),)))
-    step = _Step(
+    return _Step(
         messages=messages,
         forward_s=profile.forward_s,
         backward_s=pace * profile.backward_s,
         update_s=copy_s + profile.update_s,
     )
-    return _Program(step, at).seconds()
 
 
-def _deferred_s(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> float:
-    """Of `overlap` (or, without `shares`, `priority`), whose updates hide under the next forward pass."""
+def _deferred(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> _Step:
+    """`overlap` (or, without `shares`, `priority`), whose updates hide under the next forward pass."""
     layers = sorted(profile.layers, key=lambda layer: layer.need_s)
     modes = {layer: _mode(layer, at) if factors and shares else "gradient" for layer in layers}
-    connected = [layer for layer in layers if modes[layer] != "gradient"]
     rest = [layer for layer in layers if modes[layer] == "gradient"]
     update = profile.update_s / max(1, profile.bytes)
-    parts = [_factors(layer, modes[layer], at, update) for layer in connected]
+    parts, spent_s = list[_Message](), at.copy_s(sum(layer.bytes for layer in rest))
+    for layer in layers:
+        if modes[layer] != "gradient":
+            parts.append(_factors(layer, modes[layer], at, update))
+            spent_s -= _product_s(layer, at)  # which is left to others; copies are work of the backward pass
     for members in buckets([layer.bytes for layer in rest], piece_bytes(at.machine.link_Bps, at.world)[0]):
         parts += _pieces([rest[i] for i in members], at, shares, update)
-    # copies into flat memory are work of the backward pass, products are left to others
-    spent_s = at.copy_s(sum(layer.bytes for layer in rest)) - sum(
-        _product_s(layer, at) for layer in connected
-    )
     order = sorted(parts, key=lambda part: part.ready_s) if shares else _urgent_first(parts, at)
-    return _overlapped_s(profile, at, order, spent_s)
+    return _overlapped(profile, at, order, spent_s)
 
 
 def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
@@ -332,20 +332,19 @@ def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
     )
 
 
-def _overlapped_s(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> float:
+def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> _Step:
     """With these messages, for which the backward pass takes so much longer, or shorter."""
     backward_s = max(profile.backward_s / 2, profile.backward_s + spent_s) + len(parts) * at.turn_s
     forward_s = profile.forward_s + sum(part.back_s > 0 for part in parts) * at.turn_s
     pace = backward_s / profile.backward_s
     work_s = sum(part.after_s + part.update_s + part.carry_s for part in parts)
-    step = _Step(
+    return _Step(
         messages=[replace(part, ready_s=pace * part.ready_s) for part in parts],
         forward_s=forward_s,
         backward_s=backward_s,
         update_s=None,
         least_s=forward_s + backward_s + work_s if at.cores < 2 else 0.0,
     )
-    return _Program(step, at).seconds()
 
 
 def _mode(layer: Layer, at: Setting) -> str:
@@ -412,21 +411,24 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
         return profile.compute_s
     if name == "auto":
         return min(step_s(candidate, profile, at) for candidate in (*EXACT, *allowed(strategy)))
-    if name == "ddp":
-        return _ddp_s(profile, at)
-    if name in ("overlap", "priority"):
-        return _deferred_s(profile, at, shares=name == "overlap", factors="fc=gradient" not in strategy)
     if name in PERIODS:
         sent_s = at.sent_s("exchange", 2 * (at.world - 1) / at.world * profile.bytes)
         return profile.compute_s + (sent_s + at.machine.latency_s) / PERIODS[name]
-    if name == "allreduce" or name in SCHEMES:
-        return _averaged_s(FLOAT32 if name == "allreduce" else parse(strategy), profile, at)
-    raise SpecError(f"no model of strategy {strategy!r}")
+    return _Program(_described(strategy, profile, at), at).seconds()
 
 
-def _averaged_s(scheme: Scheme, profile: Profile, at: Setting) -> float:
+def _described(strategy: str, profile: Profile, at: Setting) -> _Step:
+    """What a strategy that communicates in every step sends."""
+    name = strategy.partition(":")[0]
+    if name == "ddp":
+        return _ddp(profile, at)
+    if name in ("overlap", "priority"):
+        return _deferred(profile, at, shares=name == "overlap", factors="fc=gradient" not in strategy)
+    if name != "allreduce" and name not in SCHEMES:
+        raise SpecError(f"no model of strategy {strategy!r}")
+    scheme = FLOAT32 if name == "allreduce" else parse(strategy)
     chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
-    return averaging_s(profile, at, [Load.of(layer, chosen[layer.name], at) for layer in profile.layers])
+    return _averaging(profile, at, [Load.of(layer, chosen[layer.name], at) for layer in profile.layers])
 
 
 def allowed(strategy: str) -> tuple[str, ...]:
