@@ -45,7 +45,8 @@ def train(folder, until):
     bits = torch.cat([value.reshape(-1) for value in net.state_dict().values()]).numpy().tobytes()
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, bits)
-    said = module.explain(auto.choice) if auto.choice is not None else None
+    choice = auto.choice
+    said = choice and {"measured_s": dict(choice.measured_s), "reason": choice.reason}
     pt.close(net)
     return {
         "start": start,

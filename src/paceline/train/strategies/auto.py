@@ -392,19 +392,3 @@ def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> tu
     if best >= first * (1 - _MIXED):
         chosen, best = uniform, first
     return {layer.name: load.scheme for layer, load in chosen.items()}, best
-
-
-def explain(choice: Choice) -> dict[str, Any]:
-    """Plain data for records."""
-    compressed = sum(not isinstance(s, Float32) for s in choice.by_name.values())
-    return {
-        "strategy": choice.strategy,
-        "reason": choice.reason,
-        "expected_s": dict(choice.expected_s),
-        "compressed_parameters": compressed,
-        "link_Bps": choice.setting.machine.link_Bps,
-        "latency_s": choice.setting.machine.latency_s,
-        "world": choice.setting.world,
-        "rank": dist.get_rank(),
-        "measured_s": dict(choice.measured_s),
-    }
