@@ -1,12 +1,13 @@
 """`optimizer.state_dict()` where state lies in pieces, or is shared out: all of it, on any rank that asks."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 PLANS = [
     ("overlap", {"fc": "gradient"}),
     ("overlap", {"fc": "rows"}),

@@ -111,6 +111,8 @@ class Entry:
 
     def arrive(self) -> None:
         """Returns when no update is on its way any more."""
+        if not self.updates:
+            return
         try:
             for update in self.updates:
                 update.wait()
