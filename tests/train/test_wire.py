@@ -13,6 +13,8 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to make network namespaces"
 )
 
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+
 
 def test_wire_bytes_are_those_of_the_interface():
     from paceline.bench.emulate import EmulatedCluster

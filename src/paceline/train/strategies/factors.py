@@ -210,7 +210,7 @@ class FactorPart(Part):
         if self.shared:
             columns = errors.view(self.rows, self.world, -1).transpose(0, 1).contiguous()
             (mine,), ranks = yield [Collective("exchange", [columns]), Collective("gather", [inputs])]
-            errors, inputs = mine.flatten(0, 1), torch.cat([rank[0] for rank in ranks])
+            errors, inputs = mine.view(self.world * self.rows, -1), torch.cat([rank[0] for rank in ranks])
         elif self.world > 1:
             ranks = yield Collective("gather", [inputs, errors])
             inputs, errors = map(torch.cat, zip(*ranks, strict=True))
