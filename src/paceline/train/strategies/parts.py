@@ -111,7 +111,7 @@ class Part(ABC):
 
     def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
         """Puts its state into the state of whole parameters; `rows`: the `state` of every rank."""
-        each = [iter(row) for row in rows]
+        each = [iter(row) for row in rows] if self.shared else []
         for portion in self.portions:
             portion.spread(each, full)
 
