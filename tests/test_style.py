@@ -39,7 +39,7 @@ NESTED = {
         *("whatif/sweep.py", "predict/simulated.py", "predict/memory.py", "predict/gradients.py"),
         "predict/degrees.py",
     )
-} | {"tests/train/workers.py"}
+}
 
 
 def modules(*folders: str) -> list[Path]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.train.launch import run
+from paceline.train.probe import Machine
 from paceline.train.profile import Layer, Profile
 from paceline.train.strategies.auto import choose, near, undecided
 from paceline.train.strategies.estimate import Setting
-from paceline.train.strategies.probe import Machine
 
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
@@ -46,7 +46,8 @@ def train(folder, until):
     bits = torch.cat([value.reshape(-1) for value in net.state_dict().values()]).numpy().tobytes()
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, bits)
-    said = module.explain(auto.choice) if auto.choice is not None else None
+    choice = auto.choice
+    said = choice and {"measured_s": dict(choice.measured_s), "reason": choice.reason}
     pt.close(net)
     return {
         "start": start,

@@ -12,13 +12,15 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.ge
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_same_order_on_all_ranks_whatever_the_timing(world):
-    orders = run("workers:ordered", world=world, environment=HERE, timeout_s=150)
+    orders = run("workers_comm:ordered", world=world, environment=HERE, timeout_s=150)
     assert len(set(orders)) == 1
     assert orders[0].startswith("120:")
 
 
 def test_a_rank_that_hangs_is_named_with_operation_and_parameter():
-    first, _ = run("workers:stalls", world=2, arguments={"how": "hangs"}, environment=HERE, timeout_s=150)
+    first, _ = run(
+        "workers_comm:stalls", world=2, arguments={"how": "hangs"}, environment=HERE, timeout_s=150
+    )
     assert (
         first
         == "RunError: rank 0 of 2: all-reduce of conv1.weight (4 kB) has waited 2 s for the other ranks; no"
@@ -30,7 +32,7 @@ def test_a_rank_that_hangs_is_named_with_operation_and_parameter():
 def test_closing_gives_back_threads_and_sockets():
     arguments = {"rounds": 30, "strategies": ["terngrad", "overlap"]}
     for found in run(
-        "workers:opened_and_closed", world=2, arguments=arguments, environment=HERE, timeout_s=200
+        "workers_comm:opened_and_closed", world=2, arguments=arguments, environment=HERE, timeout_s=200
     ):
         assert found["steps"]
         threads, files = zip(*found["held"], strict=True)
@@ -57,7 +59,7 @@ def test_closing_gives_back_threads_and_sockets():
 def test_closing_makes_split_models_whole_and_gives_their_groups_back(world, rounds, plans):
     arguments = {"rounds": rounds, "plans": plans}
     for found in run(
-        "workers:split_and_whole", world=world, arguments=arguments, environment=HERE, timeout_s=280
+        "workers_comm:split_and_whole", world=world, arguments=arguments, environment=HERE, timeout_s=280
     ):
         threads, files = zip(*found["held"], strict=True)
         assert max(threads) == threads[0] and max(files) == files[0], found["held"]
@@ -81,7 +83,7 @@ def test_closing_makes_split_models_whole_and_gives_their_groups_back(world, rou
 )
 def test_a_rank_that_is_gone_does_not_hold_up_the_others_close(how, strategy, said):
     first, _ = run(
-        "workers:closes_without",
+        "workers_comm:closes_without",
         world=2,
         arguments={"how": how, "strategy": strategy},
         environment=HERE,

@@ -162,7 +162,11 @@ def test_no_room_is_noticed_where_it_is_real(tmp_path):
 
 def test_a_rank_that_has_no_room_does_not_keep_the_others_waiting(tmp_path):
     first, second = run_ranks(
-        "workers:saves_badly", world=2, arguments={"folder": str(tmp_path)}, environment=HERE, timeout_s=150
+        "workers_faults:saves_badly",
+        world=2,
+        arguments={"folder": str(tmp_path)},
+        environment=HERE,
+        timeout_s=150,
     )
     assert (
         first["seconds"] < 60

@@ -81,14 +81,18 @@ def test_the_lines_of_the_document_run_as_they_stand(tmp_path, world, plan):
 
 def test_oddities_of_models_and_loops_under_every_strategy():
     runs = [("odd", {"strategy": name, "options": OPTIONS.get(name, {})}) for name in NAMES]
-    both = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    both = run(
+        "workers_own_loop:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )
     found = dict(zip(NAMES, both[0], strict=True))
     for name, one in found.items():
         assert one["same"], name
         assert one["frozen"] and one["tied"], name
     for name in ("overlap", "priority", "post-local"):
         assert found[name]["losses"][:4] == pytest.approx(found["allreduce"]["losses"][:4], rel=1e-4), name
-    alone = run("workers:parallel_all", world=1, arguments={"runs": runs}, environment=HERE, timeout_s=250)[0]
+    alone = run(
+        "workers_own_loop:parallel_all", world=1, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )[0]
     for name, one in zip(NAMES, alone, strict=True):
         assert one["same"], name
 
@@ -105,7 +109,7 @@ def test_half_precision_passes_under_overlap_are_those_under_all_reduce():
         for average in ("allreduce", "overlap")
     ]
     plain, over = run(
-        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+        "workers_own_loop:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
     )[0]
     assert over["losses"] == pytest.approx(plain["losses"], rel=0.02)
 
@@ -128,7 +132,7 @@ def test_mistakes_are_one_line_on_all_ranks():
     ]
     runs = [("mistaken", {"plan": plan, **more}) for plan, more, _ in asked]
     for rank in run(
-        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+        "workers_own_loop:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
     ):
         for (plan, _, message), said in zip(asked, rank, strict=True):
             assert said.startswith(message) and bool(said) == bool(message), (plan, said)

@@ -29,7 +29,7 @@ def test_sharded_and_tensor_parallel_plans_follow_one_process():
         )
     ]
     first, *_ = run(
-        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+        "workers_parallel:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
     )
     for (_, request), (losses, alone) in zip(runs, first, strict=True):
         assert losses == pytest.approx(alone, rel=2e-3), request
@@ -41,7 +41,7 @@ def test_compressed_gradients_go_through_fsdp():
         for scheme in ("terngrad", "qsgd", "onebit")
     ]
     first, second = run(
-        "workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+        "workers_parallel:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
     )
     for (_, request), (losses, alone), (other, _) in zip(runs, first, second, strict=True):
         assert losses == other and losses[-1] < losses[0] - 0.3 * (alone[0] - alone[-1]), request
@@ -74,7 +74,11 @@ def test_compressed_gradients_go_through_fsdp():
 def test_pipelines_follow_one_process(world, plans):
     runs = [("staged", {"kind": kind, "plan": f"{plan} fp32"}) for kind, plan in plans]
     first, *_ = run(
-        "workers:parallel_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=250
+        "workers_parallel:parallel_all",
+        world=world,
+        arguments={"runs": runs},
+        environment=HERE,
+        timeout_s=250,
     )
     for (_, request), (losses, alone) in zip(runs, first, strict=True):
         assert losses == pytest.approx(alone, rel=2e-3), request
@@ -87,7 +91,9 @@ def test_overflow_skips_the_step_on_all_ranks():
     ]
     # keeps nothing back: finds out by itself
     runs.append(("scaled", {"strategy": "terngrad", "tell": False}))
-    ranks = run("workers:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250)
+    ranks = run(
+        "workers_parallel:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
+    )
     for i, (_, request) in enumerate(runs):
         for rank in ranks:
             assert rank[i]["stepped"] == [True, True, True, False, True, True], request
@@ -98,7 +104,7 @@ def test_overflow_skips_the_step_on_all_ranks():
 def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, strategy):
     def train(folder, until, world):
         return run(
-            "workers:resumed",
+            "workers_parallel:resumed",
             world=world,
             arguments={"folder": str(folder), "strategy": strategy, "steps": 10, "until": until},
             environment=HERE,
@@ -123,7 +129,7 @@ def test_a_run_goes_on_from_its_checkpoint_also_at_another_world_size(tmp_path, 
 def test_a_run_goes_on_under_another_strategy(tmp_path):
     names = ["dgc", "overlap", "terngrad", "lazy", "local", "diloco", "auto", "allreduce"]
     both = run(
-        "workers:handed_on",
+        "workers_parallel:handed_on",
         world=2,
         arguments={"folder": str(tmp_path), "names": names},
         environment=HERE,

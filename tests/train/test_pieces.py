@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import DataError, PlanError, SpecError, UnknownName
-from paceline.spec.compression import Float32
 from paceline.train import strategies
 from paceline.train.check import check
 from paceline.train.comm import IN_FLIGHT, Event
@@ -19,13 +18,13 @@ from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import cut, flatten, groups_of, piece_bytes
 from paceline.train.memory import blocks_of, recompute
 from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
+from paceline.train.probe import Machine, Rates
 from paceline.train.profile import Layer, Profile, Profiler
 from paceline.train.record import Record, read, timeline
 from paceline.train.strategies.auto import choose
 from paceline.train.strategies.awaited import Awaited
-from paceline.train.strategies.estimate import Rates, Setting, averaging_s, overlap_s, step_s
+from paceline.train.strategies.estimate import Setting, step_s
 from paceline.train.strategies.factors import Shape
-from paceline.train.strategies.probe import Machine
 
 
 @given(
@@ -143,9 +142,9 @@ def setting(link, world=2, **rates):
 def test_the_model_keeps_to_its_bounds(link):
     p, at = profile(), setting(link)
     wire = p.bytes / link
-    plain = averaging_s(p, at, lambda _: Float32())
+    plain = step_s("allreduce", p, at)
     assert p.compute_s <= plain <= p.compute_s + wire + 0.02
-    over = overlap_s(p, at)
+    over = step_s("overlap", p, at)
     assert max(p.forward_s + p.backward_s, wire) <= over * 1.001
     # the ceiling of the gain: everything hides under the passes
     assert over >= max(wire, p.forward_s + p.backward_s) * 0.999
@@ -155,7 +154,7 @@ def test_the_model_keeps_to_its_bounds(link):
 def test_overlap_gains_most_where_communication_takes_as_long_as_the_passes():
     p = profile()
     gains = {
-        link: averaging_s(p, setting(link), lambda _: Float32()) / overlap_s(p, setting(link))
+        link: step_s("allreduce", p, setting(link)) / step_s("overlap", p, setting(link))
         for link in (2e6, 2e7, 6e7, 1e8, 1e11)
     }
     assert max(gains, key=gains.get) in (6e7, 1e8)
@@ -209,7 +208,7 @@ def test_messages_cost_the_passes_time_and_pieces_grow_with_the_link():
         for latency in (0.0, 1e-3)
     )
     # eight layers of a megabyte in two pieces, each of which goes out and comes back
-    assert overlap_s(profile(), slow) - overlap_s(profile(), quick) >= 4e-3
+    assert step_s("overlap", profile(), slow) - step_s("overlap", profile(), quick) >= 4e-3
     # of DDP's reductions only the last does not hide: twice round a ring of two
     assert 2e-3 <= step_s("ddp", profile(), slow) - step_s("ddp", profile(), quick) < 2.5e-3
 

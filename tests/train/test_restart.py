@@ -14,7 +14,7 @@ SMALL = {"least_bytes": 4000, "most_bytes": 20000}
 def gone_on(folder, world, runs):
     """Of each run, and each of its ranks, two ends: left alone, and from the checkpoint on."""
     ranks = run(
-        "workers:interrupted_all",
+        "workers_restart:interrupted_all",
         world=world,
         arguments={"folder": str(folder), "runs": runs},
         environment=HERE,

@@ -29,7 +29,13 @@ EXACT = (
 
 def trained(world, runs):
     """Results of all runs, each a list over ranks; one start of Python for all of them."""
-    ranks = run("workers:follow_all", world=world, arguments={"runs": runs}, environment=HERE, timeout_s=280)
+    ranks = run(
+        "workers_strategies:follow_all",
+        world=world,
+        arguments={"runs": runs},
+        environment=HERE,
+        timeout_s=280,
+    )
     return [[rank[i] for rank in ranks] for i in range(len(runs))]
 
 
@@ -115,7 +121,7 @@ def test_relaxed_replicas_meet():
 
 def test_lazy_layers_get_every_gradient_once_while_the_interval_grows():
     for counts, intervals in run(
-        "workers:added_up", world=2, arguments={"steps": 14}, environment=HERE, timeout_s=150
+        "workers_strategies:added_up", world=2, arguments={"steps": 14}, environment=HERE, timeout_s=150
     ):
         assert counts[0] == pytest.approx(1) and max(intervals) == 4
         sent = [
@@ -149,7 +155,8 @@ def test_the_fake_process_group_sees_the_same_collectives():
         )
     ]
     real = [ranks[0]["order"] for ranks in trained(2, runs)]
-    script = "import json, sys, workers; print(json.dumps(workers.pretend(json.loads(sys.argv[1]))))"
+    script = "import json, sys, workers_strategies as ranks"
+    script += "; print(json.dumps(ranks.pretend(json.loads(sys.argv[1]))))"
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(runs)],
         capture_output=True,

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to make network namespaces"
 )
 
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+
 
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
@@ -35,7 +37,7 @@ def test_wire_bytes_are_those_of_the_interface():
     ]
     with EmulatedCluster(hosts=2) as cluster:
         found, _ = run(
-            "workers:wired",
+            "workers_wire:wired",
             world=2,
             on=cluster,
             arguments={"strategies": names},
@@ -55,7 +57,7 @@ def test_both_directions_of_a_link_are_used_at_once():
 
     with EmulatedCluster(hosts=2, link_Bps=2.5e6) as cluster:
         seconds, _ = run(
-            "workers:duplex",
+            "workers_wire:duplex",
             world=2,
             on=cluster,
             timeout_s=200,

@@ -30,13 +30,11 @@ import paceline.train as pt
 from paceline.bench.strategies import best_link, predict
 from paceline.errors import RunError, UnknownName
 from paceline.spec.compression import SCHEMES
-from paceline.train.comm import Engine
+from paceline.train.comm import Engine, agree
+from paceline.train.probe import cores, probe, rates
 from paceline.train.profile import Profiler
 from paceline.train.record import sent_bytes
-from paceline.train.strategies.auto import rates
-from paceline.train.strategies.base import agree
 from paceline.train.strategies.estimate import LOSSES
-from paceline.train.strategies.probe import cores, probe
 
 MODELS = ("cnn", "vgg-like", "mlp")
 #: strategies that are made anew for each link: they look at it

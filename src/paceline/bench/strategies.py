@@ -359,9 +359,9 @@ def predict(
 ) -> dict[str, float]:
     """Seconds per step by the model that `auto` decides with."""
     from paceline.bench.emulate.cluster import burst_bytes
+    from paceline.train.probe import Machine, Rates
     from paceline.train.profile import Profile
-    from paceline.train.strategies.estimate import Rates, Setting, step_s
-    from paceline.train.strategies.probe import Machine
+    from paceline.train.strategies.estimate import Setting, step_s
 
     bare = Machine(**facts["machine"])
     machine = bare if link is None else bare.behind(link * PAYLOAD, burst_bytes(link) * PAYLOAD)

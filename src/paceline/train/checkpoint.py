@@ -36,10 +36,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import PacelineError, RunError, SpecError
+from paceline.train.comm import agree
 from paceline.train.hooks import unwrapped
 from paceline.train.split_state import gathered, load_model, optimizer_parts
-from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy, agree
+from paceline.train.strategies.averager import Averager
+from paceline.train.strategies.base import Strategy
 from paceline.units import show
 
 _MANIFEST, _PARTIAL, _FAILED = "manifest.json", ".partial", ".failed"
@@ -228,7 +229,7 @@ class Checkpoints:
         if world == self.world:
             strategy.load_state_dict(states[0]["strategy"])
             torch.set_rng_state(states[0]["random"])
-        elif isinstance(strategy, Averaging):
+        elif isinstance(strategy, Averager):
             strategy.load_state_dict(strategy.reshard([state["strategy"] for state in states]))
         else:
             strategy.load_state_dict(states[0]["strategy"])

@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,8 @@ from paceline.train.patience import within
 from paceline.train.transport import Collective as Collective  # jobs are written with it
 from paceline.train.transport import Handle, Lane, Ways, give_back, leaving, outcome, said
 from paceline.units import show
+
+T = TypeVar("T")
 
 #: pieces into which a long reduction is cut: enough in flight that both directions of a link are busy
 CHUNK_BYTES = 1 << 20
@@ -178,6 +180,15 @@ def _finish() -> None:
     deadline = time.monotonic() + (_HASTE_S if failed else CLOSE_S)
     for thread in leaving:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def agree(value: T) -> T:
+    """What rank 0 says, on all ranks; plain data."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def in_turn() -> bool:

@@ -24,13 +24,10 @@ class Sequencer(Generic[Key]):
         self.order = tuple(order)
         self._ready: set[Key] = set()
         self._next = 0
-        #: the order in which they became ready here, since the last `flush`
-        self.seen: list[Key] = []
 
     def ready(self, key: Key) -> Iterator[Key]:
         """Marks one as ready; yields those that may go now."""
         self._ready.add(key)
-        self.seen.append(key)
         while self._next < len(self.order) and self.order[self._next] in self._ready:
             self._next += 1
             yield self.order[self._next - 1]
@@ -40,7 +37,6 @@ class Sequencer(Generic[Key]):
         rest = self.order[self._next :]
         self._next = 0
         self._ready.clear()
-        self.seen = []
         yield from rest
 
 

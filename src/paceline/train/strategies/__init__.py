@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args
 
 from paceline.errors import SpecError, UnknownName
 from paceline.spec.compression import SCHEMES
@@ -25,9 +25,10 @@ from paceline.train.strategies.auto import Auto
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import DDP
-from paceline.train.strategies.deferred import Overlap, Priority
 from paceline.train.strategies.lazy import Lazy
 from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
+from paceline.train.strategies.overlap import Overlap
+from paceline.train.strategies.priority import Priority
 
 T = TypeVar("T")
 
@@ -90,17 +91,21 @@ def words(name: str, given: str, make: Callable[..., Any], first: int = 0) -> di
                 f"strategy {name!r}: options are written option=value, separated by commas; got {part!r}"
             )
         known(name, [key], list(taken))
-        try:
-            out[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            out[key] = {"true": True, "false": False}.get(value.lower(), value)
-        kinds = {kind for kind in get_args(taken[key]) or (taken[key],) if kind is not type(None)}
-        if kinds <= _KINDS.keys() and not any(_is(out[key], kind) for kind in kinds):
-            raise SpecError(
-                f"strategy {name!r}: {key} must be {' or '.join(sorted(_KINDS[kind] for kind in kinds))}; got"
-                f" {value!r}"
-            )
+        out[key] = _value(name, key, value, taken[key])
     return out
+
+
+def _value(name: str, key: str, text: str, wanted: Any) -> Any:
+    """The value of an option, of the kind that is wanted, as far as that can be told in words."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    kinds = {kind for kind in get_args(wanted) or (wanted,) if kind is not type(None)}
+    if kinds <= _KINDS.keys() and not any(_is(value, kind) for kind in kinds):
+        allowed = " or ".join(sorted(_KINDS[kind] for kind in kinds))
+        raise SpecError(f"strategy {name!r}: {key} must be {allowed}; got {text!r}")
+    return value
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -115,16 +120,12 @@ def _taken(make: Callable[..., Any]) -> dict[str, Any]:
     """
     taken: dict[str, Any] = {}
     for kind in getattr(make, "__mro__", (make,)):
-        parameters = inspect.signature(kind).parameters.values()
         try:
-            types = get_type_hints(kind.__init__ if isinstance(kind, type) else getattr(kind, "func", kind))  # type: ignore[misc]
-        except NameError:  # imported for type checkers only
-            types = {}
-        taken |= {
-            one.name: types.get(one.name, Any)
-            for one in parameters
-            if one.kind is not one.VAR_KEYWORD and one.name not in taken
-        }
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            parameters = inspect.signature(kind, eval_str=True).parameters
+        except NameError:  # a type is imported for type checkers only
+            parameters = inspect.signature(kind).parameters
+        own = {p.name: p.annotation for p in parameters.values() if p.kind is not p.VAR_KEYWORD}
+        taken |= {name: own[name] for name in own if name not in taken}
+        if len(own) == len(parameters):
             break
     return taken

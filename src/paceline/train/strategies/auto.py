@@ -26,22 +26,21 @@ import torch.distributed as dist
 from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import Float32, Scheme, parse
-from paceline.train.compress import make
+from paceline.train.comm import agree
 from paceline.train.launch import NOTE
-from paceline.train.profile import Layer, Profile, Profiler
+from paceline.train.probe import cores, probe, rates
+from paceline.train.profile import Profile, Profiler, order_of
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy, agree
-from paceline.train.strategies.deferred import Overlap, Priority
-from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Rates, Setting, averaging_s, overlap_s
-from paceline.train.strategies.probe import cores, probe
+from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Load, Setting, averaging_s, step_s
+from paceline.train.strategies.overlap import Overlap
+from paceline.train.strategies.priority import Priority
 
 #: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this
 #: to replace all alike: those in float32 need messages of another kind, which the model counts too low on a
 #: busy core
 MARGIN, _MIXED = 0.03, 0.1
 FLOAT32 = Float32()
-#: elements on which encoders are timed
-_LARGE, _SMALL = 1 << 22, 1 << 14
 #: what is expected to take up to so many times as long as the best is tried, this many at most
 _NEAR, _TRIED = 1.3, 3
 #: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds,
@@ -51,9 +50,8 @@ _LEAD, _TRIAL_S, _FEWEST, _MOST, _ROW = 3, 0.5, 6, 30, 3
 #: times that all are tried there and back, at most; doubt about their seconds, as a share, from which on none
 #: of it matters
 _PASSES, _SURE = 4, 0.02
-#: numbers that a step touches for every parameter (itself, its gradient, momentum, what a compressor keeps),
-#: and at most: more than caches hold
-_TOUCHED, _MOST_TOUCHED = 4, 1 << 26
+#: exact ones whose updates hide under the next forward pass
+_OVERLAPPED: Mapping[str, Callable[[], Strategy]] = {"overlap": Overlap, "priority": Priority}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +72,55 @@ class Choice:
     def by_name(self) -> Mapping[str, Scheme]:
         """The scheme of each parameter."""
         return self.mixes.get(self.strategy) or {layer.name: FLOAT32 for layer in self.profile.layers}
+
+
+class Trials:
+    """Strategies that are tried in turn, there and back: a machine whose pace drifts is as slow for one as
+    for the others. They go on while it is not clear which is the fastest.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._left = [*names, *reversed(names)]
+        #: when the steps of the trial that runs ended
+        self._ends: list[float] = []
+        #: seconds of a step in each trial
+        self.seconds: dict[str, list[float]] = {}
+
+    @property
+    def now(self) -> str | None:
+        """The one to try now; None where all are through."""
+        return self._left[0] if self._left else None
+
+    @property
+    def names(self) -> set[str]:
+        """Those that were tried, or will be."""
+        return {*self.seconds, *self._left}
+
+    def stepped(self, expected_s: float) -> float | None:
+        """After a step of the one that is tried now: what a step takes, if there were enough of them."""
+        self._ends.append(time.perf_counter())
+        wanted = min(_MOST, max(_FEWEST, round(_TRIAL_S / expected_s)))
+        if len(self._ends) <= _LEAD + wanted:
+            return None
+        timed, self._ends = self._ends[_LEAD:], []
+        return statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW
+
+    def took(self, seconds: float) -> None:
+        """A step of the one that is tried now took so long."""
+        self.seconds.setdefault(self._left.pop(0), []).append(seconds)
+        if not self._left:
+            names = undecided(self.seconds)
+            self._left = [*names, *reversed(names)]
+
+    def result(self, choice: Choice) -> Choice:
+        """A choice with what was measured: the fastest of those that were in the running to the end."""
+        measured = {name: statistics.fmean(seconds) for name, seconds in self.seconds.items()}
+        best = min(_rivals(self.seconds), key=lambda name: measured[name])
+        others = ", ".join(
+            f"{name} {seconds * 1e3:.1f} ms" for name, seconds in measured.items() if name != best
+        )
+        reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
+        return replace(choice, strategy=best, measured_s=measured, reason=reason)
 
 
 class Auto(Strategy):
@@ -103,27 +150,28 @@ class Auto(Strategy):
         self.choice: Choice | None = None
         # after the passes: they are timed
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))
-        #: strategies still to be tried in this pass; seconds of a step in each trial; what those that were
-        #: tried remember
-        self._left_to_try: list[str] = []
-        self._tried: dict[str, list[float]] = {}
-        self._remembered: dict[str, dict[str, Any]] = {}
-        self._scaler: Any = None
-        self._taken: tuple[str, Mapping[str, Scheme]] | None = None
-        #: when the steps of the one that is being tried ended
-        self._ends: list[float] = []
+        #: steps still to be watched
         self._left = watch
+        self._trials = Trials(())
+        #: what those that were tried remember
+        self._remembered: dict[str, dict[str, Any]] = {}
+        #: what it goes on with, and the scheme of each parameter
+        self._taken: tuple[str, Mapping[str, Scheme]] | None = None
+        self._scaler: Any = None
         self._told = False
 
     @property
     def settled(self) -> bool:
         """Whether what it does now is what it will do."""
-        return not self._left and not self._left_to_try
+        return not self._left and self._trials.now is None
 
     def _begin(self) -> None:
         self.inner.attach(self.model, self.optimizer, self.engine, alike=True)
         self._hold_optimizer()
         self._profiler = Profiler(self.model)
+        self._undo.callback(lambda: self.inner.detach())
+        self._undo.callback(self._say_unsettled)
+        self._undo.callback(self._profiler.remove)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -135,66 +183,47 @@ class Auto(Strategy):
                 self._profiler.remove()
                 if self.world > 1:  # one rank alone sends nothing, whatever the strategy
                     self._decide()
-        elif self._left_to_try:
-            self._try_on()
+        elif self._trials.now is not None:
+            self._try_on(self._trials.now)
         return result
 
     def _decide(self) -> None:
         self._scaler = getattr(self.inner, "scaler", None)  # which later ones may not have, or not be told of
         with torch.no_grad():
             self.choice = self._choose()
-        candidates = near(self.choice) if self.trial else []
-        self._left_to_try = _there_and_back(candidates)
-        self._take(candidates[0] if candidates else self.choice.strategy)
+        self._trials = Trials(near(self.choice) if self.trial else ())
+        self._take(self._trials.now or self.choice.strategy)
         self._tell()
 
     def _tell(self) -> None:
         """What it goes on with, once and on one rank, for the user."""
-        if self._told or not self.settled or self._taken is None:
-            return
-        self._told = True
-        self._say(told(*self._taken, self.schemes))
+        if self.settled and self._taken is not None and not self._told:
+            self._told = True
+            self._say(told(*self._taken, self.schemes))
 
     def _say(self, line: str) -> None:
         if self.rank == 0:
             print(f"{NOTE}{line}", file=sys.stderr, flush=True)
 
-    def _try_on(self) -> None:
+    def _try_on(self, name: str) -> None:
         """After a step of a trial: the next one, or the fastest, where this was the last of it and no other
         may be.
         """
         assert self.choice is not None
-        self._ends.append(time.perf_counter())
-        name = self._left_to_try[0]
-        wanted = min(_MOST, max(_FEWEST, round(_TRIAL_S / self.choice.expected_s[name])))
-        if len(self._ends) <= _LEAD + wanted:
+        seconds = self._trials.stepped(self.choice.expected_s[name])
+        if seconds is None:
             return
-        timed = self._ends[_LEAD:]
-        took = torch.tensor(
-            [statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW],
-            device=self.parameters[0][1].device,
-        )
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)
-        self._tried.setdefault(name, []).append(float(took))
-        self._left_to_try.pop(0)
-        self._ends.clear()
-        if not self._left_to_try:
-            self._left_to_try = _there_and_back(undecided(self._tried))
-        if self._left_to_try:
-            if self._left_to_try[0] != name:
-                self._take(self._left_to_try[0])
-            return
-        measured = {one: statistics.fmean(seconds) for one, seconds in self._tried.items()}
-        best = min(_rivals(self._tried), key=lambda one: measured[one])
-        others = ", ".join(
-            f"{one} {seconds * 1e3:.1f} ms" for one, seconds in measured.items() if one != best
-        )
-        reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
-        self.choice = replace(self.choice, strategy=best, measured_s=measured, reason=reason)
-        if best != name:
-            self._take(best)
-        self._remembered.clear()
-        self._tell()
+        slowest = torch.tensor([seconds], device=self.parameters[0][1].device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        self._trials.took(float(slowest))
+        if self.settled:
+            self.choice = self._trials.result(self.choice)
+        following = self._trials.now or self.choice.strategy
+        if following != name:
+            self._take(following)
+        if self.settled:
+            self._remembered.clear()
+            self._tell()
 
     def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
         """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what
@@ -203,12 +232,9 @@ class Auto(Strategy):
         if by_name is None:
             assert self.choice is not None
             by_name = replace(self.choice, strategy=name).by_name
-        if name in ("overlap", "priority"):
-            new: Strategy = Overlap() if name == "overlap" else Priority()
-        else:
-            new = Averaging(by_name=by_name, scaler=self._scaler)
+        new = _OVERLAPPED[name]() if name in _OVERLAPPED else Averaging(by_name=by_name, scaler=self._scaler)
         self.inner.synchronize()
-        if self._left_to_try and self._taken is not None:
+        if self._trials.now is not None and self._taken is not None:
             self._remembered[self._taken[0]] = self.inner.state_dict()
         self._taken = name, by_name
         self.inner.detach()
@@ -239,12 +265,9 @@ class Auto(Strategy):
     def no_sync(self) -> Any:
         return self.inner.no_sync()
 
-    def detach(self) -> None:
-        self._profiler.remove()
-        if self._left_to_try:
-            self._say(unsettled({*self._tried, *self._left_to_try}))
-        self.inner.detach()
-        super().detach()
+    def _say_unsettled(self) -> None:
+        if self._trials.now is not None:
+            self._say(unsettled(self._trials.names))
 
     def state_dict(self) -> dict[str, Any]:
         if self._taken is None or not self.settled:
@@ -261,7 +284,7 @@ class Auto(Strategy):
         if state.get("world") != self.world or state["strategy"] not in (*EXACT, *self.schemes):
             return
         self._profiler.remove()
-        self._left, self._left_to_try = 0, []
+        self._left, self._trials = 0, Trials(())
         self._take(state["strategy"], {name: parse(text) for name, text in state["schemes"].items()})
         self.inner.load_state_dict(state["inner"])
         self._tell()
@@ -291,90 +314,14 @@ def unsettled(tried: Collection[str]) -> str:
     return f"auto ended before it settled, while it tried {', '.join(sorted(tried))}, {kind}"
 
 
-def rates(schemes: tuple[str, ...], sizes: Sequence[int], world: int, device: torch.device) -> Rates:
-    """Times encoders and decoders for gradients of these sizes, on a tensor like the largest and on a small
-    one: seconds per element, and per call.
-
-    Caches hold what a step leaves in them: between two calls for one gradient, all parameters and what
-    belongs to them were touched.
-    """
-    large, small = min(max(sizes), _LARGE), min(max(sizes), _SMALL)
-    others = torch.empty(min(_TOUCHED * sum(sizes), _MOST_TOUCHED) if device.type == "cpu" else 0)
-    found: dict[str, dict[str, float]] = {
-        field: {} for field in ("encode_s", "decode_s", "encode_call_s", "decode_call_s")
-    }
-    for name in schemes:
-        scheme = parse(name)
-        both = {count: _coded(scheme, count, world, device, others) for count in (large, small)}
-        for part, which in enumerate(("encode", "decode")):
-            each = max(1e-12, (both[large][part] - both[small][part]) / max(1, large - small))
-            found[f"{which}_s"][scheme.name] = each
-            found[f"{which}_call_s"][scheme.name] = max(0.0, both[small][part] - each * small)
-    gradient = torch.randn(large, device=device)
-    space = torch.empty_like(gradient)
-    copies = []
-    for _ in range(3):
-        others.fill_(0.0)
-        gradient.neg_()
-        copies.append(_seconds(lambda: space.copy_(gradient), device))
-    return Rates(**found, copy_s=max(1e-11, min(copies) / large))
-
-
-def _coded(
-    scheme: Scheme, count: int, world: int, device: torch.device, others: torch.Tensor
-) -> tuple[float, float]:
-    """Seconds of encoding and of decoding what `world` ranks sent, the least of a few; `others` lie in the
-    caches before, and a new gradient.
-    """
-    compressor = make(scheme, world=world)
-    gradient = torch.randn(count, device=device)
-    out = torch.empty_like(gradient)
-    least = [float("inf")] * 2
-    for _ in range(4):  # the first compiles and allocates
-        others.fill_(0.0)
-        gradient.neg_()
-        rounds = compressor.exchange("probe", gradient, out)
-        spent, request = [0.0], None
-        arrived: list[list[torch.Tensor]] = []
-        while True:
-            start = _now(device)
-            try:
-                request = next(rounds) if request is None else rounds.send(arrived)
-            except StopIteration:
-                break
-            finally:
-                spent.append(_now(device) - start)
-            arrived = [request.payload] * world if request.op == "gather" else [request.payload]
-        compressor.end_step()
-        least = [min(least[0], sum(spent[:-1])), min(least[1], spent[-1])]
-    return least[0], least[1]
-
-
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    start = _now(device)
-    call()
-    return _now(device) - start
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choice:
     """The fastest strategy by the model, plain all-reduce unless the gain is worth it."""
-    plain = averaging_s(profile, setting, lambda _: FLOAT32)
-    expected = {
-        "allreduce": plain,
-        "overlap": overlap_s(profile, setting),
-        "priority": overlap_s(profile, setting, shares=False),
-    }
+    expected = {name: step_s(name, profile, setting) for name in EXACT}
+    plain = expected["allreduce"]
     mixes: dict[str, dict[str, Scheme]] = {}
     for text in schemes:
         allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
-        mixes[text] = mix(profile, setting, allowed)
-        expected[text] = averaging_s(profile, setting, lambda layer, m=mixes[text]: m[layer.name])  # type: ignore[misc]
+        mixes[text], expected[text] = mix(profile, setting, allowed)
     best = min(expected, key=lambda name: expected[name])
     if expected[best] > plain * (1 - MARGIN):
         reason = (
@@ -405,11 +352,6 @@ def near(choice: Choice) -> list[str]:
     )
 
 
-def _there_and_back(names: Sequence[str]) -> list[str]:
-    """A machine whose pace drifts is as slow for one as for the others."""
-    return [*names, *reversed(names)]
-
-
 def _rivals(tried: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     """Those that were still in the running in the last pass."""
     most = max(map(len, tried.values()))
@@ -430,54 +372,23 @@ def undecided(tried: Mapping[str, Sequence[float]]) -> list[str]:
     return [] if len(left) < 2 or doubt < _SURE or often else left
 
 
-def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> dict[str, Scheme]:
-    """Per layer, float32 or the scheme: starting from all compressed, layers go back to float32 while that
-    ends the step sooner.
+def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> tuple[dict[str, Scheme], float]:
+    """Per layer, float32 or the scheme, and the seconds of a step: starting from all compressed, layers go
+    back to float32 while that ends the step sooner.
     """
-    chosen = dict(allowed)
-
-    def seconds() -> float:
-        return averaging_s(profile, setting, lambda layer: chosen[layer.name])
-
-    uniform = best = seconds()
-    # the first ready have the most slack
-    for layer in sorted(profile.layers, key=lambda layer: layer.ready_s):
-        if isinstance(chosen[layer.name], Float32):
+    uniform = {layer: Load.of(layer, allowed[layer.name], setting) for layer in profile.layers}
+    chosen = dict(uniform)
+    best = first = averaging_s(profile, setting, uniform.values())
+    for layer in order_of(profile.layers):  # the first ready have the most slack
+        kept = chosen[layer]
+        if isinstance(kept.scheme, Float32):
             continue
-        kept, chosen[layer.name] = chosen[layer.name], FLOAT32
-        if (now := seconds()) < best:
+        chosen[layer] = Load.of(layer, FLOAT32, setting)
+        now = averaging_s(profile, setting, chosen.values())
+        if now < best:
             best = now
         else:
-            chosen[layer.name] = kept
-    return chosen if best < uniform * (1 - _MIXED) else dict(allowed)
-
-
-def explain(choice: Choice) -> dict[str, Any]:
-    """Plain data for records."""
-    compressed = sum(not isinstance(s, Float32) for s in choice.by_name.values())
-    return {
-        "strategy": choice.strategy,
-        "reason": choice.reason,
-        "expected_s": dict(choice.expected_s),
-        "compressed_parameters": compressed,
-        "link_Bps": choice.setting.machine.link_Bps,
-        "latency_s": choice.setting.machine.latency_s,
-        "world": choice.setting.world,
-        "rank": dist.get_rank(),
-        "measured_s": dict(choice.measured_s),
-    }
-
-
-__all__ = [
-    "LOSSES",
-    "Auto",
-    "Choice",
-    "Layer",
-    "choose",
-    "explain",
-    "mix",
-    "near",
-    "rates",
-    "told",
-    "undecided",
-]
+            chosen[layer] = kept
+    if best >= first * (1 - _MIXED):
+        chosen, best = uniform, first
+    return {layer.name: load.scheme for layer, load in chosen.items()}, best

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,6 @@ from torch.optim import Optimizer
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.hooks import Gradients, trained
-
-T = TypeVar("T")
 
 #: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
 _HEARS = "_step_supports_amp_scaling"
@@ -54,6 +52,8 @@ class Strategy(ABC):
         #: whether torch's GradScaler calls this strategy also where gradients overflowed
         self.hears_of_scaler = False
         self._engine: Engine | None = None
+        #: what `detach` undoes, the last first
+        self._undo = ExitStack()
 
     @property
     def engine(self) -> Engine:
@@ -79,15 +79,14 @@ class Strategy(ABC):
             share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self._buffers_ticket: Ticket | None = None
-        self._hooks = [
-            model.register_forward_pre_hook(self._before_forward),
-            model.register_state_dict_pre_hook(self._before_state_dict),
-        ]
+        self._undo.callback(self._let_optimizer_go)
+        self._undo.callback(model.register_forward_pre_hook(self._before_forward).remove)
+        self._undo.callback(model.register_state_dict_pre_hook(self._before_state_dict).remove)
         self._hold_optimizer()
         try:
             self._begin()
         except Exception:
-            Strategy.detach(self)
+            self._undo.close()
             raise
 
     def _refuse_strangers(self) -> None:
@@ -135,9 +134,15 @@ class Strategy(ABC):
         self._plain_state: Callable[[], dict[str, Any]] = held.plain["state_dict"]
         self._plain_load: Callable[[dict[str, Any]], None] = held.plain["load_state_dict"]
 
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What `optimizer.step` does now, whoever calls it."""
+        self._refuse_strangers()
+        scaled = self.hears_of_scaler and getattr(self.optimizer, "found_inf", None) is not None
+        return (self._scaled_step if scaled else self._step)(*args, **kwargs)
+
     @abstractmethod
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """What `optimizer.step` does now."""
+        """A step, where the loss is not scaled."""
 
     def _hear_of_scaler(self) -> None:
         """Has torch's GradScaler call `optimizer.step` also where gradients overflowed: `_scaled_step` is
@@ -146,6 +151,10 @@ class Strategy(ABC):
         self.hears_of_scaler = True
         self._heard_before = getattr(self.optimizer, _HEARS, None)
         setattr(self.optimizer, _HEARS, True)
+        if self._heard_before is None:
+            self._undo.callback(delattr, self.optimizer, _HEARS)
+        else:
+            self._undo.callback(setattr, self.optimizer, _HEARS, self._heard_before)
 
     def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
         """What `optimizer.step` does where torch's GradScaler calls it, of those who hear of that."""
@@ -199,14 +208,9 @@ class Strategy(ABC):
         """Lets go of the model and the optimizer, which work as before; what is on its way is not
         waited for.
         """
-        for handle in self._hooks:
-            handle.remove()
-        if self.hears_of_scaler:
-            self.hears_of_scaler = False
-            if self._heard_before is None:
-                delattr(self.optimizer, _HEARS)
-            else:
-                setattr(self.optimizer, _HEARS, self._heard_before)
+        self._undo.close()
+
+    def _let_optimizer_go(self) -> None:
         held = self.optimizer._paceline  # type: ignore[attr-defined]
         if held.by is self:
             held.by = None
@@ -237,6 +241,14 @@ class Strategy(ABC):
         if self._buffers and self.world > 1:
             self._buffers_ticket = self.engine.submit("buffers", average(self._buffers, self.world))
 
+    def _average_gradients(self, name: str) -> None:
+        """Brings gradients together after a pass, all in one."""
+        for _, parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for _, parameter in self.parameters if parameter.grad is not None]
+        self.engine.submit(name, average(gradients, self.world)).wait()
+
     def _before_forward(self, *_: Any) -> None:
         gradients = getattr(self, "_gradients", None)
         if gradients is not None and gradients.broken and torch.is_grad_enabled():
@@ -254,32 +266,22 @@ class Strategy(ABC):
         self._before_forward()
 
 
-def _step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    held = optimizer._paceline
-    if held.by is None:
-        return held.plain["step"](*args, **kwargs)
-    held.by._refuse_strangers()
-    if held.by.hears_of_scaler and getattr(optimizer, "found_inf", None) is not None:
-        return held.by._scaled_step(*args, **kwargs)
-    return held.by._step(*args, **kwargs)
+def _handed_on(name: str, method: str) -> Callable[..., Any]:
+    """A method of an optimizer that calls one of the strategy which holds it; its own, where none does."""
 
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        held = optimizer._paceline
+        known = held.plain[name] if held.by is None else getattr(held.by, method)
+        return known(*args, **kwargs)
 
-def _state_dict(optimizer: Any) -> Any:
-    held = optimizer._paceline
-    return held.plain["state_dict"]() if held.by is None else held.by.asked_state()
-
-
-def _load_state_dict(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    held = optimizer._paceline
-    load = held.plain["load_state_dict"] if held.by is None else held.by.load_optimizer_state
-    load(state_dict)
+    return call
 
 
 #: methods of an optimizer that a strategy takes over, and what stands in their place on the instance
 HELD: dict[str, Callable[..., Any]] = {
-    "step": _step,
-    "state_dict": _state_dict,
-    "load_state_dict": _load_state_dict,
+    "step": _handed_on("step", "_called"),
+    "state_dict": _handed_on("state_dict", "asked_state"),
+    "load_state_dict": _handed_on("load_state_dict", "load_optimizer_state"),
 }
 
 
@@ -300,12 +302,3 @@ def share_from_first(model: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
-
-
-def agree(value: T) -> T:
-    """What rank 0 says, on all ranks; plain data."""
-    if dist.get_world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]

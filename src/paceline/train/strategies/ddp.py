@@ -59,11 +59,14 @@ class DDP(Strategy):
         self._passed = False
 
     def _begin(self) -> None:
-        #: where the model had one of its own instance
-        self._before: Any = self.model.__dict__.get("forward")
+        if "forward" in self.model.__dict__:
+            self._undo.callback(setattr, self.model, "forward", self.model.forward)
+        else:
+            self._undo.callback(self.model.__dict__.pop, "forward", None)
         inner = _Inner(self.model)
         # parameters are the same already
         self._ddp: Any = nn.parallel.DistributedDataParallel(inner, init_sync=False, **self._options)
+        self._undo.callback(delattr, self, "_ddp")  # with its hooks
         self.model.forward = MethodType(self._forward, self.model)
 
     def _forward(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -93,14 +96,6 @@ class DDP(Strategy):
     def no_sync(self) -> Iterator[None]:
         with self._ddp.no_sync():
             yield
-
-    def detach(self) -> None:
-        if self._before is None:
-            self.model.__dict__.pop("forward", None)
-        else:
-            self.model.forward = self._before
-        del self._ddp  # with its hooks
-        super().detach()
 
 
 def refuse_twice(strategy: Strategy) -> None:

@@ -1,5 +1,5 @@
 """The common part of strategies whose updates hide under the next forward pass: pieces, orders, waiting (see
-`deferred`, `lazy`).
+`overlap`, `priority`, `lazy`).
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job, Ticket
+from paceline.train.comm import Collective, Job, Ticket, agree
 from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import (
     LEAST_BYTES,
@@ -30,15 +31,14 @@ from paceline.train.layout import (
     piece_bytes,
 )
 from paceline.train.optim.layerwise import Layerwise
+from paceline.train.probe import Machine, probe
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.awaited import Awaited
-from paceline.train.strategies.base import Strategy, agree, average
-from paceline.train.strategies.factors import FactorPart
+from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.pending import await_with, here
-from paceline.train.strategies.probe import Machine, probe
+from paceline.train.strategies.portion import Settings, settings
 from paceline.train.strategies.shards import Shards
-from paceline.train.strategies.updates import settings
 
 #: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of
 #: parameters can be updated apart
@@ -58,9 +58,67 @@ _APART = (
 )
 
 
-def apart(optimizer: optim.Optimizer) -> bool:
-    """Whether pieces of parameters can be updated apart, as far as is known."""
-    return isinstance(optimizer, _APART)
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A parameter in the hands of a deferred strategy."""
+
+    name: str
+    parameter: nn.Parameter
+    #: what it travels in
+    parts: list[Part] = field(default_factory=list)
+    #: where its gradient lies
+    place: tuple[Flat, Slot] | None = None
+    #: what stands in its `grad` after a pass
+    stand_in: Awaited | None = None
+    #: updates of it that are on their way
+    updates: list[Ticket] = field(default_factory=list)
+
+    def lies(self, part: Part, flat: Flat, slot: Slot) -> None:
+        """It travels in this part, too; its gradient lies in the slot."""
+        self.parts.append(part)
+        self.place = flat, slot
+
+    @property
+    def gradient(self) -> Tensor:
+        """Its gradient among those that travel with it."""
+        assert self.place is not None
+        flat, slot = self.place
+        return flat.gradient(slot)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its gradient is still that of the last pass, and nobody has thrown it away."""
+        return self.stand_in is not None and self.parameter.grad is self.stand_in
+
+    def take(self) -> Tensor | None:
+        """What passes have added to its gradient since it was last reduced; it is taken out of there."""
+        gradient = self.parameter.grad
+        if self.stand_in is not None and self.kept:
+            gradient, self.stand_in.added = self.stand_in.added, None
+        self.parameter.grad = None
+        return gradient
+
+    def hand_out(self, fetch: Callable[[Entry], Tensor]) -> None:
+        """Puts what fetches the gradient in its place."""
+        if self.stand_in is None:
+            self.stand_in = Awaited(self.parameter, partial(fetch, self))
+        self.parameter.grad = self.stand_in
+
+    def expect(self, update: Ticket) -> None:
+        """From now on, whoever reads the parameter waits for an update."""
+        self.updates.append(update)
+        await_with(self.parameter, self.arrive)
+
+    def arrive(self) -> None:
+        """Returns when no update is on its way any more."""
+        if not self.updates:
+            return
+        try:
+            for update in self.updates:
+                update.wait()
+        finally:
+            self.updates.clear()
+            here(self.parameter)
 
 
 class Deferred(Strategy):
@@ -85,31 +143,24 @@ class Deferred(Strategy):
         elementwise: bool = False,
     ) -> None:
         super().__init__()
-        if link_Bps is not None and not link_Bps > 0:
-            raise SpecError(f"link_Bps must be positive, got {link_Bps:g}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise SpecError(f"clip_norm must be positive, got {clip_norm:g}")
+        for name, value in {"link_Bps": link_Bps, "clip_norm": clip_norm}.items():
+            if value is not None and not value > 0:
+                raise SpecError(f"{name} must be positive, got {value:g}")
         if not 0 < (least_bytes or 1) <= (most_bytes or MOST_BYTES):
             raise SpecError(
                 f"least_bytes and most_bytes must be positive and in order, got {least_bytes} and"
                 f" {most_bytes}"
             )
-        self.least_bytes, self.most_bytes, self.clip_norm, self.link_Bps = (
-            least_bytes,
-            most_bytes,
-            clip_norm,
-            link_Bps,
-        )
-        self.elementwise = elementwise
+        self.least_bytes, self.most_bytes = least_bytes, most_bytes
+        self.clip_norm, self.link_Bps, self.elementwise = clip_norm, link_Bps, elementwise
         self._machine: Machine | None = None
+        #: what travels, as the forward pass needs it; nothing before the end of the first step
         self.parts: list[Part] = []
         self._arrangement: Arrangement | None = None
-        self._pending: dict[int, list[Ticket]] = {}
+        #: what gradients are multiplied by in this update
         self._scale: float | None = None
         #: where ranks share state out
         self._shards: Shards | None = None
-        #: by id of a parameter, what stands in its `grad` after a pass
-        self._awaited: dict[int, Awaited] = {}
         #: whether the gradients of the last pass have been brought here whole, for somebody who reads them
         self._brought = False
         #: parameters that are used where nothing tells of it
@@ -120,7 +171,7 @@ class Deferred(Strategy):
     # -- the first step --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if not (self.elementwise or apart(self.optimizer)):
+        if not (self.elementwise or isinstance(self.optimizer, _APART)):
             raise SpecError(
                 f"{self.name!r} updates pieces of parameters apart, and {type(self.optimizer).__name__} is"
                 " not known to treat every element by itself; use allreduce, or say elementwise=True if it"
@@ -129,60 +180,54 @@ class Deferred(Strategy):
         groups = groups_of(self.optimizer)
         for name, parameter in self.parameters:
             group_of(name, parameter, groups)
-        self._seen: list[tuple[nn.Parameter, float]] = []
-        self._uses = Uses(self.model, [p for _, p in self.parameters], self._needed)
+        self._entries = {parameter: Entry(name, parameter) for name, parameter in self.parameters}
+        #: when gradients became ready in the first step
+        self._seen: dict[nn.Parameter, float] = {}
+        self._uses = Uses(self.model, self._entries, self._needed)
         self._uses.watch()
-        self._gradients = Gradients([p for _, p in self.parameters], self._ready, self._done)
-        self._zeroing = [
-            _Told(self.optimizer, "zero_grad", self._zero),
-            _Told(self.model, "zero_grad", self._zero),
-        ]
+        self._gradients = Gradients(self._entries, self._ready, self._done)
+        self._undo.callback(self._uses.remove)
+        self._undo.callback(self._gradients.remove)
+        self._undo.callback(self._zero)
+        for owner in (self.optimizer, self.model):
+            self._undo.callback(_tell_of(owner, "zero_grad", self._zero))
+        self._undo.callback(self._give_back)
 
     def _zero(self) -> None:
         """Gradients are thrown away, also where they would be set to zero in place: none is fetched."""
-        for _, parameter in self.parameters:
-            if self._kept([parameter]):
-                self._take(parameter)
-
-    def _kept(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether gradients of the pass before are still those of some of these parameters."""
-        return any(p.grad is not None and p.grad is self._awaited.get(id(p)) for p in parameters)
-
-    def _take(self, parameter: nn.Parameter) -> Tensor | None:
-        """What passes have added to a gradient since the last that was reduced; it is taken out of there."""
-        gradient, place = parameter.grad, self._awaited.get(id(parameter))
-        if place is not None and gradient is place:
-            gradient, place.added = place.added, None
-        parameter.grad = None
-        return gradient
+        for entry in self._entries.values():
+            if entry.kept:
+                entry.take()
 
     def _ready(self, parameter: nn.Parameter) -> None:
         if not self.parts:
-            self._seen.append((parameter, time.perf_counter()))
+            self._seen[parameter] = time.perf_counter()
             return
-        if id(parameter) not in self._slots:
+        entry = self._entries[parameter]
+        if not isinstance(entry.parts[0], PiecePart):
             raise RunError(
-                f"{self._by_parameter[id(parameter)][0].name!r} has a gradient that does not come from its"
+                f"{entry.parts[0].name!r} has a gradient that does not come from its"
                 " layer (a term of the loss on its weight, or another use of it); use fc='gradient'"
             )
-        flat, slot = self._slots[id(parameter)]
-        parts = self._by_parameter[id(parameter)]
-        for part in parts:
+        self._fill(entry)
+        for part in entry.parts:
+            part.waiting.discard(parameter)
+            if not part.waiting:
+                self._complete(part)
+
+    def _fill(self, entry: Entry) -> None:
+        """Puts what passes have added to a gradient into its place."""
+        for part in entry.parts:
             self._drop(part)
-        gradient = self._take(parameter)
-        assert gradient is not None
-        self._put(flat, slot, gradient)
-        self._arrived.add(id(parameter))
-        for part in parts:
-            self._count(part)
+        added = entry.take()
+        if not self._adds(entry.parameter):
+            entry.gradient.zero_() if added is None else entry.gradient.copy_(added)
+        elif added is not None:
+            entry.gradient.add_(added)
 
-    def _put(self, flat: Flat, slot: Slot, gradient: Tensor) -> None:
-        """A gradient into its place."""
-        flat.gradient(slot).copy_(gradient)
-
-    def _put_nothing(self, flat: Flat, slot: Slot) -> None:
-        """In place of the gradient of a parameter that was not used."""
-        flat.gradient(slot).zero_()
+    def _adds(self, parameter: nn.Parameter) -> bool:
+        """Whether gradients are added to those of steps before."""
+        return False
 
     def _drop(self, part: Part) -> None:
         """Before a gradient is overwritten: what uses it must be through. That of a pass which no step
@@ -190,69 +235,59 @@ class Deferred(Strategy):
         if part.reduced is not None:
             part.reduced.wait()
             part.reduced = None
-            if self._kept(part.parameters):
+            if any(self._entries[parameter].kept for parameter in part.parameters):
                 if self._brought:
                     part.take_back()
                 part.hold()
         self._needed(part.parameters)  # a pass that did not use them has not waited for their update
 
-    def _count(self, part: Part) -> None:
-        part.waiting -= 1
-        if not part.waiting:
-            for free in self._sequencer.ready(part):
-                self._send(free)
+    def _layer_ready(self, part: Part) -> None:
+        """A layer has seen to its gradients itself."""
+        self._drop(part)
+        part.waiting.clear()
+        self._complete(part)
+
+    def _complete(self, part: Part) -> None:
+        for free in self._sequencer.ready(part):
+            self._send(free)
 
     def _send(self, part: Part) -> None:
         part.reduced = self.engine.submit(part.name, part.mean(), bare=part.bare)
 
     def _done(self) -> None:
-        if not self.parts:
-            self._show()
-            gradients = [p.grad if p.grad is not None else p.new_zeros(p.shape) for _, p in self.parameters]
-            self.engine.submit("all gradients", average(gradients, self.world)).wait()
-            for (_, parameter), gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
-        else:
-            for flat, slot in self._slots.values():
-                if id(slot.parameter) not in self._arrived:  # not used in this pass
-                    for part in self._by_parameter[id(slot.parameter)]:
-                        self._drop(part)
-                    before = self._take(slot.parameter)
-                    if before is None:
-                        self._put_nothing(flat, slot)
-                    else:  # but in one before it, within `no_sync`
-                        self._put(flat, slot, before)
+        if self.parts:
+            for entry in self._entries.values():  # not used in this pass; but maybe in one within `no_sync`
+                if isinstance(part := entry.parts[0], PiecePart) and entry.parameter in part.waiting:
+                    self._fill(entry)
             for part in self._sequencer.flush():
                 self._drop(part)
                 self._send(part)
-            self._restart()
+            for part in self.parts:
+                part.waiting = set(part.parameters)
             self._hand_out()
+        else:
+            self._show()
+            self._average_gradients("all gradients")
         self._average_buffers()
 
     def _hand_out(self) -> None:
         """After a pass: in place of every gradient, what fetches it."""
         self._brought = False
-        for _, parameter in self.parameters:
-            if id(parameter) not in self._awaited:
-                self._awaited[id(parameter)] = Awaited(parameter, partial(self._whole_gradient, parameter))
-            parameter.grad = self._awaited[id(parameter)]
+        for entry in self._entries.values():
+            entry.hand_out(self._whole_gradient)
         if self._shards is not None:
             self._shards.position += 1
 
     def _show(self) -> None:
         """In the first step, which is a plain one: has gradients be in `p.grad`, where they were hidden."""
 
-    def _whole_gradient(self, parameter: nn.Parameter) -> Tensor:
+    def _whole_gradient(self, entry: Entry) -> Tensor:
         """The mean gradient of a parameter; all ranks take part the first time after a pass."""
         if not self._brought:
             with torch.no_grad():
                 self._bring()
             self._brought = True
-        if id(parameter) in self._slots:
-            flat, slot = self._slots[id(parameter)]
-            return flat.gradient(slot)
-        (part,) = (part for part in self._by_parameter[id(parameter)] if isinstance(part, FactorPart))
-        return part.whole(parameter)
+        return entry.gradient
 
     def _bring(self) -> None:
         """Returns when all gradients are here, whole."""
@@ -272,106 +307,92 @@ class Deferred(Strategy):
     def _changed(self) -> None:
         """Before a step: what the user has made of gradients since the pass is what counts."""
         for part in self.parts:
-            if part.reduced is not None and all(p.grad is None for p in part.parameters):
+            if all(parameter.grad is None for parameter in part.parameters):
                 part.reduced = None  # thrown away
-        for _, parameter in self.parameters:
-            used = any(part.reduced is not None for part in self._by_parameter[id(parameter)])
-            if used and not self._kept([parameter]):
-                own = parameter.grad
-                whole = self._whole_gradient(parameter)
+        for parameter, entry in self._entries.items():
+            if not entry.kept and any(part.reduced is not None for part in entry.parts):
+                own, whole = parameter.grad, self._whole_gradient(entry)
                 whole.zero_() if own is None else whole.copy_(own)
         if self._brought:
-            for part in self.parts:
-                if part.reduced is not None:
-                    part.take_back()
+            for part in self._reduced():
+                part.take_back()
 
-    def _restart(self) -> None:
-        self._arrived: set[int] = set()
-        for part in self.parts:
-            part.waiting = 1 if isinstance(part, FactorPart) else len(part.parameters)
+    def _reduced(self) -> dict[Part, Ticket]:
+        """Parts with a gradient for the next update, and what becomes of it."""
+        return {part: part.reduced for part in self.parts if part.reduced is not None}
 
     # -- building --------------------------------------------------------------------------------------
 
     def _build(self) -> None:
         """After the first step: orders agreed on, everything put in its place."""
         self._uses.seen()
-        index = {id(p): i for i, (_, p) in enumerate(self.parameters)}
-        known = {id(p) for p in self._uses.order}
-        unused = [i for i, (_, p) in enumerate(self.parameters) if id(p) not in known]
-        used, ready, outside = agree(
+        names = {parameter: entry.name for parameter, entry in self._entries.items()}
+        order = dict.fromkeys([*self._uses.order, *names])
+        used, seen, outside = agree(
             (
-                [*(index[id(p)] for p in self._uses.order), *unused],
-                [(index[id(p)], at) for p, at in self._seen],
+                tuple(names[parameter] for parameter in order),
+                {names[parameter]: seconds for parameter, seconds in self._seen.items()},
                 tuple(self._uses.outside()),
             )
         )
-        order = [self.parameters[i] for i in used]
         factors = self._factors()
-        sizes = self._place(order, factors)
-        at = {id(self.parameters[i][1]): seconds for i, seconds in ready}
-        last = max(at.values())
-        # a part is ready with the last of its gradients
-        when = {id(part): max(at.get(id(p), last) for p in part.parameters) for part in self.parts}
-        self._sequencer = Sequencer(self._order(sorted(self.parts, key=lambda part: when[id(part)]), when))
-        self._arrangement = Arrangement(
+        known = Arrangement(
             world=self.world,
             asked=self._asked(),
-            used=tuple(name for name, _ in order),
+            used=used,
             reads=self._uses.reads(),
             factors=factors,
-            piece_bytes=sizes,
-            order=tuple(part.name for part in self._sequencer.order),
+            piece_bytes=self._sizes(factors),
+            order=(),
             outside=outside,
         )
-        self._await(outside)
-        self._restart()
+        self._place(known)
+        self._take_up(replace(known, order=self._names_in_order(seen)))
 
-    def _await(self, names: Sequence[str]) -> None:
-        """Has these parameters be there when a step returns."""
-        parameters = dict(self.parameters)
-        self._outside = [parameters[name] for name in names]
+    def _names_in_order(self, seen: Mapping[str, float]) -> tuple[str, ...]:
+        """Parts in the order in which their gradients travel; `seen`: when gradients were ready in the first
+        step. A part is ready with the last of its own.
+        """
+        last = max(seen.values())
+        when = {
+            part: max(seen.get(self._entries[p].name, last) for p in part.parameters) for part in self.parts
+        }
+        ready = sorted(self.parts, key=lambda part: when[part])
+        return tuple(part.name for part in self._order(ready, when))
 
-    def _rebuild(self, known: Arrangement) -> None:
-        """The same without a first step, as it was found before."""
-        parameters = dict(self.parameters)
-        self._uses.know(known.reads)
-        self._place([(name, parameters[name]) for name in known.used], known.factors, known.piece_bytes)
+    def _take_up(self, known: Arrangement) -> None:
+        """With everything in its place: what goes in which order."""
         turn = {name: i for i, name in enumerate(known.order)}
         self._sequencer = Sequencer(sorted(self.parts, key=lambda part: turn.get(part.name, len(turn))))
         self._arrangement = known
-        self._await(known.outside)
-        self._restart()
+        parameters = dict(self.parameters)
+        self._outside = [parameters[name] for name in known.outside]  # to be there when a step returns
 
-    def _place(
-        self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None
-    ) -> tuple[int, int]:
-        """Parameters moved into flat memory in the order of their use, optimizer state shared out; the bytes
-        of pieces, if not given.
-        """
-        parts, rest = self._special(order, factors)
-        self._flats = flatten(rest, groups_of(self.optimizer), self.world)
-        least, most = self._sizes() if sizes is None else sizes
-        for flat in self._flats:
-            pieces = cut(flat, self.world, least, most)
-            parts += [
-                PiecePart(piece, self.optimizer, self.rank, self.world, self.shares) for piece in pieces
-            ]
-        place = {id(p): at for at, (_, p) in enumerate(order)}
+    def _place(self, known: Arrangement) -> None:
+        """Parameters moved into flat memory in the order of their use, optimizer state shared out."""
+        parameters = dict(self.parameters)
+        place = {parameters[name]: i for i, name in enumerate(known.used)}
+        special = self._special(known.factors)
+        taken = {parameter for part in special for parameter in part.parameters}
+        rest = [(self._entries[p].name, p) for p in place if p not in taken]
         # as the forward pass needs them
-        self.parts = sorted(parts, key=lambda part: min(place[id(p)] for p in part.parameters))
-        self._slots: dict[int, tuple[Flat, Slot]] = {
-            id(slot.parameter): (flat, slot) for flat in self._flats for slot in flat.slots
-        }
-        self._by_parameter: dict[int, list[Part]] = {}
+        parts = [*special, *self._pieces(rest, known.piece_bytes)]
+        self.parts = sorted(parts, key=lambda part: min(place[p] for p in part.parameters))
         for part in self.parts:
             part.take(self.optimizer.state)
-            for parameter in part.parameters:
-                self._by_parameter.setdefault(id(parameter), []).append(part)
-        for _, parameter in self.parameters:
+            for flat, slot in part.slots:
+                self._entries[slot.parameter].lies(part, flat, slot)
+        for parameter in self._entries:
             self.optimizer.state.pop(parameter, None)
         if self.shares and self.world > 1:
             self._shards = self.engine.attendant = Shards(self.engine, self.parts)
-        return least, most
+
+    def _pieces(self, parameters: Sequence[Named], sizes: tuple[int, int]) -> Iterator[Part]:
+        """Flat memory in pieces of so many bytes, at least and at most."""
+        for flat in flatten(parameters, groups_of(self.optimizer), self.world):
+            for piece in cut(flat, self.world, *sizes):
+                shared = self.shares and self.world > 1
+                yield PiecePart(piece, self.optimizer, self.engine, shared=shared)
 
     def _asked(self) -> dict[str, Any]:
         """What of the user's decides on the arrangement."""
@@ -392,14 +413,11 @@ class Deferred(Strategy):
             self._machine = probe(self.engine, self.parameters[0][1].device, self.link_Bps)
         return self._machine
 
-    def _sizes(self) -> tuple[int, int]:
-        """Bytes of pieces, at least and at most."""
+    def _sizes(self, factors: Mapping[str, Any]) -> tuple[int, int]:
+        """Bytes of pieces, at least and at most; layers that exchange `factors` are in none."""
         least, most = LEAST_BYTES, MOST_BYTES
-        if (
-            self.most_bytes is None
-            and self.world > 1
-            and sum(flat.data.numel() * flat.data.element_size() for flat in self._flats) > MOST_BYTES
-        ):
+        total = sum(p.nbytes for name, p in self.parameters if name.rpartition(".")[0] not in factors)
+        if self.most_bytes is None and self.world > 1 and total > MOST_BYTES:
             least, most = piece_bytes(self._here().link_Bps, self.world)
         most = self.most_bytes or most
         return min(most, self.least_bytes or least), most
@@ -410,15 +428,13 @@ class Deferred(Strategy):
         """
         return {}
 
-    def _special(
-        self, parameters: list[Named], factors: Mapping[str, tuple[str, int]]
-    ) -> tuple[list[Part], list[Named]]:
-        """Parts of parameters that do not travel as pieces, and the parameters that do."""
-        return [], parameters
+    def _special(self, factors: Mapping[str, tuple[str, int]]) -> Sequence[Part]:
+        """Parts of parameters that do not travel as pieces."""
+        return ()
 
-    def _order(self, ready: Sequence[Part], when: Mapping[int, float]) -> Sequence[Part]:
-        """The order in which gradients travel, given the order in which they become ready, and when (seconds,
-        by the id of the part).
+    def _order(self, ready: Sequence[Part], when: Mapping[Part, float]) -> Sequence[Part]:
+        """The order in which gradients travel, given the order in which they become ready, and when
+        (seconds).
         """
         return ready
 
@@ -434,13 +450,7 @@ class Deferred(Strategy):
             with torch.enable_grad():
                 loss = closure()
         if not self.parts:
-            self._show()
-            if self.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.clip_norm)
-            self._plain_step()
-            self.unscale = None
-            with torch.no_grad():
-                self._build()
+            self._first_step()
             return loss
         self.synchronize()
         self._changed()
@@ -450,110 +460,91 @@ class Deferred(Strategy):
         self._needed(self._outside)
         return loss
 
+    def _first_step(self) -> None:
+        self._show()
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(self._entries), self.clip_norm)
+        self._plain_step()
+        self.unscale = None
+        with torch.no_grad():
+            self._build()
+
     def _apply(self) -> None:
         """Submits the updates that the reduced gradients are for."""
-        now = settings(self.optimizer)
-        unscale, self.unscale = self.unscale, None
-        self._scale = unscale
-        ready = [part for part in self.parts if part.reduced is not None]
-        norm = self._norm(ready, 1.0 if unscale is None else unscale)
+        now, reduced = settings(self.optimizer), self._reduced()
+        self._scale, self.unscale = self.unscale, None
+        norms: dict[nn.Parameter, Tensor] = {}
+        jobs = {}
+        if self.clip_norm is not None and reduced:
+            jobs["norm of all gradients"] = self._clip([*reduced], self.clip_norm)
         if isinstance(self.optimizer, Layerwise):
-            norm = [self._layer_norms(ready, now, norm)]
-        for part in ready:
-            assert part.reduced is not None
-            ticket = self.engine.submit(
-                part.name, self._update(part, now), channel="parameters", after=[part.reduced, *norm]
-            )
-            part.reduced = None
-            for parameter in part.parameters:
-                self._pending.setdefault(id(parameter), []).append(ticket)
-                await_with(parameter, partial(self._needed, [parameter]))
+            jobs["norms of layers"] = self._layer_norms([*reduced], now, norms)
+        after = [*reduced.values()]
+        for name, job in jobs.items():
+            after.append(self.engine.submit(name, job, after=after[:]))
+        for part, ticket in reduced.items():
+            self._update(part, self._job(part, now, norms), [ticket, *after[len(reduced) :]])
 
-    def _update(self, part: Part, now: list[dict[str, Any]]) -> Job:
-        part.updates += 1
-        yield from part.update(now, self._scale)
+    def _update(self, part: Part, job: Job, after: Sequence[Ticket]) -> None:
+        """Submits the update of a part, for which those wait who read its parameters."""
+        done = self.engine.submit(part.name, job, channel="parameters", after=after)
+        part.reduced = None
+        for parameter in part.parameters:
+            self._entries[parameter].expect(done)
 
-    def _norm(self, parts: list[Part], unscale: float) -> list[Ticket]:
-        """Where gradients are clipped, a job that finds their common norm; updates wait for it."""
-        if self.clip_norm is None or not parts:
-            return []
-        limit = self.clip_norm
+    def _job(self, part: Part, now: Settings, norms: Mapping[nn.Parameter, Tensor]) -> Job:
+        if norms and isinstance(part, PiecePart):
+            yield from part.finish(norms)
+        else:
+            yield from part.update(now, self._scale)
 
-        def job() -> Job:
-            square = torch.stack([part.square() for part in parts]).sum().view(1)
-            if self.world > 1:
-                yield Collective("sum", [square])
-            self._scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
+    def _clip(self, parts: Sequence[Part], limit: float) -> Job:
+        """Finds the common norm of all gradients, and the scale that it leaves them; updates wait for it."""
+        square = torch.stack([part.square() for part in parts]).sum().view(1)
+        if self.world > 1:
+            yield Collective("sum", [square])
+        unscale = 1.0 if self._scale is None else self._scale
+        self._scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
 
-        return [
-            self.engine.submit(
-                "norm of all gradients",
-                job(),
-                after=[part.reduced for part in parts if part.reduced is not None],
-            )
-        ]
-
-    def _layer_norms(self, parts: list[Part], now: list[dict[str, Any]], after: list[Ticket]) -> Ticket:
-        """For layer-wise optimizers, a job that finds both norms of every parameter; updates wait for it."""
-        # such optimizers have no others: `_choose` sees to it
-        pieces = [part for part in parts if isinstance(part, PiecePart)]
-
-        def job() -> Job:
-            squares = [part.measure(now, self._scale) for part in pieces]
-            place = {id(p): i for i, (_, p) in enumerate(self.parameters)}
-            total = squares[0].new_zeros(len(place), 2)
-            for part, found in zip(pieces, squares, strict=True):
-                total.index_add_(
-                    0, torch.tensor([place[id(p)] for p in part.parameters], device=total.device), found
-                )
-            if self.shares and self.world > 1:
-                yield Collective("sum", [total])
-            for part in pieces:
-                part.norms = total[[place[id(p)] for p in part.parameters]].sqrt()
-
-        reduced = [part.reduced for part in parts if part.reduced is not None]
-        return self.engine.submit("norms of layers", job(), after=[*reduced, *after])
+    def _layer_norms(self, parts: Sequence[Part], now: Settings, norms: dict[nn.Parameter, Tensor]) -> Job:
+        """For layer-wise optimizers: both norms of every parameter; updates wait for them."""
+        place = {parameter: i for i, parameter in enumerate(self._entries)}
+        total = torch.zeros(len(place), 2, device=self.parameters[0][1].device)
+        for part in parts:
+            if isinstance(part, PiecePart):  # such optimizers have no others: `Overlap` sees to it
+                for parameter, squares in part.measure(now, self._scale):
+                    total[place[parameter]] += squares
+        if self.shares and self.world > 1:
+            yield Collective("sum", [total])
+        norms |= {parameter: total[i].sqrt() for parameter, i in place.items()}
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
-            if id(parameter) in self._pending:
-                try:
-                    for ticket in self._pending[id(parameter)]:
-                        ticket.wait()
-                finally:
-                    self._pending.pop(id(parameter), None)
-                    here(parameter)
+            self._entries[parameter].arrive()
 
     def synchronize(self) -> None:
-        self._needed([p for _, p in self.parameters])
+        self._needed(self._entries)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         with self._gradients.paused():
             yield
 
-    def detach(self) -> None:
+    def _give_back(self) -> None:
+        """Has all of the optimizer's state on all ranks, as it was before."""
         try:
             if self.parts and not self.engine.failed:
-                self._plain_load(self.optimizer_state())  # all of it on all ranks, as it was before
+                self._plain_load(self.optimizer_state())
         finally:
             self.engine.attendant = None
-            for part in self.parts:
-                part.release()
-            for _, parameter in self.parameters:
+            for parameter in self._entries:
                 here(parameter)
-            for told in self._zeroing:
-                told.remove()
-            self._zero()
-            self._gradients.remove()
-            self._uses.remove()
-            super().detach()
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
         self.synchronize()
-        return self._whole((part, part.gathered(self.engine)) for part in self.parts)
+        return self._whole((part, part.gathered()) for part in self.parts)
 
     def asked_state(self) -> dict[str, Any]:
         """The same, also where this rank asks alone: see `shards`."""
@@ -582,8 +573,10 @@ class Deferred(Strategy):
         """
         known = Arrangement.of(state)
         if not self.parts and known is not None and self._fits(known):
+            self._uses.know(known.reads)
             with torch.no_grad():
-                self._rebuild(known)
+                self._place(known)
+            self._take_up(known)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         self.synchronize()
@@ -594,19 +587,13 @@ class Deferred(Strategy):
             self.optimizer.state.clear()
 
 
-class _Told:
-    """Tells of calls of a method of one object, not of its copies, which does what it did."""
+def _tell_of(owner: Any, name: str, tell: Callable[[], None]) -> Callable[[], Any]:
+    """Tells of calls of a method of one object, not of its copies, which does what it did; how to undo it."""
 
-    def __init__(self, owner: Any, name: str, tell: Callable[[], None]) -> None:
-        self._owner, self._name = owner, name
+    def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+        if this is owner:
+            tell()
+        return getattr(type(this), name)(this, *args, **kwargs)
 
-        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if this is owner:
-                tell()
-            return getattr(type(this), name)(this, *args, **kwargs)
-
-        setattr(owner, name, MethodType(call, owner))
-
-    def remove(self) -> None:
-        """Takes it back."""
-        self._owner.__dict__.pop(self._name, None)
+    setattr(owner, name, MethodType(call, owner))
+    return partial(owner.__dict__.pop, name, None)

@@ -1,42 +1,34 @@
 """How long a step takes under each strategy, from a profile of the model and a probe of the machine: the
 model behind `auto`.
 
-One link per rank, which carries one message after another; one thread that computes the passes and one that
-encodes, sums and updates (both on one core where a rank has no more). Bytes are those that strategies count
-themselves; see each strategy's file.
+Each strategy is described by what it sends: messages, with what is done before and after each, when they are
+ready, and who waits for them. One program for the event engine is made of any such description. A rank has
+one link, which carries one message after another, and threads beside the passes that encode, sum and update.
+Bytes are those that strategies count themselves; see each strategy's file.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+import numpy as np
 
 from paceline.cost import compression as cost
 from paceline.errors import SpecError
-from paceline.sim.program import buckets
+from paceline.sim.engine import run
+from paceline.sim.program import COMPUTE, Builder, Label, buckets
 from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
+from paceline.train.probe import Machine, Rates
 from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, counted
 from paceline.train.strategies.factors import Shape
-from paceline.train.strategies.probe import Machine
+from paceline.train.strategies.priority import urgent_first
 from paceline.train.transport import small
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Seconds that encoding and decoding take by name of the scheme, per gradient element and per call; per
-    element, of a copy (float32).
-    """
-
-    encode_s: Mapping[str, float] = field(default_factory=dict)
-    decode_s: Mapping[str, float] = field(default_factory=dict)
-    encode_call_s: Mapping[str, float] = field(default_factory=dict)
-    decode_call_s: Mapping[str, float] = field(default_factory=dict)
-    copy_s: float = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +37,7 @@ class Setting:
 
     machine: Machine
     world: int
-    rates: Rates = Rates()
+    rates: Rates = field(default_factory=Rates)
     #: cores of one rank, and how many of them an encoder takes
     cores: int = 1
     threads: int = 1
@@ -74,305 +66,339 @@ class Setting:
         measured = self.machine.reduce_latency_s
         return 2 * (self.world - 1) * self.machine.latency_s if measured is None else measured
 
-    def wire_s(self, scheme: Scheme, layer: Layer) -> float:
-        """Of a layer's messages, on a link that carries nothing else."""
+    def sent_s(self, way: str, size: float) -> float:
+        """Of so many bytes on a link that carries nothing else, by what is done with them on their way."""
         machine = self.machine
-        rate = {
-            "exchange": machine.link_Bps,
-            "sum": machine.reduce_Bps,
-            "half": machine.half_Bps or machine.reduce_Bps,
-        }[_carried(scheme)]
-        return cost.sent_bytes(scheme, layer.shape, self.world) / rate
+        rates = {"exchange": machine.link_Bps, "half": machine.half_Bps, "whole": machine.whole_Bps}
+        return size / (rates.get(way) or machine.reduce_Bps)
 
-    def carry_s(self, op: str, size: float, messages: float = 1) -> float:
+    def carry_s(self, way: str, size: float, messages: float = 1) -> float:
         """Processor time of a rank that sends so many bytes in so many messages, besides what delays the
         passes anyway.
         """
-        return max(0.0, self.machine.message_s - self.turn_s) * messages + size * self.machine.byte_s.get(
-            op, 0.0
-        )
+        each = max(0.0, self.machine.message_s - self.turn_s)
+        return each * messages + size * self.machine.byte_s.get(way, 0.0)
 
     def copy_s(self, size: float) -> float:
         """Of a copy, or one pass over two operands, of so many bytes of float32."""
         return size / 4 * self.rates.copy_s
 
+    def code_s(self, kind: str, scheme: Scheme, layer: Layer) -> float:
+        """Of encoding or decoding (`kind`) a gradient; one that goes as it is, is copied."""
+        if isinstance(scheme, Float32):
+            return self.copy_s(layer.bytes)
+        each, call = getattr(self.rates, f"{kind}_s"), getattr(self.rates, f"{kind}_call_s")
+        return float(layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0))
 
-def _carried(scheme: Scheme) -> str:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """Gradients that travel together: when they are ready in the backward pass, and what follows; seconds."""
+
+    ready_s: float
+    #: one after another: work, on the link, until the reply has come
+    stages: tuple[tuple[float, float, float], ...]
+    #: work on what has come
+    after_s: float = 0.0
+    #: of a deferred update: in the forward pass, when its parameters are needed; itself; its way back
+    need_s: float = 0.0
+    update_s: float = 0.0
+    back_s: float = 0.0
+    #: processor time for all of its messages
+    carry_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What a strategy does in a step; seconds of the passes are with what messages cost them."""
+
+    #: in the order in which they travel
+    messages: Sequence[_Message]
+    forward_s: float
+    backward_s: float
+    #: of the whole model, once all has come; None where messages have updates of their own, which hide under
+    #: the next forward pass
+    update_s: float | None
+    #: what cores take for all of it, if they do nothing else
+    least_s: float = 0.0
+
+
+class _Program:
+    """Steps of a rank one behind another: its passes, the work beside them, and its link."""
+
+    def __init__(self, step: _Step, at: Setting) -> None:
+        self._step, self._at = step, at
+        self._builder = Builder()
+        #: after a pause, a burst goes through a link at once: as if it carried all so much sooner, but
+        #: nothing comes before it is sent
+        self._ahead_s = at.machine.burst_bytes / at.machine.link_Bps
+
+    def seconds(self) -> float:
+        """Of a step, once steps follow one another."""
+        update_s, here = self._step.update_s, dict[int, int]()
+        ends = [self._add(COMPUTE, self._ahead_s)]  # the link was idle before the first step
+        for _ in range(_STEPS if update_s is None else 1):
+            end, came = self._passes(here)
+            if update_s is None:
+                here = self._updates(end, came)
+            else:
+                end = self._add(COMPUTE, update_s, came)
+            ends.append(end)
+        took_s = np.diff(run(self._builder.build()).end[ends])
+        return max(float(took_s[-1]), self._step.least_s)
+
+    def _add(self, stream: str, seconds: float, after: Sequence[int] = ()) -> int:
+        return self._builder.add(self._builder.stream(0, stream), Label(stream, stream, seconds), after)
+
+    def _passes(self, here: Mapping[int, int]) -> tuple[int, list[int]]:
+        """Both passes, of which the first waits for parameters that are not `here` yet; the end of the
+        second, and the sums of what was sent.
+        """
+        forward_s, messages = self._step.forward_s, self._step.messages
+        needs = {i: messages[i].need_s for i in here}
+        ready = [forward_s + message.ready_s for message in messages]
+        early = [moment - self._ahead_s for moment in ready]
+        at, waits, reached = 0.0, list[int](), dict[float, int]()
+        for moment in sorted({*needs.values(), *ready, *early}):
+            reached[moment] = self._add(COMPUTE, max(0.0, moment - at), waits)
+            waits = [here[i] for i, need_s in needs.items() if need_s == moment]
+            at = max(at, moment)
+        end = self._add(COMPUTE, max(0.0, forward_s + self._step.backward_s - at), waits)
+        return end, [self._sent(i, reached[early[i]], reached[ready[i]]) for i in range(len(messages))]
+
+    def _sent(self, number: int, early: int, ready: int) -> int:
+        message = self._step.messages[number]
+        own, waits = f"message {number}", [early]
+        self._add(own, message.stages[0][0], [ready])  # nothing comes before that is encoded
+        for work_s, wire_s, reply_s in message.stages:
+            carried = self._add("link", wire_s + self._at.gap_s, [self._add("work", work_s, waits)])
+            waits = [self._add(own, reply_s, [carried])]
+        return self._add("sum", message.after_s, waits)
+
+    def _updates(self, end: int, came: Sequence[int]) -> dict[int, int]:
+        """When the parameters of each message are here. Updates go in the order of need; those whose sums are
+        still to come hold up the rest.
+        """
+        here = {}
+        messages = self._step.messages
+        for i in sorted(range(len(messages)), key=lambda i: messages[i].need_s):
+            here[i] = self._add("update", messages[i].update_s, [end, came[i]])
+            if messages[i].back_s:
+                carried = self._add("link", messages[i].back_s + self._at.gap_s, [here[i]])
+                here[i] = self._add(f"message {i}", self._at.machine.latency_s, [carried])
+        return here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the mean of one gradient costs under a scheme; seconds."""
+
+    layer: Layer
+    scheme: Scheme
+    #: bytes that it counts for in a bucket
+    counted: float
+    exchanges: tuple[Exchange, ...]
+    encode_s: float
+    wire_s: float
+    decode_s: float
+    #: processor time of a rank that sends it
+    carry_s: float
+
+    @staticmethod
+    def of(layer: Layer, scheme: Scheme, at: Setting) -> Load:
+        """Of a layer's gradient."""
+        way, sent = _way(scheme), cost.sent_bytes(scheme, layer.shape, at.world)
+        return Load(
+            layer=layer,
+            scheme=scheme,
+            counted=counted(layer.bytes, scheme, layer.shape, at.cores == 1),
+            exchanges=cost.exchanges(scheme, layer.shape),
+            encode_s=at.code_s("encode", scheme, layer),
+            wire_s=at.sent_s(way, sent),
+            decode_s=at.code_s("decode", scheme, layer),
+            carry_s=at.carry_s(way, sent, 0),
+        )
+
+
+def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
+    """Seconds of a step whose gradients are averaged."""
+    return _Program(_averaging(profile, at, loads), at).seconds()
+
+
+def _averaging(profile: Profile, at: Setting, loads: Iterable[Load]) -> _Step:
+    """Gradients are averaged, plainly or compressed, in the backward pass, and complete before the update."""
+    ordered = sorted(loads, key=lambda load: load.layer.ready_s)
+    messages, turns_s = list[_Message](), 0.0
+    for members in buckets([load.counted for load in ordered], BUCKET_BYTES, FIRST_BYTES):
+        message = _bucket([ordered[i] for i in members], at)
+        turns_s += len(message.stages) * at.turn_s
+        messages.append(replace(message, ready_s=turns_s + message.ready_s))
+    backward_s, update_s = profile.backward_s + turns_s, _update_s(profile, at, ordered)
+    # all cores together have the passes, the encoders and the messages to do
+    coded_s = at.threads * sum(load.encode_s + load.decode_s for load in ordered)
+    shared_s = (backward_s + coded_s + sum(one.carry_s for one in messages)) / at.cores
+    return _Step(
+        messages=messages,
+        forward_s=profile.forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+        least_s=profile.forward_s + shared_s + update_s,
+    )
+
+
+def _update_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
+    """Of an update whose momentum a compressor may have taken over: one addition then, with two operands read
+    and one written.
+    """
+    taken = any(isinstance(load.scheme, DGC) and load.scheme.momentum for load in loads)
+    addition_s = at.copy_s(1.5 * profile.bytes)
+    return min(profile.update_s, addition_s) if taken and profile.momentum else profile.update_s
+
+
+def _bucket(loads: Sequence[Load], at: Setting) -> _Message:
+    """Gradients that are averaged together. Of the same stage, all are sent at once; what goes as it is with
+    the first. What is agreed on first is small, and the encoder waits for it.
+    """
+    stages = list(zip_longest(*(load.exchanges for load in loads)))
+    encode_s = sum(load.encode_s for load in loads) / len(stages)
+    wires_s = [*(0.0 for _ in stages[1:]), sum(load.wire_s for load in loads)]
+    return _Message(
+        ready_s=max(load.layer.ready_s for load in loads),
+        stages=tuple((encode_s, wires_s[i], _reply_s(stage, at)) for i, stage in enumerate(stages)),
+        after_s=sum(load.decode_s for load in loads),
+        carry_s=at.carry_s("exchange", 0.0, len(stages)) + sum(load.carry_s for load in loads),
+    )
+
+
+def _way(scheme: Scheme) -> str:
     """What is done with a layer's messages on their way, as `Machine` has it."""
     if isinstance(scheme, (Float16, BFloat16)):
         return "half"
     return "sum" if scheme.collective == "all_reduce" else "exchange"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Gradients that travel together: when they are ready, and what follows: work, messages, work, in turns;
-    seconds until each message's reply.
-    """
-
-    ready_s: float
-    phases: tuple[float, ...]
-    replies: tuple[float, ...]
-
-
-def averaging_s(profile: Profile, at: Setting, scheme: Callable[[Layer], Scheme]) -> float:
-    """Seconds of a step whose gradients are averaged, plainly or compressed, during the backward pass, and
-    complete before the update.
-    """
-    ordered = order_of(profile.layers)
-    waiting: list[_Bucket] = []
-    turns = carried = 0.0
-    sizes = [counted(layer.bytes, scheme(layer), layer.shape, at.cores == 1) for layer in ordered]
-    for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
-        chosen = [(scheme(ordered[i]), ordered[i]) for i in members]
-        encode = sum(
-            _work(one, layer, at, at.rates.encode_s, at.rates.encode_call_s) for one, layer in chosen
-        )
-        decode = sum(
-            _work(one, layer, at, at.rates.decode_s, at.rates.decode_call_s) for one, layer in chosen
-        )
-        asked = [cost.exchanges(one, layer.shape) for one, layer in chosen]
-        stages = max(map(len, asked))
-        # of the same stage, all are sent at once; what goes as it is with the first
-        replies = tuple(
-            _reply_s([sent[stage] for sent in asked if stage < len(sent)], at) for stage in range(stages)
-        )
-        wire = sum(at.wire_s(one, layer) for one, layer in chosen)
-        # what is agreed on first is small, and the encoder waits for it
-        agreed = (encode / 2, 0.0) * (stages - 1)
-        turns += stages * at.turn_s
-        carried += at.carry_s("exchange", 0.0, stages)
-        carried += sum(
-            at.carry_s(_carried(one), cost.sent_bytes(one, layer.shape, at.world), 0) for one, layer in chosen
-        )
-        waiting.append(
-            _Bucket(
-                turns + max(layer.ready_s for _, layer in chosen),
-                (*agreed, encode / 2 if agreed else encode, wire, decode),
-                replies,
-            )
-        )
-    backward = profile.backward_s + turns
-    # all cores together have the passes, the encoders and the messages to do
-    shared = (backward + carried + at.threads * sum(sum(bucket.phases[::2]) for bucket in waiting)) / at.cores
-    end = max(backward, shared, _flow(waiting, at))
-    taken = profile.momentum and any(
-        isinstance(one := scheme(layer), DGC) and one.momentum for layer in profile.layers
-    )
-    # without momentum, the update is one addition: two operands read, one written
-    return (
-        profile.forward_s
-        + end
-        + (min(profile.update_s, at.copy_s(1.5 * profile.bytes)) if taken else profile.update_s)
-    )
-
-
-def _reply_s(sent: Sequence[Exchange], at: Setting) -> float:
+def _reply_s(sent: Iterable[Exchange | None], at: Setting) -> float:
     """Of messages that are sent together, each kind as one."""
-    return max(
-        at.reply_s(op, sum(one.bytes for one in sent if one.op == op)) for op in {one.op for one in sent}
-    )
+    sizes: defaultdict[str, float] = defaultdict(float)
+    for one in sent:
+        if one is not None:
+            sizes[one.op] += one.bytes
+    return max(at.reply_s(op, size) for op, size in sizes.items())
 
 
-def ddp_s(profile: Profile, at: Setting) -> float:
-    """Seconds of a step of torch's DistributedDataParallel: the thread of the backward pass copies into
-    buckets, and out of them at the end.
+def _ddp(profile: Profile, at: Setting) -> _Step:
+    """As torch's DistributedDataParallel does it: the thread of the backward pass copies into buckets, and
+    out of them at the end.
     """
-    ordered = order_of(profile.layers)
-    pace = 1 + at.copy_s(profile.bytes) / profile.backward_s
-    sent = 2 * (at.world - 1) / at.world / (at.machine.whole_Bps or at.machine.reduce_Bps)
-    waiting = []
+    ordered, copy_s = order_of(profile.layers), at.copy_s(profile.bytes)
+    pace = 1 + copy_s / profile.backward_s
+    messages = []
     for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES):
         size = sum(ordered[i].bytes for i in members)
-        waiting.append(
-            _Bucket(
-                pace * max(ordered[i].ready_s for i in members),
-                (0.0, sent * size),
-                (at.reply_s("sum", size),),
-            )
-        )
-    return (
-        profile.forward_s
-        + max(pace * profile.backward_s, _flow(waiting, at))
-        + at.copy_s(profile.bytes)
-        + profile.update_s
+        wire_s = at.sent_s("whole", 2 * (at.world - 1) / at.world * size)
+        ready_s = pace * max(ordered[i].ready_s for i in members)
+        messages.append(_Message(ready_s=ready_s, stages=((0.0, wire_s, at.reply_s("sum", size)),)))
+    return _Step(
+        messages=messages,
+        forward_s=profile.forward_s,
+        backward_s=pace * profile.backward_s,
+        update_s=copy_s + profile.update_s,
     )
 
 
-class _Link:
-    """Carries one message after another; after a pause, a burst goes through at once."""
-
-    def __init__(self, at: Setting) -> None:
-        self._burst_s, self._gap_s = at.machine.burst_bytes / at.machine.link_Bps, at.gap_s
-        self._busy_s = -math.inf
-
-    def send(self, when: float, seconds: float) -> float:
-        """When a message is through that is sent at that moment, and takes so long without a burst."""
-        self._busy_s = max(self._busy_s, when - self._burst_s) + seconds + self._gap_s
-        return max(self._busy_s, when)
-
-
-def _flow(waiting: Sequence[_Bucket], at: Setting) -> float:
-    """When all are through, with one thread for work and one link, each serving who comes first."""
-    worker, link = 0.0, _Link(at)
-    events = [(bucket.ready_s, number, 0) for number, bucket in enumerate(waiting)]
-    end = 0.0
-    while events:
-        when, number, phase = heapq.heappop(events)
-        phases = waiting[number].phases
-        if phase == len(phases):
-            end = max(end, when)
-            continue
-        if phase % 2:
-            then = link.send(when, phases[phase]) + waiting[number].replies[phase // 2]
-        else:
-            then = worker = max(when, worker) + phases[phase]
-        heapq.heappush(events, (then, number, phase + 1))
-    return end
+def _deferred(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> _Step:
+    """`overlap` (or, without `shares`, `priority`), whose updates hide under the next forward pass."""
+    layers = sorted(profile.layers, key=lambda layer: layer.need_s)
+    modes = {layer: _mode(layer, at) if factors and shares else "gradient" for layer in layers}
+    rest = [layer for layer in layers if modes[layer] == "gradient"]
+    update = profile.update_s / max(1, profile.bytes)
+    parts, spent_s = list[_Message](), at.copy_s(sum(layer.bytes for layer in rest))
+    for layer in layers:
+        if modes[layer] != "gradient":
+            parts.append(_factors(layer, modes[layer], at, update))
+            spent_s -= _product_s(layer, at)  # which is left to others; copies are work of the backward pass
+    for members in buckets([layer.bytes for layer in rest], piece_bytes(at.machine.link_Bps, at.world)[0]):
+        parts += _pieces([rest[i] for i in members], at, shares, update)
+    order = sorted(parts, key=lambda part: part.ready_s) if shares else _urgent_first(parts, at)
+    return _overlapped(profile, at, order, spent_s)
 
 
-def _work(
-    scheme: Scheme, layer: Layer, at: Setting, each: Mapping[str, float], call: Mapping[str, float]
-) -> float:
-    if isinstance(scheme, Float32):
-        return at.copy_s(layer.bytes)
-    return layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0)
+def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
+    return urgent_first(
+        parts,
+        ready_s=lambda part: part.ready_s,
+        need=lambda part: part.need_s,
+        seconds=lambda part: at.machine.latency_s + part.stages[0][1],
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A part of the overlapped strategies: seconds of both exchanges on the link, of sum and update, and of
-    processor time for them all; when it is ready and needed."""
-
-    ready_s: float
-    need_s: float
-    out_s: float
-    sum_s: float
-    update_s: float
-    back_s: float
-    carry_s: float = 0.0
-
-
-def overlap_s(profile: Profile, at: Setting, *, shares: bool = True, factors: bool = True) -> float:
-    """Seconds of a step of `overlap` (or, without `shares`, `priority`) once steps follow one another."""
-    parts, spent = _parts(profile, at, shares, factors)
-    backward = max(profile.backward_s / 2, profile.backward_s + spent) + len(parts) * at.turn_s
-    turns = sum(part.back_s > 0 for part in parts) * at.turn_s
-    pace = backward / profile.backward_s
-    by_need = sorted(parts, key=lambda part: part.need_s)
-    in_order = sorted(parts, key=lambda part: part.ready_s)
-    if not shares:
-        in_order = _urgent_first(in_order, at)
-    here = dict.fromkeys(map(id, parts), 0.0)  # when each part's parameters are here
-    begin = begun = 0.0
-    link = _Link(at)
-    for _ in range(3):
-        begun, begin = begin, max(begin, 0.0)
-        now, done = begin, 0.0
-        for part in by_need:  # the forward pass waits where a parameter is not here yet
-            now = max(now + part.need_s - done, here[id(part)])
-            done = part.need_s
-        middle = now + profile.forward_s - done + turns
-        worker = 0.0
-        summed: dict[int, float] = {}
-        for part in in_order:
-            worker = (
-                max(worker, link.send(middle + pace * part.ready_s, part.out_s) + at.machine.latency_s)
-                + part.sum_s
-            )
-            summed[id(part)] = worker
-        end = worker = middle + backward
-        for part in by_need:  # updates go in this order; those whose sums are still to come hold up the rest
-            worker = max(worker, summed[id(part)]) + part.update_s
-            if part.back_s:
-                here[id(part)] = link.send(worker, part.back_s) + at.machine.latency_s
-            else:
-                here[id(part)] = worker
-        begin = end
-    work = sum(part.sum_s + part.update_s + part.carry_s for part in parts)
-    return max(begin - begun, profile.forward_s + turns + backward + work if at.cores < 2 else 0.0)
+def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> _Step:
+    """With these messages, for which the backward pass takes so much longer, or shorter."""
+    backward_s = max(profile.backward_s / 2, profile.backward_s + spent_s) + len(parts) * at.turn_s
+    forward_s = profile.forward_s + sum(part.back_s > 0 for part in parts) * at.turn_s
+    pace = backward_s / profile.backward_s
+    work_s = sum(part.after_s + part.update_s + part.carry_s for part in parts)
+    return _Step(
+        messages=[replace(part, ready_s=pace * part.ready_s) for part in parts],
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=None,
+        least_s=forward_s + backward_s + work_s if at.cores < 2 else 0.0,
+    )
 
 
-def _urgent_first(by_ready: Sequence[_Sent], at: Setting) -> list[_Sent]:
-    """As `Priority` has it: whenever the link is free, of the parts that are ready the one needed first."""
-    waiting, order = list(by_ready), list[_Sent]()
-    now = 0.0
-    while waiting:
-        now = max(now, waiting[0].ready_s)
-        part = min((part for part in waiting if part.ready_s <= now), key=lambda part: part.need_s)
-        waiting.remove(part)
-        order.append(part)
-        now += at.machine.latency_s + part.out_s
-    return order
+def _mode(layer: Layer, at: Setting) -> str:
+    """What a layer exchanges; those that are not fully connected, their gradients."""
+    if len(layer.shape) != 2 or not layer.rows:
+        return "gradient"
+    return _shape(layer).choose(at.world, at.machine.link_Bps, at.machine.flops)
 
 
-def _parts(profile: Profile, at: Setting, shares: bool, factors: bool) -> tuple[list[_Sent], float]:
-    """What travels, and the seconds that the backward pass takes more (or less) for it: copies into flat
-    memory, products left to others.
-    """
-    link, update, spent = at.machine.link_Bps, profile.update_s / max(1, profile.bytes), 0.0
-    least, _ = piece_bytes(link, at.world)
-    out: list[_Sent] = []
-    small: list[Layer] = []
-    for layer in sorted(profile.layers, key=lambda layer: layer.need_s):
-        mode = _mode(layer, at) if factors and shares else "gradient"
-        if mode != "gradient":
-            shape = Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows)
-            back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
-            share = 1.0 if mode == "factors" else 1 / at.world
-            # a product of few rows is a pass over the weight
-            product = max(
-                2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes)
-            )
-            whole = max(product * at.world * share, at.copy_s(layer.bytes) * share)
-            spent -= product
-            sent = shape.sent_bytes(mode, at.world)
-            out.append(
-                _Sent(
-                    layer.ready_s,
-                    layer.need_s,
-                    (sent - back) / link,
-                    whole,
-                    update * layer.bytes * share,
-                    back / link,
-                    at.carry_s("exchange", sent, 1 + (back > 0)),
-                )
-            )
-            continue
-        spent += at.copy_s(layer.bytes)
-        small.append(layer)
-        if sum(one.bytes for one in small) >= least:
-            out += _pieces(small, at, shares, update)
-            small = []
-    return out + _pieces(small, at, shares, update), spent
+def _shape(layer: Layer) -> Shape:
+    return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows)
 
 
-def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -> list[_Sent]:
+def _product_s(layer: Layer, at: Setting) -> float:
+    """Of the gradient of a fully connected layer; a product of few rows is a pass over the weight."""
+    shape = _shape(layer)
+    return max(2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes))
+
+
+def _factors(layer: Layer, mode: str, at: Setting, update: float) -> _Message:
+    """A fully connected layer that exchanges factors; `update`: seconds a byte."""
+    share = 1.0 if mode == "factors" else 1 / at.world
+    back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
+    sent = _shape(layer).sent_bytes(mode, at.world) - back
+    product_s = max(_product_s(layer, at) * at.world * share, at.copy_s(layer.bytes) * share)
+    return _part([layer], at, ("exchange", sent, back), product_s, update * layer.bytes * share)
+
+
+def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -> list[_Message]:
     """Small neighbours as one message, a large one as several."""
-    if not layers:
-        return []
     total = sum(layer.bytes for layer in layers)
     count = max(1, round(total / piece_bytes(at.machine.link_Bps, at.world)[1]))
     size = total / count
     way = (at.world - 1) / at.world * size
-    share = 1 / at.world if shares else 1.0
-    one = _Sent(
-        max(layer.ready_s for layer in layers),
-        min(layer.need_s for layer in layers),
-        way / at.machine.link_Bps if shares else 2 * way / at.machine.reduce_Bps,
-        at.copy_s(size) if shares else at.copy_s(size) / 2,
-        update * size * share,
-        way / at.machine.link_Bps if shares else 0.0,
-        at.carry_s("exchange" if shares else "sum", 2 * way, 2 if shares else 1),
-    )
-    return [replace(one) for _ in range(count)]
+    if shares:
+        one = _part(layers, at, ("exchange", way, way), at.copy_s(size), update * size / at.world)
+    else:
+        one = _part(layers, at, ("sum", 2 * way, 0.0), at.copy_s(size) / 2, update * size)
+    return [one] * count
 
 
-def _mode(layer: Layer, at: Setting) -> str:
-    if len(layer.shape) != 2 or not layer.rows:
-        return "gradient"
-    return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows).choose(
-        at.world, at.machine.link_Bps, at.machine.flops
+def _part(
+    layers: Sequence[Layer], at: Setting, sent: tuple[str, float, float], sum_s: float, update_s: float
+) -> _Message:
+    """What deferred strategies send: in which way, bytes of gradients and of parameters."""
+    way, out, back = sent
+    return _Message(
+        ready_s=max(layer.ready_s for layer in layers),
+        stages=((0.0, at.sent_s(way, out), at.machine.latency_s),),
+        after_s=sum_s,
+        need_s=min(layer.need_s for layer in layers),
+        update_s=update_s,
+        back_s=at.sent_s("exchange", back),
+        carry_s=at.carry_s(way, out + back, 1 + (back > 0)),
     )
 
 
@@ -383,21 +409,26 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
     name = strategy.partition(":")[0]
     if at.world == 1 or name == "none":
         return profile.compute_s
-    if name == "ddp":
-        return ddp_s(profile, at)
-    if name == "allreduce":
-        return averaging_s(profile, at, lambda _: FLOAT32)
-    if name in ("overlap", "priority"):
-        return overlap_s(profile, at, shares=name == "overlap", factors="fc=gradient" not in strategy)
-    if name in SCHEMES:
-        chosen = cost.assign(parse(strategy), [(layer.name, layer.shape) for layer in profile.layers])
-        return averaging_s(profile, at, lambda layer: chosen[layer.name])
-    if name in PERIODS:
-        once = 2 * (at.world - 1) / at.world * profile.bytes / at.machine.link_Bps + at.machine.latency_s
-        return profile.compute_s + once / PERIODS[name]
     if name == "auto":
         return min(step_s(candidate, profile, at) for candidate in (*EXACT, *allowed(strategy)))
-    raise SpecError(f"no model of strategy {strategy!r}")
+    if name in PERIODS:
+        sent_s = at.sent_s("exchange", 2 * (at.world - 1) / at.world * profile.bytes)
+        return profile.compute_s + (sent_s + at.machine.latency_s) / PERIODS[name]
+    return _Program(_described(strategy, profile, at), at).seconds()
+
+
+def _described(strategy: str, profile: Profile, at: Setting) -> _Step:
+    """What a strategy that communicates in every step sends."""
+    name = strategy.partition(":")[0]
+    if name == "ddp":
+        return _ddp(profile, at)
+    if name in ("overlap", "priority"):
+        return _deferred(profile, at, shares=name == "overlap", factors="fc=gradient" not in strategy)
+    if name != "allreduce" and name not in SCHEMES:
+        raise SpecError(f"no model of strategy {strategy!r}")
+    scheme = FLOAT32 if name == "allreduce" else parse(strategy)
+    chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
+    return _averaging(profile, at, [Load.of(layer, chosen[layer.name], at) for layer in profile.layers])
 
 
 def allowed(strategy: str) -> tuple[str, ...]:
@@ -407,6 +438,8 @@ def allowed(strategy: str) -> tuple[str, ...]:
     return LOSSES.get(options.get("loss", NO_LOSS), ())
 
 
+#: steps in a row, until one is as the next
+_STEPS = 3
 #: what `auto` may lose, and the compression that this allows
 LOSSES: Mapping[str, tuple[str, ...]] = {
     "none": (),

@@ -19,20 +19,24 @@ exchanges is the same to a factor of at most P). `factors` is the sufficient fac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from paceline.errors import RunError
-from paceline.train.comm import Collective, Job
-from paceline.train.strategies.parts import Part, Settings, State
-from paceline.train.strategies.updates import clone, update
+from paceline.train.comm import Collective, Engine, Job
+from paceline.train.hooks import Gradients, Uses
+from paceline.train.layout import Flat, Piece, Slot, groups_of
+from paceline.train.strategies.parts import Part
+from paceline.train.strategies.portion import Portion
 
 MODES = ("gradient", "rows", "factors")
 
@@ -74,6 +78,58 @@ class Shape:
         )
 
 
+class FullyConnected:
+    """Fully connected layers of a model that may exchange factors: float32, with a weight that no other
+    module owns. It counts the rows that they are called with.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        self.layers = {
+            name: module
+            for name, module in model.named_modules()
+            if type(module) is nn.Linear
+            and module.weight.requires_grad
+            and owners[id(module.weight)] == 1
+            and module.weight.dtype == torch.float32
+        }
+        self._rows: defaultdict[nn.Module, list[int]] = defaultdict(list)
+        self._handles: list[Any] = []
+
+    def watch(self) -> None:
+        """Counts rows from now on."""
+        self._handles = [layer.register_forward_pre_hook(self._count) for layer in self.layers.values()]
+
+    def _count(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled():
+            self._rows[layer].append(inputs[0].numel() // inputs[0].shape[-1])
+
+    def seen(self) -> None:
+        """Enough has been counted."""
+        for handle in self._handles:
+            handle.remove()
+
+    def rows(self, uses: Uses, device: torch.device) -> dict[str, int]:
+        """By name, the rows of layers that ran once in the pass, and whose weights nobody else reads; all
+        ranks ask together, and the one with most rows counts.
+        """
+        readers = Counter(key for read in uses.by_module.values() for key in read)
+        fit = {
+            name: calls[0]
+            for name, layer in self.layers.items()
+            if len(calls := self._rows[layer]) == 1 and readers[id(layer.weight)] == 1
+        }
+        most = most_rows([fit.get(name, 0) for name in self.layers], device)
+        return {name: rows for name, rows in zip(self.layers, most, strict=True) if name in fit}
+
+
+def most_rows(mine: list[int], device: torch.device) -> list[int]:
+    """Rows of each layer on the rank that has most of them; batches need not be shared out evenly."""
+    rows = torch.tensor(mine, device=device)
+    dist.all_reduce(rows, op=dist.ReduceOp.MAX)
+    return rows.tolist()
+
+
 class FactorPart(Part):
     """A fully connected layer whose weight gradient never travels."""
 
@@ -81,45 +137,28 @@ class FactorPart(Part):
         self,
         name: str,
         layer: nn.Linear,
-        mode: str,
-        rows: int,
+        how: tuple[str, int],
         optimizer: Optimizer,
-        groups: Mapping[int, int],
-        rank: int,
-        world: int,
-        ready: Callable[[FactorPart], None],
-        paused: Callable[[], bool],
+        engine: Engine,
+        gradients: Gradients,
+        ready: Callable[[Part], None],
     ) -> None:
-        held = [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
-        super().__init__(name, held, rank, world)
-        self.waiting = 1
-        self.layer, self.mode, self.rows = layer, mode, rows
+        self.layer, (self.mode, self.rows) = layer, how
+        shared, groups = self.mode == "rows", groups_of(optimizer)
+        portions = [
+            Portion(_alone(name, p, groups[id(p)], shared=shared), optimizer, engine, shared=shared)
+            for p in (layer.weight, layer.bias)
+            if isinstance(p, nn.Parameter)
+        ]
+        super().__init__(name, portions, engine, shared=shared)
         #: rows of the last pass here
         self.seen = 0
-        self._ready, self._paused = ready, paused
-        self._inputs: list[Tensor] = []
-        self._errors: list[Tensor] = []
-        for parameter in held:
-            parameter.data = parameter.data.contiguous()
-        share = layer.out_features // world
-        self._own = slice(rank * share, (rank + 1) * share) if mode == "rows" else slice(None)
-        self.groups = [groups[id(p)] for p in held]
-        #: memory of the parameters themselves, on which others wait while this part updates them
-        self._memory = [p.data for p in held]
-        self.values = [memory[self._own] for memory in self._memory]
-        self.gradients: list[Tensor] = [torch.empty_like(values) for values in self.values]
-        #: of all ranks, where somebody reads them
-        self._whole: list[Tensor] = []
-        self.twins = [
-            clone(optimizer, group, values) for group, values in zip(self.groups, self.values, strict=True)
-        ]
+        self._hooks, self._ready = gradients, ready
+        #: inputs and errors of each pass since the last that was brought together
+        self._kept: list[tuple[Tensor, Tensor]] = []
         layer.forward = MethodType(self._forward, layer)  # type: ignore[method-assign]
 
     # -- in the model ----------------------------------------------------------------------------------
-
-    @property
-    def results(self) -> list[Tensor]:
-        return self.gradients
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """The layer; where gradients are wanted, without one of its own for the weight. In a copy of the
@@ -130,121 +169,67 @@ class FactorPart(Part):
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen
         self.seen = x.numel() // layer.in_features
-        out: Tensor = _Linear.apply(
-            x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), self
-        )  # type: ignore[no-untyped-call]
+        bias = None if layer.bias is None else layer.bias.detach()
+        out: Tensor = _Linear.apply(x, layer.weight.detach(), bias, self)  # type: ignore[no-untyped-call]
         return out
 
     def keep(self, x: Tensor, errors: Tensor) -> None:
         """Called by the backward pass with both factors."""
-        self._inputs.append(x.reshape(-1, x.shape[-1]))
-        self._errors.append(errors.reshape(-1, errors.shape[-1]))
-        if not self._paused():
-            if self.waiting < 1:
+        self._kept.append((x.reshape(-1, x.shape[-1]), errors.reshape(-1, errors.shape[-1])))
+        if self._hooks.enabled:
+            if not self.waiting:
                 raise RunError(
                     f"{self.name} ran more than once in a pass, but only once in the first; use fc='gradient'"
                 )
+            self._hooks.begin()
             self._ready(self)
-
-    def release(self) -> None:
-        self.layer.__dict__.pop("forward", None)
 
     # -- jobs ------------------------------------------------------------------------------------------
 
-    def _padded(self, parts: list[Tensor], width: int) -> Tensor:
+    def _padded(self, kept: Iterable[Tensor], width: int) -> Tensor:
         """All rows so far, zeros behind: rows of zeros add nothing to the product, and messages keep their
         size.
 
         In the weight's precision, whatever autocast made of them: a rank that did not use the layer cannot
         know that.
         """
-        like = self._memory[0]
-        parts = [part.to(like.dtype) for part in parts]
-        count = sum(len(part) for part in parts)
+        like = self.portions[0].values
+        rows = [tensor.to(like.dtype) for tensor in kept]
+        count = sum(map(len, rows))
         if count > self.rows:
             raise RunError(
                 f"{self.name}: {count} rows in a step, the first had {self.rows}; begin with the largest"
                 " batch, or use fc='gradient'"
             )
-        if count == self.rows and len(parts) == 1:
-            return parts[0].contiguous()
-        return torch.cat([*parts, like.new_zeros((self.rows - count, width))])
+        return torch.cat([*rows, like.new_zeros((self.rows - count, width))])
 
     def reduce(self) -> Job:
-        inputs, errors = (
-            self._padded(self._inputs, self.layer.in_features),
-            self._padded(self._errors, self.layer.out_features),
-        )
-        self._inputs, self._errors = [], []
-        if self.mode == "rows":
+        inputs = self._padded((x for x, _ in self._kept), self.layer.in_features)
+        errors = self._padded((error for _, error in self._kept), self.layer.out_features)
+        self._kept = []
+        if self.shared:
             columns = errors.view(self.rows, self.world, -1).transpose(0, 1).contiguous()
             (mine,), ranks = yield [Collective("exchange", [columns]), Collective("gather", [inputs])]
             errors, inputs = mine.view(self.world * self.rows, -1), torch.cat([rank[0] for rank in ranks])
         elif self.world > 1:
             ranks = yield Collective("gather", [inputs, errors])
-            inputs, errors = (torch.cat([rank[i] for rank in ranks]) for i in range(2))
-        errors = errors.to(self.gradients[0].dtype) / self.world
-        torch.mm(errors.t(), inputs.to(errors.dtype), out=self.gradients[0])
-        if len(self.gradients) > 1:
-            torch.sum(errors, dim=0, out=self.gradients[1])
+            inputs, errors = map(torch.cat, zip(*ranks, strict=True))
+        self._multiply(inputs, errors / self.world)
 
-    def whole(self, parameter: nn.Parameter) -> Tensor:
-        """The gradient of a parameter, once it is here."""
-        (at,) = (i for i, own in enumerate(self.parameters) if own is parameter)
-        return (self._whole if self.mode == "rows" else self.gradients)[at]
-
-    def reading(self) -> Collective | None:
-        if self.mode != "rows":
-            return None
-        self._whole = self._whole or [torch.empty_like(memory) for memory in self._memory]
-        return Collective("gather", self.gradients, self._whole, last=True)
-
-    def take_back(self) -> None:
-        for gradient, whole in zip(self.gradients, self._whole, strict=False):
-            gradient.copy_(whole[self._own])
-
-    def update(self, now: Settings, scale: float | None) -> Job:
-        for twin, group, gradient in zip(self.twins, self.groups, self.gradients, strict=True):
-            update(twin, now[group], gradient if scale is None else gradient.mul_(scale))
-        if self.mode == "rows":
-            yield Collective("gather", self.values, self._memory, last=True)
-
-    def square(self) -> Tensor:
-        total = torch.stack([g.float().square().sum() for g in self.gradients]).sum()
-        return total if self.mode == "rows" else total / self.world
-
-    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
-        for twin, parameter, values in zip(self.twins, self.parameters, self.values, strict=True):
-            twin.state.clear()
-            for name, value in full.get(parameter, {}).items():
-                whole = isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
-                twin.state[values][name] = _own(value[self._own] if whole else value)
-
-    def _split(self) -> list[tuple[int, str, Tensor]]:
-        """Entries of state that are as large as what is updated here, by the place of the parameter."""
-        if self.mode != "rows":
-            return []
-        return [
-            (i, name, value)
-            for i, (twin, values) in enumerate(zip(self.twins, self.values, strict=True))
-            for name, value in next(iter(twin.state.values()), {}).items()
-            if isinstance(value, Tensor) and value.shape == values.shape
-        ]
-
-    def shared(self) -> list[Tensor]:
-        return [value for _, _, value in self._split()]
-
-    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
-        for twin, parameter in zip(self.twins, self.parameters, strict=True):
-            entries: dict[str, Any] = next(iter(twin.state.values()), {})
-            full[parameter] = {name: _own(value) for name, value in entries.items()}
-        for at, (i, name, _) in enumerate(self._split()):
-            full[self.parameters[i]][name] = torch.cat([row[at] for row in rows])
+    def _multiply(self, inputs: Tensor, errors: Tensor) -> None:
+        weight, *bias = self.gradients
+        torch.mm(errors.t(), inputs, out=weight.view(-1, self.layer.in_features))
+        for gradient in bias:
+            torch.sum(errors, dim=0, out=gradient)
 
 
-def _own(value: Any) -> Any:
-    """A copy: updates change state in place."""
-    return value.clone() if isinstance(value, Tensor) else value
+def _alone(name: str, parameter: nn.Parameter, group: int, *, shared: bool) -> Piece:
+    """A parameter where it lies, as a piece; memory for its whole gradient only where all ranks have that."""
+    parameter.data = parameter.data.contiguous()
+    memory = parameter.data.view(-1)
+    gradient = memory.new_empty(0) if shared else torch.empty_like(memory)
+    flat = Flat(group, [Slot(name, parameter, 0)], memory, gradient)
+    return Piece(flat, 0, memory.numel(), flat.slots)
 
 
 class _Linear(torch.autograd.Function):

@@ -29,11 +29,11 @@ class Foreign(Strategy):
         self.name = name  # type: ignore[misc]
         self.model, self.optimizer = model, optimizer
         self._attached = True
-        self._closes = [close]
+        self.also(close)
 
     def also(self, close: Callable[[], None]) -> None:
         """Another optimizer of the same model, which is a run of its own."""
-        self._closes.append(close)
+        self._undo.callback(close)
 
     def _begin(self) -> None:
         """It has begun already."""
@@ -54,11 +54,6 @@ class Foreign(Strategy):
         finally:
             for part in parts:
                 part.set_requires_gradient_sync(True, recurse=False)
-
-    def detach(self) -> None:
-        closes, self._closes = self._closes, []
-        for close in closes:
-            close()
 
     def optimizer_state(self) -> dict[str, Any]:
         state: dict[str, Any] = gathered(self.optimizer.state_dict())

@@ -8,7 +8,7 @@ Buffers and `no_sync` are DDP's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,38 +20,34 @@ from paceline.errors import SpecError
 from paceline.train._torch import after_backward
 from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
+from paceline.train.strategies.averager import Averager, title
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import refuse_twice
 from paceline.train.transport import said
 
 
-class Hooked(Averaging):
+class Hooked(Averager):
     """What an averaging strategy does, within DDP.
 
     DDP keeps its hook for good: once let go, it goes on as DDP alone would.
     """
 
-    name = "averaging"
-
-    def __init__(self, like: Averaging) -> None:
-        super().__init__(
-            like.scheme, by_name=like.by_name, seed=like.seed, fused=like.fused, scaler=like.scaler
-        )
-        self._let_go = False
+    _let_go = False
 
     def _listen(self) -> None:
-        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
+        self._undo.callback(setattr, self, "_let_go", True)
         # DDP sees to gradients that are ready
-        watched = self._watched()
-        self._held = {id(parameter) for parameter in watched}
-        self._gradients = Gradients((), self._ready, self._done, watched=watched, before=self._before_adding)
+        self._gradients = Gradients(
+            (), lambda _: None, self._done, watched=self._means.watched, before=self._before_adding
+        )
+        self._watched = set(self._means.watched)
         #: whether DDP will bring the next pass together: once after each forward pass outside `no_sync`
         self._syncs = False
-        #: parameters that the pass did not use, with their places in buckets
-        self._unused: list[tuple[nn.Parameter, Tensor]] = []
+        #: of parameters that the pass did not use, their places in buckets
+        self._unused: dict[nn.Parameter, Tensor] = {}
         try:
-            self.model.register_comm_hook(None, lambda _, bucket: self._hook(bucket))
+            self.model.register_comm_hook(None, lambda _, bucket: self._hook(bucket))  # type: ignore[operator]
         except RuntimeError as error:
             raise SpecError(
                 f"this DistributedDataParallel takes no communication hook: {said(error)}; pass the module"
@@ -66,27 +62,42 @@ class Hooked(Averaging):
             return allreduce_hook(self.model.process_group, bucket)  # type: ignore[arg-type]
         self._gradients.begin()
         self._begin_pass()
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._take_out(parameter, gradient)
+        gradients = dict(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        for parameter in self._watched & gradients.keys():
+            # DDP puts gradients there whole that the pass did not touch
+            if self._set_apart(parameter, gradients[parameter]):
+                self._unused[parameter] = gradients[parameter]
         buffer = bucket.buffer()
         done: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else None
         )
-        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
-        title = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-        self._tickets.append(self.engine.submit(title, self._bucket(bucket, names), future=done))
+        names = [self._names[parameter] for parameter in gradients]
+        self._tickets.append(self.engine.submit(title(names), self._job(gradients, buffer), future=done))
         return done
+
+    def _job(self, gradients: Mapping[nn.Parameter, Tensor], buffer: Tensor) -> Job:
+        """The mean over ranks of a bucket of DDP's, in place; its memory."""
+        sizes = [gradient.numel() for parameter, gradient in gradients.items() if self._plain(parameter)]
+        plain = buffer if len(sizes) == len(gradients) and sum(sizes) == buffer.numel() else None
+        if sizes and plain is None:
+            plain = buffer.new_empty(sum(sizes))
+        views = yield from self._mean(gradients, plain)
+        for parameter, gradient in gradients.items():
+            view, mean = views.get(parameter, gradient), self._means.of(parameter)
+            if view.data_ptr() != gradient.data_ptr():
+                gradient.copy_(view)
+            if mean is not None:
+                gradient.add_(mean)
+        return buffer
 
     def _done(self) -> None:
         """Before DDP waits for its futures: it would not tell what went wrong in the words that it was said
         in.
         """
-        tickets, self._tickets = self._tickets, []
-        for ticket in tickets:
-            ticket.wait()
-        self._put_together()
+        self._wait()
+        self._means.end()  # the jobs have put means together, in the buckets, from which DDP takes them
         self._syncs = False
-        unused, self._unused = self._unused, []
+        unused, self._unused = self._unused, {}
         if unused:
             # DDP leaves gradients that no rank used as they were; compressors may have sent what they held
             # back
@@ -101,64 +112,15 @@ class Hooked(Averaging):
         if torch.is_grad_enabled():  # DDP decides here for the backward pass, too
             self._syncs = bool(self.model.require_backward_grad_sync)
 
-    def _kept(self, parameter: nn.Parameter) -> Tensor:
-        """A copy: a gradient may lie in its bucket, which DDP fills again."""
-        assert parameter.grad is not None
-        return parameter.grad.clone()
-
-    def _take_out(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Takes the mean out of a bucket: DDP puts gradients there whole that the pass did not touch."""
-        key = id(parameter)
-        if key not in self._held or self._apart is None or key in self._apart:
-            return
-        self._apart.add(key)
-        self._unused.append((parameter, gradient))
-        if key not in self._means:
-            return
-        if parameter.grad is None:
-            del self._means[key]
-            return
-        mean = self._means[key]
-        if mean is None:
-            mean = self._means[key] = self._kept(parameter)
-        gradient.sub_(mean)
-
-    def _put_together(self) -> None:
-        """The jobs have put means together, in the buckets, from which DDP takes them."""
-        self._means = dict.fromkeys(self._held)
-        self._apart = None
-
-    def _bucket(self, bucket: Any, names: list[str]) -> Job:
-        """The mean over ranks of a bucket of DDP's, in place; its memory."""
-        buffer, gradients, parameters = bucket.buffer(), bucket.gradients(), bucket.parameters()
-        plain = [i for i, name in enumerate(names) if self._plain(name)]
-        if len(plain) == len(names) and sum(gradient.numel() for gradient in gradients) == buffer.numel():
-            together: Tensor | None = buffer
-        else:
-            together = buffer.new_empty(sum(gradients[i].numel() for i in plain)) if plain else None
-        views = yield from self._mean(parameters, gradients, together)
-        for i, (_, view) in zip(plain, views, strict=True):
-            if view.data_ptr() != gradients[i].data_ptr():
-                gradients[i].copy_(view)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            mean = self._means.get(id(parameter))
-            if mean is not None:
-                gradient.add_(mean)
-        return buffer
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         with self.model.no_sync():  # type: ignore[operator]
             yield
 
-    def detach(self) -> None:
-        self._let_go = True
-        super().detach()
 
-
-def _give(means: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+def _give(means: Mapping[nn.Parameter, Tensor]) -> None:
     """Gradients from buckets, after DDP has given those that it gives."""
-    for parameter, mean in means:
+    for parameter, mean in means.items():
         parameter.grad = mean.clone()
 
 
@@ -167,10 +129,11 @@ def within_ddp(strategy: Strategy) -> Strategy:
     DDP, too.
     """
     refuse_twice(strategy)
-    if type(strategy) is not Averaging:
+    if not isinstance(strategy, Averaging):
         raise SpecError(
             f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in"
             " DistributedDataParallel, which averages gradients, too; pass the module that it wraps, or use"
             " allreduce or a compressed strategy (terngrad, dgc, ...)"
         )
-    return Hooked(strategy)
+    options = {name: getattr(strategy, name) for name in ("by_name", "seed", "fused", "scaler")}
+    return Hooked(strategy.scheme, **options)

@@ -16,14 +16,14 @@ Lee et al., lazy parameter update, Journal of Parallel and Distributed Computing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Job
-from paceline.train.layout import Flat, Named, Slot
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.parts import Part, PiecePart
@@ -49,14 +49,17 @@ class Lazy(Deferred):
                 f" most={most}"
             )
         self.share, self.interval, self.most, self.adapt = share, interval, most, adapt
+        #: parts that are lazy, and their parameters
         self._lazy: list[PiecePart] = []
+        self._bottom: set[nn.Parameter] = set()
+        #: gradients that were added up since the last were sent
         self._count_added = 0
         #: whether there was a pass since the last step
         self._passed = False
-        #: gradients of the first step, by id of their parameters
-        self._first: dict[int, torch.Tensor] = {}
+        #: gradients of the first step
+        self._first: dict[nn.Parameter, Tensor] = {}
         #: what the last lazy piece had added up before its latest gradient
-        self._before: torch.Tensor | None = None
+        self._before: Tensor | None = None
 
     def scaled_by(self, scaler: Any) -> None:
         raise SpecError(
@@ -64,8 +67,8 @@ class Lazy(Deferred):
             " or use another strategy"
         )
 
-    def _ready(self, parameter: torch.nn.Parameter) -> None:
-        if self._passed and self._kept([parameter]):
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if self._passed and self._entries[parameter].kept:
             raise RunError(
                 "lazy counts backward passes as steps; run all but the last of a step within"
                 " paceline.train.of(model).no_sync()"
@@ -76,28 +79,18 @@ class Lazy(Deferred):
         self._passed = False
         return super()._step(closure)
 
-    def _place(
-        self, order: list[Named], factors: Mapping[str, tuple[str, int]], sizes: tuple[int, int] | None = None
-    ) -> tuple[int, int]:
-        found = super()._place(order, factors, sizes)
+    def _place(self, known: Arrangement) -> None:
+        super()._place(known)
         pieces = [part for part in self.parts if isinstance(part, PiecePart)]
-        total, held = sum(part.piece.bytes for part in pieces), 0.0
-        for part in pieces:  # as the forward pass needs them
-            held += part.piece.bytes
-            if held > self.share * total:
-                break
-            self._lazy.append(part)
-        lazy = set(map(id, self._lazy))
-        slots = {id(p) for part in self._lazy for p in part.parameters}
+        held = list(accumulate(part.piece.bytes for part in pieces))  # as the forward pass needs them
+        lazy = [part for part, size in zip(pieces, held, strict=True) if size <= self.share * held[-1]]
         # a parameter cut in two must not be lazy in part
         self._lazy = [
-            part
-            for part in self._lazy
-            if all(id(other) in lazy for p in part.parameters for other in self._by_parameter[id(p)])
+            part for part in lazy if all(set(self._entries[p].parts) <= {*lazy} for p in part.parameters)
         ]
-        self._lazy_parameters = slots & {id(p) for part in self._lazy for p in part.parameters}
-        self._before = torch.zeros_like(self._lazy[-1].piece.grad) if self._lazy else None
-        return found
+        self._bottom = {parameter for part in self._lazy for parameter in part.parameters}
+        if self._lazy:
+            self._before = torch.zeros_like(self._lazy[-1].piece.grad)
 
     def _bring(self) -> None:
         raise RunError(
@@ -106,27 +99,14 @@ class Lazy(Deferred):
             "parallelize"
         )
 
-    def _hide(self) -> None:
-        """Has the first step refuse what the others must refuse, though its gradients are plain ones."""
-        self._first = {id(p): p.grad for _, p in self.parameters if p.grad is not None}
-        self._hand_out()
-
     def _show(self) -> None:
-        for _, parameter in self.parameters:
-            if self._kept([parameter]):
-                first, added = self._first[id(parameter)], self._take(parameter)
+        for parameter, entry in self._entries.items():
+            if entry.kept:
+                first, added = self._first[parameter], entry.take()
                 parameter.grad = first if added is None else first + added
 
-    def _put(self, flat: Flat, slot: Slot, gradient: torch.Tensor) -> None:
-        if id(slot.parameter) in self._lazy_parameters and self._count_added:
-            flat.gradient(slot).add_(gradient)
-        else:
-            super()._put(flat, slot, gradient)
-
-    def _put_nothing(self, flat: Flat, slot: Slot) -> None:
-        # else what was added up stays
-        if id(slot.parameter) not in self._lazy_parameters or not self._count_added:
-            super()._put_nothing(flat, slot)
+    def _adds(self, parameter: nn.Parameter) -> bool:
+        return self._count_added > 0 and parameter in self._bottom
 
     @property
     def _due(self) -> bool:
@@ -134,7 +114,7 @@ class Lazy(Deferred):
         return self._count_added + 1 >= self.interval
 
     def _send(self, part: Part) -> None:
-        if all(part is not lazy for lazy in self._lazy):
+        if part not in self._lazy:
             super()._send(part)
         elif self._due:
             if self.adapt and part is self._lazy[-1]:
@@ -145,29 +125,31 @@ class Lazy(Deferred):
         sent = self._due  # the interval may change on the way
         super()._done()
         self._passed = True
-        if not self.parts:
-            self._hide()
+        if (
+            not self.parts
+        ):  # the first step refuses what the others must refuse, though its gradients are here
+            self._first = {p: p.grad for p in self._entries if p.grad is not None}
+            self._hand_out()
             return
         if sent and self._lazy and self.adapt:
-            self._adapt(self._local)
+            self._adapt(self._lazy[-1], self._count_added + 1)
         self._count_added = 0 if sent else self._count_added + 1
         if self._count_added and self._before is not None:
             self._before.copy_(self._lazy[-1].piece.grad)
 
-    def _adapt(self, local: torch.Tensor) -> None:
-        """Judges the last lazy piece, whose sum is on its way: `local` is what this rank added up."""
-        part, count = self._lazy[-1], self._count_added + 1
+    def _adapt(self, part: PiecePart, count: int) -> None:
+        """Judges the last lazy piece, whose sum of `count` gradients is on its way."""
         assert part.reduced is not None and self._before is not None
-        latest = local - self._before if count > 1 else local
+        latest = self._local - self._before if count > 1 else self._local
         part.reduced.wait()
-        mean = part.gradient
-        numbers = torch.stack([(latest - mean).square().sum(), latest.square().sum(), mean.square().sum()])
+        (mean,) = part.gradients
+        numbers = torch.stack([tensor.square().sum() for tensor in (latest - mean, latest, mean)])
 
         def job() -> Job:
             yield Collective("sum", [numbers])
 
         self.engine.submit("interval", job()).wait()
-        apart, new, added = (float(n) for n in numbers)
+        apart, new, added = numbers.tolist()
         direction, magnitude = apart + new <= added, count * new <= added
         if direction and magnitude:
             self.interval = min(self.most, self.interval + 1)
@@ -182,7 +164,7 @@ class Lazy(Deferred):
         for part in self.parts:  # a pass that no step followed
             self._drop(part)
         for part in self._lazy:
-            Deferred._send(self, part)
+            super()._send(part)
         self._count_added = 0
         self._apply()
         self.synchronize()

@@ -28,14 +28,12 @@ from paceline.train.hooks import Gradients
 from paceline.train.strategies.base import Strategy, average
 
 
-class LocalSGD(Strategy):
-    """Averages parameters every `period` steps; before step `after`, every step."""
+class Drifting(Strategy):
+    """Replicas that meet every `period` steps; `drop_momentum` then clears the optimizer's tensors."""
 
-    name = "local"
-    paper = "Stich, ICLR 2019"
     exact = False
 
-    def __init__(self, *, period: int = 8, after: int = 0, drop_momentum: bool = False) -> None:
+    def __init__(self, *, period: int, after: int = 0, drop_momentum: bool = False) -> None:
         super().__init__()
         if period < 1 or after < 0:
             raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
@@ -48,33 +46,32 @@ class LocalSGD(Strategy):
         self._hear_of_scaler()
 
     def due(self, step: int) -> bool:
-        """Whether replicas are averaged after this step, counted from 1."""
+        """Whether replicas meet after this step, counted from 1."""
         return step < self.after or step % self.period == 0
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
-        self._stepped()
+        self.skipped()
         return result
 
     def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A rank whose gradients overflowed leaves out its update; the step counts, so that all ranks average
-        at the same ones.
+        """A rank whose gradients overflowed leaves out its update; the step counts, so that all ranks meet at
+        the same ones.
         """
         result = self._plain_scaled_step(*args, **kwargs)
-        self._stepped()
+        self.skipped()
         return result
 
     def skipped(self) -> None:
-        self._stepped()
-
-    def _stepped(self) -> None:
+        """A step is over, with an update or without."""
         self.steps += 1
         if self.due(self.steps):
             self._join()
             self._met = self.steps
 
     def _join(self) -> None:
-        self._average([p for _, p in self.parameters])
+        """Makes all replicas the same."""
+        self._mean([p for _, p in self.parameters])
         self._average_buffers()
         if self.drop_momentum:
             for entries in self.optimizer.state.values():
@@ -82,7 +79,7 @@ class LocalSGD(Strategy):
                     if isinstance(value, Tensor) and value.dim() > 0:
                         value.zero_()
 
-    def _average(self, tensors: list[Tensor]) -> None:
+    def _mean(self, tensors: list[Tensor]) -> None:
         """The mean over ranks, which must all have come to the same step."""
         count = torch.tensor([self.steps, -self.steps], device=tensors[0].device)
 
@@ -107,7 +104,7 @@ class LocalSGD(Strategy):
     def synchronize(self) -> None:
         """Averages the replicas, where they have drifted since the last time; all ranks call it."""
         if self._drifted:
-            LocalSGD._join(self)
+            Drifting._join(self)
             self._met = self.steps
         self._before_forward()  # buffers may be on their way
 
@@ -130,7 +127,17 @@ class LocalSGD(Strategy):
             self._plain_load(state["optimizer"])
 
 
-class PostLocalSGD(LocalSGD):
+class LocalSGD(Drifting):
+    """Averages parameters every `period` steps; before step `after`, every step."""
+
+    name = "local"
+    paper = "Stich, ICLR 2019"
+
+    def __init__(self, *, period: int = 8, after: int = 0, drop_momentum: bool = False) -> None:
+        super().__init__(period=period, after=after, drop_momentum=drop_momentum)
+
+
+class PostLocalSGD(Drifting):
     """Gradients are averaged in the first `after` steps, then parameters every `period`."""
 
     name = "post-local"
@@ -142,15 +149,11 @@ class PostLocalSGD(LocalSGD):
     def _begin(self) -> None:
         super()._begin()
         self._gradients = Gradients([p for _, p in self.parameters], lambda _: None, self._done)
+        self._undo.callback(self._gradients.remove)
 
     def _done(self) -> None:
         if self.steps < self.after:
-            gradients = []
-            for _, parameter in self.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-            self.engine.submit("gradients", average(gradients, self.world)).wait()
+            self._average_gradients("gradients")
             self._average_buffers()
 
     def due(self, step: int) -> bool:
@@ -160,12 +163,8 @@ class PostLocalSGD(LocalSGD):
     def _drifted(self) -> bool:
         return self.steps > max(self._met, self.after)
 
-    def detach(self) -> None:
-        self._gradients.remove()
-        super().detach()
 
-
-class DiLoCo(LocalSGD):
+class DiLoCo(Drifting):
     """An outer optimizer on the mean drift of `period` local steps; the papers take 500 steps, 0.7 and 0.9,
     and AdamW inside.
     """
@@ -184,24 +183,21 @@ class DiLoCo(LocalSGD):
             self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
         )
 
+    @torch.no_grad()
     def _join(self) -> None:
-        drift = [start - p.detach() for start, (_, p) in zip(self._start, self.parameters, strict=True)]
-        self._average(drift)
+        drift = [start - p for start, (_, p) in zip(self._start, self.parameters, strict=True)]
+        self._mean(drift)
         for start, mean in zip(self._start, drift, strict=True):
             start.grad = mean
         self._outer.step()
         self._outer.zero_grad()
-        with torch.no_grad():
-            for start, (_, parameter) in zip(self._start, self.parameters, strict=True):
-                parameter.copy_(start)
+        for start, (_, parameter) in zip(self._start, self.parameters, strict=True):
+            parameter.copy_(start)
         self._average_buffers()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "start": [t.clone() for t in self._start],
-            "outer": self._outer.state_dict(),
-        }
+        start = [tensor.clone() for tensor in self._start]
+        return {**super().state_dict(), "start": start, "outer": self._outer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

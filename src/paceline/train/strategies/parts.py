@@ -7,7 +7,7 @@ both are jobs of the engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,209 +17,166 @@ from torch.optim import Optimizer
 from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.layout import Piece
 from paceline.train.optim.layerwise import Layerwise
-from paceline.train.strategies.updates import clone, spread_state, take_state, update
-
-Settings = Sequence[Mapping[str, Any]]
-State = dict[Any, dict[str, Any]]
+from paceline.train.strategies.portion import Portion, Settings, State
 
 
 class Part(ABC):
-    """One thing that travels."""
+    """One thing that travels; `shared`: each rank updates its share of every portion, otherwise all of it."""
 
     #: whether nothing is computed before the first message of its gradient
     bare = False
 
-    def __init__(self, name: str, parameters: list[nn.Parameter], rank: int, world: int) -> None:
-        self.name, self.parameters, self.rank, self.world = name, parameters, rank, world
-        #: gradients that have not become ready in this pass
-        self.waiting = len(parameters)
+    def __init__(self, name: str, portions: list[Portion], engine: Engine, *, shared: bool) -> None:
+        self.name, self.portions, self.engine, self.shared = name, portions, engine, shared
+        self.rank, self.world = engine.rank, engine.world
+        #: its parameters where they lie
+        self.slots = [(one.piece.flat, slot) for one in portions for slot in one.piece.slots]
+        self.parameters = [slot.parameter for _, slot in self.slots]
+        #: parameters whose gradients have not become ready in this pass
+        self.waiting: set[nn.Parameter] = set(self.parameters)
         #: of the gradient on its way; None: there is none that an update could use
         self.reduced: Ticket | None = None
-        #: of passes before this one that belong to the same step
+        #: reduced gradients of passes before this one that belong to the same step
         self._held: list[Tensor] = []
         #: updates that have begun
         self.updates = 0
 
     @property
-    @abstractmethod
-    def results(self) -> list[Tensor]:
-        """Where the reduced gradient is, as far as this rank updates it."""
-
-    def mean(self) -> Job:
-        """A job: the mean over ranks of the gradient, as far as this rank updates it, added to what is held
-        of passes before.
-        """
-        yield from self.reduce()
-        for result, held in zip(self.results, self._held, strict=False):
-            result.add_(held)
-        self._held = []
-
-    def reading(self) -> Collective | None:
-        """What brings the whole of the reduced gradient here; None where it is here."""
-        return None
-
-    def take_back(self) -> None:  # noqa: B027
-        """Takes this rank's share of the whole gradient, which somebody may have changed, for the update."""
-
-    def hold(self) -> None:
-        """Keeps the reduced gradient for the next one to be added to it."""
-        self._held = [result.clone() for result in self.results]
+    def gradients(self) -> list[Tensor]:
+        """The reduced gradient, as far as this rank updates it."""
+        return [portion.gradient for portion in self.portions]
 
     @abstractmethod
     def reduce(self) -> Job:
         """A job: the mean over ranks of the gradient of one pass."""
 
-    @abstractmethod
-    def update(self, now: Settings, scale: float | None) -> Job:
-        """A job: the own part updated with the settings of now, then everyone's brought here."""
+    def mean(self) -> Job:
+        """A job: the mean over ranks of the gradient, added to what is held of passes before."""
+        yield from self.reduce()
+        for gradient, held in zip(self.gradients, self._held, strict=False):
+            gradient.add_(held)
+        self._held = []
 
-    @abstractmethod
+    def hold(self) -> None:
+        """Keeps the reduced gradient for the next one to be added to it."""
+        self._held = [gradient.clone() for gradient in self.gradients]
+
+    def reading(self) -> Collective | None:
+        """What brings the whole of the reduced gradient here; None where it is here."""
+        if not self.shared:
+            return None
+        for portion in self.portions:
+            flat = portion.piece.flat
+            if not flat.grad.numel():  # of factors, nobody has asked for it so far
+                flat.grad = torch.empty_like(flat.data)
+        return Collective(
+            "gather", self.gradients, [portion.piece.grad for portion in self.portions], last=True
+        )
+
+    def take_back(self) -> None:
+        """Takes this rank's share of the whole gradient, which somebody may have changed, for the update."""
+        if self.shared:
+            for portion in self.portions:
+                portion.gradient.copy_(portion.piece.flat.grad[portion.own])
+
+    def update(self, now: Settings, scale: float | None) -> Job:
+        """A job: the own portions updated with the settings of now, then everyone's brought here."""
+        self.updates += 1
+        for portion in self.portions:
+            portion.prepare(now, scale)
+            portion.update()
+        yield from self.bring()
+
+    def bring(self) -> Job:
+        """A job: what other ranks have updated is brought here."""
+        if self.shared:
+            values, whole = zip(*((one.values, one.piece.data) for one in self.portions), strict=True)
+            yield Collective("gather", list(values), list(whole), last=True)
+
     def square(self) -> Tensor:
         """Of the reduced gradient, such that the sum over ranks is the square of its norm."""
+        total = torch.stack([gradient.float().square().sum() for gradient in self.gradients]).sum()
+        return total if self.shared else total / self.world
 
-    @abstractmethod
+    # -- the optimizer's state -------------------------------------------------------------------------
+
     def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
         """Takes its share of the state of whole parameters."""
+        for portion in self.portions:
+            portion.take(full)
 
-    def release(self) -> None:  # noqa: B027
-        """Lets go of the model, where it has changed something there."""
-
-    @abstractmethod
-    def shared(self) -> list[Tensor]:
+    def state(self) -> list[Tensor]:
         """This rank's share of state that ranks share out; nothing where each has all of it."""
+        return [value for one in self.portions for value in one.split().values()] if self.shared else []
 
-    @abstractmethod
     def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
-        """Puts its state into the state of whole parameters; `rows`: what is `shared`, by rank."""
+        """Puts its state into the state of whole parameters; `rows`: the `state` of every rank."""
+        each = [iter(row) for row in rows] if self.shared else []
+        for portion in self.portions:
+            portion.spread(each, full)
 
-    def gathered(self, engine: Engine) -> list[list[Tensor]]:
-        """What is `shared`, of every rank; all ranks take part."""
-        own = self.shared()
+    def gathered(self) -> list[list[Tensor]]:
+        """The `state` of every rank; all ranks take part."""
+        own = self.state()
         if not own:
             return []
-        rows: list[list[Tensor]] = engine.submit(f"state of {self.name}", _gather(own)).wait()
+
+        def job() -> Job:
+            return (yield Collective("gather", own))
+
+        rows: list[list[Tensor]] = self.engine.submit(f"state of {self.name}", job()).wait()
         return rows
 
 
 class PiecePart(Part):
-    """A piece of flat memory; `shares`: each rank sums and updates one part of it, otherwise all of it."""
+    """A piece of flat memory."""
 
     bare = True
 
-    def __init__(self, piece: Piece, optimizer: Optimizer, rank: int, world: int, shares: bool) -> None:
-        super().__init__(piece.name, [slot.parameter for slot in piece.slots], rank, world)
-        self.piece, self.shares = piece, shares and world > 1
-        self.own = piece.shard(rank, world) if self.shares else slice(piece.start, piece.stop)
-        self.values = piece.flat.data[self.own]
-        self.arrived = torch.empty_like(piece.grad) if self.shares else None
-        self.gradient = torch.empty_like(self.values) if self.shares else piece.grad
-        self.twin = clone(optimizer, piece.flat.group, self.values)
-        #: of layer-wise optimizers, both norms of each parameter, once they are known
-        self.norms: Tensor | None = None
-
-    @property
-    def results(self) -> list[Tensor]:
-        return [self.gradient]
-
-    def _stretches(self) -> list[slice]:
-        """Of each parameter, the elements of it that this rank updates."""
-        start, stop = self.own.start, self.own.stop
-        return [
-            slice(max(slot.start, start) - start, max(0, min(slot.stop, stop) - start))
-            for slot in self.piece.slots
-        ]
-
-    def measure(self, now: Settings, scale: float | None) -> Tensor:
-        """For optimizers that need norms of layers: per parameter, this rank's share of both squares; the
-        update that follows is prepared.
-        """
-        assert isinstance(self.twin, Layerwise)
-        if scale is not None:
-            self.gradient.mul_(scale)
-        group = self.twin.param_groups[0]
-        group.update(now[self.piece.flat.group])
-        both = self.twin.measure(self.values, self.gradient, group, self.twin.state[self.values])
-        return torch.stack(
-            [
-                torch.stack(
-                    [t[part].square().sum() if part.stop > part.start else t.new_zeros(()) for t in both]
-                )
-                for part in self._stretches()
-            ]
-        )
-
-    def _finish(self) -> None:
-        assert isinstance(self.twin, Layerwise) and self.norms is not None
-        group = self.twin.param_groups[0]
-        ratios = self.twin.ratio(self.norms[:, 0], self.norms[:, 1], group)
-        spread = torch.ones_like(self.values)
-        for slot, part, ratio in zip(self.piece.slots, self._stretches(), ratios, strict=True):
-            if slot.parameter.dim() > 1 and part.stop > part.start:
-                spread[part] = ratio
-        self.twin.finish(self.values, self.gradient, group, self.twin.state[self.values], spread)
+    def __init__(self, piece: Piece, optimizer: Optimizer, engine: Engine, *, shared: bool) -> None:
+        self.piece = piece
+        self.portion = Portion(piece, optimizer, engine, shared=shared)
+        super().__init__(piece.name, [self.portion], engine, shared=shared)
+        self._arrived = torch.empty_like(piece.grad) if shared else None
 
     def reduce(self) -> Job:
         if self.world == 1:
             return
-        if self.arrived is None:
+        if self._arrived is None:
             yield Collective("sum", [self.piece.grad])
             self.piece.grad.div_(self.world)
             return
-        yield Collective("exchange", [self.piece.grad], [self.arrived], own=False)
-        rows = list(self.arrived.view(self.world, -1))
+        yield Collective("exchange", [self.piece.grad], [self._arrived], own=False)
+        rows = list(self._arrived.view(self.world, -1))
         rows[self.rank] = self.piece.grad.view(self.world, -1)[self.rank]
         # in the order of ranks: the same sums in every run
-        total = torch.add(rows[0], rows[1], out=self.gradient)
+        total = torch.add(rows[0], rows[1], out=self.portion.gradient)
         for row in rows[2:]:
             total.add_(row)
         total.div_(self.world)
 
-    def update(self, now: Settings, scale: float | None) -> Job:
-        if self.norms is not None:
-            self._finish()
-        else:
-            update(
-                self.twin,
-                now[self.piece.flat.group],
-                self.gradient if scale is None else self.gradient.mul_(scale),
-            )
-        if self.shares:
-            yield Collective("gather", [self.values], [self.piece.data], last=True)
+    # -- layer-wise optimizers -------------------------------------------------------------------------
 
-    def reading(self) -> Collective | None:
-        return Collective("gather", [self.gradient], [self.piece.grad], last=True) if self.shares else None
+    def measure(self, now: Settings, scale: float | None) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """For optimizers that need norms of layers: of each parameter, this rank's share of both squares; the
+        update that follows is prepared.
+        """
+        portion = self.portion
+        assert isinstance(portion.twin, Layerwise)
+        portion.prepare(now, scale)
+        both = portion.twin.measure(portion.values, portion.gradient, portion.group, portion.state)
+        for slot, here, _ in portion.slots():
+            yield slot.parameter, torch.stack([tensor[here].float().square().sum() for tensor in both])
 
-    def take_back(self) -> None:
-        if self.shares:
-            self.gradient.copy_(self.piece.flat.grad[self.own])
-
-    def square(self) -> Tensor:
-        return self.gradient.float().square().sum() / (1 if self.shares else self.world)
-
-    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
-        self.twin.state.clear()
-        take_state(self.twin, full, self.piece.slots, self.own.start, self.own.stop)
-
-    def _split(self) -> dict[str, Tensor]:
-        """Entries of its state that are as long as what it updates."""
-        entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
-        count = self.own.stop - self.own.start
-        return {
-            name: value
-            for name, value in entries.items()
-            if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == count
-        }
-
-    def shared(self) -> list[Tensor]:
-        return list(self._split().values()) if self.shares else []
-
-    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
-        split = self._split()
-        if self.shares:
-            split = {name: torch.cat([row[i] for row in rows]) for i, name in enumerate(split)}
-        entries: dict[str, Any] = next(iter(self.twin.state.values()), {})
-        spread_state(entries, split, self.piece.slots, self.piece.start, full)
-
-
-def _gather(tensors: list[Tensor]) -> Job:
-    return (yield Collective("gather", tensors))
+    def finish(self, norms: Mapping[nn.Parameter, Tensor]) -> Job:
+        """A job in place of `update`, once both norms of each parameter are known."""
+        self.updates += 1
+        portion = self.portion
+        assert isinstance(portion.twin, Layerwise)
+        ratios = torch.ones_like(portion.values)
+        for slot, here, _ in portion.slots():
+            if slot.parameter.dim() > 1:
+                first, second = norms[slot.parameter]
+                ratios[here] = portion.twin.ratio(first, second, portion.group)
+        portion.twin.finish(portion.values, portion.gradient, portion.group, portion.state, ratios)
+        yield from self.bring()

@@ -13,11 +13,13 @@ ended and answers no more.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +27,7 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.train._torch import default_store
-from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket
-from paceline.train.strategies.base import agree
+from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket, agree
 from paceline.train.strategies.parts import Part
 
 #: bytes of a message; the store takes a few MB at a time
@@ -48,13 +49,14 @@ class Shards:
     def __init__(self, engine: Engine, parts: Sequence[Part]) -> None:
         self._engine, self._parts = engine, parts
         self._rank, self._world = engine.rank, engine.world
+        self._others = [rank for rank in range(engine.world) if rank != engine.rank]
         self._token = agree(secrets.token_hex(8))
         # held here: the end of the process comes after the user's `destroy_process_group`
         self._store: Any = default_store()
         #: requests that have been looked at
         self._seen = 0
-        #: those of them that wait for a decision: number, rank, reads, position
-        self._open: list[tuple[int, int, int, int]] = []
+        #: those of them that wait for a decision
+        self._open: list[dict[str, int]] = []
         #: how often gradients were read here, and how many passes and steps there were
         self.reads, self.position = 0, 0
 
@@ -63,20 +65,15 @@ class Shards:
     def fetch(self) -> Iterator[tuple[Part, list[list[Tensor]]]]:
         """Each part with what every rank keeps of its state."""
         number = self._ask(updates=[part.updates for part in self._parts])
-        sent = [self._messages(number, rank) for rank in range(self._world)]
-        for rank in self._others():
-            answer = next(sent[rank])
+        sent = {rank: self._messages(number, rank) for rank in self._others}
+        for messages in sent.values():
+            answer = next(messages)
             if answer != _HERE:
                 raise RunError(answer.decode())
         for part in self._parts:
-            own = part.shared()
-            yield (
-                part,
-                [
-                    own if rank == self._rank else self._received(own, messages)
-                    for rank, messages in enumerate(sent)
-                ],
-            )
+            own = part.state()
+            rows = {rank: _received(own, messages) for rank, messages in sent.items()}
+            yield part, [rows.get(rank, own) for rank in range(self._world)]
 
     def together(self, ticket: Ticket) -> None:
         """Waits for gradients that all ranks read together; says where another rank has gone on without."""
@@ -84,53 +81,41 @@ class Shards:
         if not ticket.ends_within(_PATIENCE_S):
             number = self._ask(reads=self.reads, position=self.position)
             while not ticket.ends_within(LOOK_S):
-                for rank in self._others():
-                    if self._there(key := self._key(f"{number}/{rank}/0")):
-                        raise RunError(self._store.get(key).decode())
+                for rank in self._others:
+                    if self._there(f"{number}/{rank}/0"):
+                        raise RunError(self._store.get(self._key(f"{number}/{rank}/0")).decode())
         ticket.wait()
 
     def _ask(self, **what: Any) -> int:
         """Has the others know of a request; its number."""
         number = int(self._store.add(self._key("asks"), 1))
-        self._store.set(self._key(f"ask/{number}"), json.dumps({"rank": self._rank, **what}))
+        self._put(f"ask/{number}", json.dumps({"number": number, "rank": self._rank, **what}))
         return number
 
     def _messages(self, number: int, rank: int) -> Iterator[bytes]:
         """What a rank sends in answer, as it comes."""
-        at = 0
-        while True:
-            key = self._key(f"{number}/{rank}/{at}")
-            self._wait(lambda key=key: self._there(key), rank)  # type: ignore[misc]
-            yield self._store.get(key)
-            self._store.delete_key(key)
-            at += 1
+        for name in (f"{number}/{rank}/{at}" for at in itertools.count()):
+            self._wait(name, rank)
+            yield self._store.get(self._key(name))
+            self._store.delete_key(self._key(name))
 
-    def _received(self, like: Sequence[Tensor], messages: Iterator[bytes]) -> list[Tensor]:
-        """Tensors of the same form as these."""
-        size = sum(tensor.nbytes for tensor in like)
-        if not size:
-            return list(like)
-        data = bytearray().join(next(messages) for _ in range(_count(size)))
-        apart = torch.frombuffer(data, dtype=torch.uint8).split([tensor.nbytes for tensor in like])
-        return [
-            piece.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device)
-            for piece, tensor in zip(apart, like, strict=True)
-        ]
-
-    def _wait(self, there: Callable[[], bool], rank: int) -> None:
-        """Returns when there is something; raises where that rank cannot send it any more."""
+    def _wait(self, name: str, rank: int, *, gone: bool = False) -> None:
+        """Returns when there is something, or (`gone`) when it was taken away; raises where that rank cannot
+        do so any more.
+        """
         deadline, pause = time.monotonic() + self._engine.timeout_s, _SOON_S
-        while not there():
+        here = f"rank {self._rank} of {self._world}"
+        while self._there(name) == gone:
             self._engine.check()
-            if self._there(self._key(f"left/{rank}")) and not there():
+            if self._there(f"left/{rank}") and self._there(name) == gone:
                 raise RunError(
-                    f"rank {self._rank} of {self._world}: the optimizer's state is shared out over the "
-                    f"ranks, and rank {rank} has ended with its part; call optimizer.state_dict() earlier"
+                    f"{here}: the optimizer's state is shared out over the ranks, and rank {rank} has ended "
+                    "with its part; call optimizer.state_dict() earlier"
                 )
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"rank {self._rank} of {self._world}: no answer from rank {rank}, which keeps a part of "
-                    f"the optimizer's state, in {self._engine.timeout_s:g} s"
+                    f"{here}: no answer from rank {rank}, which keeps a part of the optimizer's state, in "
+                    f"{self._engine.timeout_s:g} s"
                 )
             time.sleep(pause)
             pause = min(_LATER_S, 2 * pause)
@@ -139,81 +124,87 @@ class Shards:
 
     def look(self) -> None:
         """Answers what has been asked meanwhile; on the engine's thread, between two messages."""
-        try:
+        with contextlib.suppress(*_SILENT):
             asked = int(self._store.add(self._key("asks"), 0))
             while self._seen < asked:
                 self._seen += 1
                 ask = json.loads(self._store.get(self._key(f"ask/{self._seen}")))
-                if ask["rank"] == self._rank:
-                    continue
-                if "updates" in ask:
-                    self._answer(self._seen, ask["rank"], ask["updates"])
-                else:
-                    self._open.append((self._seen, ask["rank"], ask["reads"], ask["position"]))
-            self._open = [one for one in self._open if not self._settled(*one)]
-        except _SILENT:
-            return
+                if "updates" not in ask:
+                    self._open.append(ask)
+                elif ask["rank"] != self._rank:
+                    self._answer(ask["number"], ask["rank"], ask["updates"])
+            self._open = [ask for ask in self._open if not self._settled(**ask)]
 
     def _answer(self, number: int, to: int, updates: Sequence[int]) -> None:
-        key = self._key(f"{number}/{self._rank}")
-        data = [_bytes(part.shared()) for part in self._parts]
+        data = [_bytes(part.state()) for part in self._parts]
+        answer = f"{number}/{self._rank}"
         if [part.updates for part in self._parts] != list(updates):
-            refusal = (
+            self._put(
+                f"{answer}/0",
                 f"rank {to} of {self._world} asked for the optimizer's state between backward() and step(), "
-                f"while rank {self._rank} went on with that step; call optimizer.state_dict() after the step"
+                f"while rank {self._rank} went on with that step; call optimizer.state_dict() after the step",
             )
-            self._store.set(f"{key}/0", refusal)
             return
-        messages = [_HERE, *(one for shard in data for one in _cut(shard))]
+        messages = itertools.chain([_HERE], *map(_cut, data))
         for at, message in enumerate(messages):
             if at >= _BEHIND:
-                before = f"{key}/{at - _BEHIND}"
-                self._wait(lambda before=before: not self._there(before), to)  # type: ignore[misc]
-            self._store.set(f"{key}/{at}", message)
+                self._wait(f"{answer}/{at - _BEHIND}", to, gone=True)
+            self._put(f"{answer}/{at}", message)
 
-    def _settled(self, number: int, of: int, reads: int, position: int) -> bool:
+    def _settled(self, number: int, rank: int, reads: int, position: int) -> bool:
         """Whether a rank that reads gradients was joined in that, or told that this rank has gone on."""
-        if self.reads < reads and self.position > position:
-            refusal = (
-                f"rank {of} of {self._world} reads or changes p.grad, which all ranks must do together where "
-                f"gradients are shared out, but rank {self._rank} has gone on; do it on all ranks"
-            )
-            self._store.set(self._key(f"{number}/{self._rank}/0"), refusal)
+        if self.reads >= reads or rank == self._rank:
             return True
-        return self.reads >= reads
+        if self.position > position:
+            self._put(
+                f"{number}/{self._rank}/0",
+                f"rank {rank} of {self._world} reads or changes p.grad, which all ranks must do together "
+                f"where gradients are shared out, but rank {self._rank} has gone on; do it on all ranks",
+            )
+        return self.position > position
 
     def leave(self, *, well: bool) -> None:
-        """Says that this rank answers no more; where all is well, once the others end: they may still ask."""
-        try:
-            self._store.set(self._key(f"left/{self._rank}"), "")
-            deadline = time.monotonic() + CLOSE_S
-            while well and time.monotonic() < deadline:
-                self.look()
-                if all(self._there(self._key(f"left/{rank}")) for rank in self._others()):
-                    break
-                time.sleep(_LATER_S)
+        """Says that this rank answers no more; where all is well, once the others end: they may still ask.
+        The store may end with rank 0, which goes last.
+        """
+        deadline = time.monotonic() + (CLOSE_S if well else 0.0)
+        with contextlib.suppress(*_SILENT):
+            self._put(f"left/{self._rank}", "")
+            self._wait_for_all("left", deadline)
             if self._rank:
-                self._store.set(self._key(f"gone/{self._rank}"), "")
-            while well and not self._rank and time.monotonic() < deadline:  # the store may end with rank 0
-                if all(self._there(self._key(f"gone/{rank}")) for rank in self._others()):
-                    break
-                time.sleep(_LATER_S)
-        except _SILENT:
-            return
+                self._put(f"gone/{self._rank}", "")
+            else:
+                self._wait_for_all("gone", deadline)
 
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self._world) if rank != self._rank]
+    def _wait_for_all(self, word: str, deadline: float) -> None:
+        """Answers until all others have said so."""
+        while time.monotonic() < deadline:
+            self.look()
+            if all(self._there(f"{word}/{rank}") for rank in self._others):
+                return
+            time.sleep(_LATER_S)
 
     def _key(self, name: str) -> str:
         return f"paceline/shards/{self._token}/{name}"
 
-    def _there(self, key: str) -> bool:
-        return bool(self._store.check([key]))
+    def _put(self, name: str, value: str | bytes) -> None:
+        self._store.set(self._key(name), value)
+
+    def _there(self, name: str) -> bool:
+        return bool(self._store.check([self._key(name)]))
 
 
-def _count(size: int) -> int:
-    """Messages that so many bytes take."""
-    return math.ceil(size / _MESSAGE_BYTES)
+def _received(like: Sequence[Tensor], messages: Iterator[bytes]) -> list[Tensor]:
+    """Tensors of the same form as these."""
+    sizes = [tensor.nbytes for tensor in like]
+    if not sum(sizes):
+        return list(like)
+    data = bytearray().join(itertools.islice(messages, math.ceil(sum(sizes) / _MESSAGE_BYTES)))
+    apart = torch.frombuffer(data, dtype=torch.uint8).split(sizes)
+    return [
+        piece.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device)
+        for piece, tensor in zip(apart, like, strict=True)
+    ]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> bytes:

@@ -18,7 +18,7 @@ from paceline.cost.compression import assign
 from paceline.errors import SpecError
 from paceline.spec.compression import SCHEMES, Float32, Scheme, parse
 from paceline.train.compress import Compressor, Round, make
-from paceline.train.strategies.averaging import take_momentum
+from paceline.train.compress.momentum import take_momentum
 from paceline.train.tasks import get
 from paceline.train.tasks.course import batches, course
 from paceline.train.tasks.loop import optimizer_for
@@ -35,7 +35,6 @@ class Acted:
         scheme = Float32() if strategy in ("ddp", "allreduce") else parse(strategy)
         chosen = dict(assign(scheme, [(name, tuple(p.shape)) for name, p in self._named.items()]))
         self._taken = take_momentum(chosen, optimizer)
-        self._velocity: dict[str, Tensor] = {}
         self._ranks = [_made(chosen, rank, world) for rank in range(world)]
 
     def mean(self, gradients: list[dict[str, Tensor]]) -> None:
@@ -49,7 +48,7 @@ class Acted:
                 parameter.grad = torch.stack(own).sum(0) / self.world
                 if self._taken is not None:
                     self._taken.decay(parameter, parameter.grad)
-                    self._taken.accelerate(self._velocity, name, parameter.grad)
+                    self._taken.accelerate(name, parameter.grad)
                 continue
             if self._taken is not None:
                 for gradient in own:

@@ -12,11 +12,10 @@ from torch import nn
 from paceline.errors import SpecError
 from paceline.spec.compression import SCHEMES
 from paceline.train.comm import Engine
+from paceline.train.probe import probe, rates
 from paceline.train.profile import Profiler
 from paceline.train.record import Record
-from paceline.train.strategies.auto import rates
 from paceline.train.strategies.estimate import Setting, allowed, step_s
-from paceline.train.strategies.probe import probe
 from paceline.train.tasks import Task
 from paceline.train.tasks.step import step
 

@@ -1,0 +1,151 @@
+"""What the ranks of `test_parallel` run."""
+
+import torch
+import torch.distributed as dist
+from networks import alone, batch, decoder, model, token_loss
+
+from paceline.spec.compression import Float32
+from paceline.train.strategies.auto import Auto, Choice
+
+
+def planned(kind, plan, steps=4):
+    """Losses under a plan without pipeline stages (mean over ranks), beside those of one process."""
+    import paceline.train as pt
+
+    net, ids = decoder(kind)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net, opt = pt.parallelize(net, opt, plan=plan)
+    ranks = 1 if "tp=" in plan else dist.get_world_size()
+    mine = ids.chunk(ranks)[dist.get_rank() % ranks]
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = token_loss(net(mine), mine)
+        loss.backward()
+        opt.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / dist.get_world_size())
+    pt.close(net)
+    return losses, alone(kind, steps)
+
+
+def staged(kind, plan, steps=4):
+    """The same for pipelines: losses of last stages."""
+    from paceline.train import Pipeline
+
+    net, ids = decoder(kind)
+    runner = Pipeline(
+        net, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), plan, token_loss
+    )
+    mine = ids.chunk(runner.dp)[runner.replica]
+    losses = []
+    for _ in range(steps):
+        loss = runner.step(mine, mine)
+        total = torch.tensor([loss or 0.0, float(loss is not None)])
+        dist.all_reduce(total)
+        losses.append((total[0] / total[1]).item())
+    return losses, alone(kind, steps)
+
+
+class Switches(Auto):
+    """Takes `overlap` after two steps, whatever the link."""
+
+    def __init__(self):
+        super().__init__(watch=2, trial=False)
+
+    def _choose(self):
+        return Choice(
+            strategy="overlap",
+            expected_s={},
+            mixes={"overlap": {"0.weight": Float32()}},
+            reason="",
+            setting=None,
+            profile=None,
+        )
+
+
+def scaled(strategy, steps=6, tell=True):
+    """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with
+    half the scale.
+    """
+    import paceline.train as pt
+
+    rank = dist.get_rank()
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scaler = pt.Scaler(1024.0, growth=100)
+    options = {"scaler": scaler} if tell and strategy not in ("overlap", "priority", "switches") else {}
+    net, opt = pt.parallelize(net, opt, plan=Switches() if strategy == "switches" else strategy, **options)
+    stepped = []
+    for step in range(steps):
+        x, y = batch(step, rank)
+        if rank == 1 and step == 3:
+            x[0] = float("inf")
+        opt.zero_grad()
+        scaler.scale(torch.nn.functional.cross_entropy(net(x), y)).backward()
+        stepped.append(scaler.step(opt))
+    values = torch.cat([v.reshape(-1) for v in net.state_dict().values()])
+    pt.close(net)
+    both = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, values)
+    same, finite = all(torch.equal(both[0], b) for b in both), bool(torch.isfinite(values).all())
+    return {"stepped": stepped, "same": same, "finite": finite, "scale": scaler.value}
+
+
+def resumed(folder, strategy, steps, until):
+    """Trains up to step `until`, saving every 2; the parameters' sum at the end and where it began."""
+    import paceline.train as pt
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    net = model()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    net, opt = pt.parallelize(net, opt, plan=strategy)
+    saved = pt.Checkpoints(folder)
+    start = saved.load(net, opt)
+    for step in range(start, until):
+        x, y = batch(step, 0, 12)
+        mine = slice(rank * 12 // world, (rank + 1) * 12 // world)
+        opt.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[mine]), y[mine]).backward()
+        opt.step()
+        if (step + 1) % 2 == 0:
+            saved.save(step + 1, net, opt)
+    saved.wait()
+    total = sum(v.double().sum().item() for v in net.state_dict().values())
+    pt.close(net)
+    return {"start": start, "total": total, "steps": saved.steps()}
+
+
+def handed_on(folder, names):
+    """Two steps with each strategy, from the checkpoint of the one before."""
+    import paceline.train as pt
+
+    out = []
+    for name in names:
+        net = torch.nn.Linear(20, 10)
+        opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+        pt.parallelize(net, opt, plan=name)
+        saved = pt.Checkpoints(folder)
+        start = saved.load(net, opt)
+        for step in range(start, start + 2):
+            x, y = batch(step, dist.get_rank())
+            opt.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+        saved.save(start + 2, net, opt)
+        saved.wait()
+        dist.barrier()
+        pt.close(net)
+        out.append(
+            {
+                "start": start,
+                "momentum": opt.param_groups[0]["momentum"],
+                "weight_decay": opt.param_groups[0]["weight_decay"],
+            }
+        )
+    return out
+
+
+def parallel_all(runs):
+    return [globals()[name](**arguments) for name, arguments in runs]
