@@ -27,7 +27,7 @@ def predict(
     """Step time with interval, where it goes, and the memory of every stage; with `trace`, the timeline
     too.
     """
-    step = Step.of(model, cluster, resolve(plan, cluster.device_count, model), framework, curves, host_speed)
+    step = Step.of(model, cluster, resolve(plan, cluster, model), framework, curves, host_speed)
     if not plan.relax.plain:
         from paceline import sync  # it builds on this module
 

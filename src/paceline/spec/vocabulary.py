@@ -6,10 +6,25 @@ Schedules, compressors and ways of averaging are open sets: they are registered 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
 from paceline.errors import PacelineError, PlanError
+
+
+#: other spellings of words, which plans and training take -> the word
+ALIASES: Mapping[str, str] = {
+    "zero3": "fsdp",
+    "zero-1": "zero1",
+    "zero-2": "zero2",
+    "zero-3": "fsdp",
+    "fsdp2": "fsdp",
+    "1F1B": "1f1b",
+    "zbv": "zb-v",
+    "zbh1": "zb-h1",
+    "local": "local-sgd",
+}
 
 
 class Word(StrEnum):

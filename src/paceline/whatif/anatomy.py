@@ -73,7 +73,7 @@ def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
         Step.of(
             subject.model,
             cluster,
-            resolve(subject.plan, cluster.device_count, subject.model),
+            resolve(subject.plan, cluster, subject.model),
             None,
             None,
             subject.host_speed,

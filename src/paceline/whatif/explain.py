@@ -48,7 +48,7 @@ def _forms(subject: Subject, found: DistributedPrediction, inside: Anatomy) -> I
     plan = (
         subject.plan
         if isinstance(subject.model, Workload)
-        else resolve(subject.plan, subject.cluster.device_count, subject.model)
+        else resolve(subject.plan, subject.cluster, subject.model)
     )
     used = {"tensor": plan.tp, "pipeline": plan.pp, "context": plan.cp, "expert": plan.ep}
     ranks = found.devices // (plan.tp * plan.pp * plan.cp)
