@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import SpecError, UnknownName
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode
 
 MODES = ("async", "sync", "bounded", "backup")
 RULES = ("gradient", "elastic")
@@ -27,8 +29,8 @@ class Policy:
     mode: str = "async"
     rule: str = "gradient"
     workers: int = 1
-    staleness: int = 8
-    backups: int = 1
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup
     elasticity: float = 0.5
     #: divides the learning rate of an update by its staleness (Zhang et al. 2016)
     staleness_aware: bool = False

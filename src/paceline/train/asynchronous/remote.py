@@ -227,15 +227,15 @@ class ElasticOptimizer(Distributed):
     centre pull at each other.
     """
 
-    def __init__(self, optimizer: Optimizer, client: Client, *, period: int = 4) -> None:
+    def __init__(self, optimizer: Optimizer, client: Client, *, period: int) -> None:
         super().__init__(optimizer, client)
         self._client = client
-        self._period, self._steps = period, 0
+        self.period, self._steps = period, 0
 
     def _step(self) -> Exchange | None:
         self.inner.step()
         self._steps += 1
-        if self._steps % self._period:
+        if self._steps % self.period:
             return None
         moves, exchange = self._client.exchange(self.flat.values())
         assert moves is not None

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from paceline.errors import SpecError
+from paceline.spec import defaults
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode
 from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
@@ -19,7 +22,7 @@ from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
 from paceline.train.asynchronous.launch import announce
-from paceline.train.asynchronous.meeting import rendezvous, world
+from paceline.train.asynchronous.meeting import nodes, rendezvous, world
 from paceline.train.asynchronous.moments import divided
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
@@ -35,11 +38,11 @@ def served(
     rule: str = "gradient",
     workers: int | None = None,
     servers: int | None = None,
-    staleness: int = 8,
-    backups: int = 1,
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup,
     staleness_aware: bool = False,
     elasticity: float | None = None,
-    period: int = 4,
+    period: int = DEFAULTS[Mode.EASGD].period,
     push_every: int = 1,
     fetch_every: int = 1,
     up: str = "none",
@@ -76,7 +79,7 @@ def served(
         streams=streams,
         overlap=overlap,
     )
-    count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
+    count = servers if servers is not None else _usual_servers()
     flat = Flat(optimizer)
     shards = flat.shards(count)
     server.check_optimizer(kind, trusted=None if VARIABLE in os.environ else kind)
@@ -119,6 +122,12 @@ def served(
     return model, wrapped
 
 
+def _usual_servers() -> int:
+    """As many as `paceline train` or the launcher says; else one for each node."""
+    told = os.environ.get("PACELINE_SERVERS")
+    return int(told) if told is not None else defaults.servers(nodes())
+
+
 #: folders in which servers of this process's runs save
 _folders: set[Path] = set()
 
@@ -143,11 +152,11 @@ def _checked(
     mode: str,
     workers: int,
     rule: str = "gradient",
-    staleness: int = 8,
-    backups: int = 1,
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup,
     staleness_aware: bool = False,
     elasticity: float | None = None,
-    period: int = 4,
+    period: int = DEFAULTS[Mode.EASGD].period,
     push_every: int = 1,
     fetch_every: int = 1,
     up: str = "none",

@@ -27,6 +27,7 @@ from paceline.cost.compression import assign, wire_bytes
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec import compression as spec
+from paceline.spec.defaults import ENGINE
 from paceline.train.comm import Collective, Job, Ticket
 from paceline.train.compress import Compressor, Round, make
 from paceline.train.hooks import Gradients, Sequencer
@@ -37,7 +38,7 @@ from paceline.train.strategies.probe import cores
 #: buckets
 _VELOCITY, _ORDER = "velocity", "order"
 #: of gradients put into one bucket, and of the first, which starts communication early
-BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
+BUCKET_BYTES, FIRST_BYTES = ENGINE.bucket_bytes, ENGINE.first_bucket_bytes
 #: bytes of a gradient that count for a byte of it on the wire, at most, where encoders share the core of the
 #: passes: a full bucket then sends 250 kB, for whose bytes a core works about as long as for the message
 #: itself (0.2 ms; 0.55 to 0.8 ns a byte, by `probe` on emulated links)

@@ -1,11 +1,14 @@
 """Replicas that drift apart and are averaged now and then.
 
-    local       every `period` steps parameters are averaged
+    local-sgd   every `period` steps parameters are averaged
                 (Stich, Local SGD Converges Fast, ICLR 2019)
     post-local  every step at first, then as local
                 (Lin et al., Don't Use Large Mini-Batches, ICLR 2020)
     diloco      every `period` steps the mean drift is the gradient of an outer SGD with Nesterov momentum
                 (Douillard et al., DiLoCo, 2023)
+
+With `island`, so many neighbouring ranks average gradients in every backward pass, through torch's DDP, and
+replicas of islands meet once in a period.
 
 Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every
 `period` steps the average. Optimizer state stays local. `drop_momentum` clears it after averaging.
@@ -23,29 +26,50 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RunError, SpecError
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode
 from paceline.train.comm import Collective, Job
 from paceline.train.hooks import Gradients
 from paceline.train.strategies.base import Strategy, average
+from paceline.train.strategies.island import Island
 
 
 class LocalSGD(Strategy):
     """Averages parameters every `period` steps; before step `after`, every step."""
 
-    name = "local"
+    name = "local-sgd"
     paper = "Stich, ICLR 2019"
     exact = False
 
-    def __init__(self, *, period: int = 8, after: int = 0, drop_momentum: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        period: int = DEFAULTS[Mode.LOCAL_SGD].period,
+        after: int = 0,
+        drop_momentum: bool = False,
+        island: int = 1,
+    ) -> None:
         super().__init__()
         if period < 1 or after < 0:
             raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
         self.period, self.after, self.drop_momentum = period, after, drop_momentum
+        #: neighbouring ranks that average gradients in every backward pass
+        self.island = island
+        self._inside: Island | None = None
         self.steps = 0
         #: the step after which all replicas were last the same
         self._met = 0
 
     def _begin(self) -> None:
         self._hear_of_scaler()
+        if self.island > 1:
+            self._inside = Island(self.model, self.island)
+
+    def detach(self) -> None:
+        if self._inside is not None:
+            self._inside.close()
+            self._inside = None
+        super().detach()
 
     def due(self, step: int) -> bool:
         """Whether replicas are averaged after this step, counted from 1."""
@@ -136,7 +160,9 @@ class PostLocalSGD(LocalSGD):
     name = "post-local"
     paper = "Lin et al., ICLR 2020"
 
-    def __init__(self, *, period: int = 8, after: int = 100, drop_momentum: bool = False) -> None:
+    def __init__(
+        self, *, period: int = DEFAULTS[Mode.LOCAL_SGD].period, after: int = 100, drop_momentum: bool = False
+    ) -> None:
         super().__init__(period=period, after=after, drop_momentum=drop_momentum)
 
     def _begin(self) -> None:
@@ -173,8 +199,15 @@ class DiLoCo(LocalSGD):
     name = "diloco"
     paper = "Douillard et al., 2023"
 
-    def __init__(self, *, period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
-        super().__init__(period=period)
+    def __init__(
+        self,
+        *,
+        period: int = DEFAULTS[Mode.DILOCO].period,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        island: int = 1,
+    ) -> None:
+        super().__init__(period=period, island=island)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def _begin(self) -> None:
