@@ -274,12 +274,21 @@ def _choice(what: str, value: str, allowed: Collection[str]) -> str:
     return value
 
 
-def resolve(plan: Plan, where: int | Cluster, model: Transformer | None = None) -> Plan:
+def resolve(
+    plan: Plan,
+    where: int | Cluster,
+    model: Transformer | None = None,
+    *,
+    node_devices: int = defaults.NODE_DEVICES,
+) -> Plan:
     """The plan with every degree, size and setting filled in for a cluster (or so many devices, in nodes of
-    `defaults.NODE_DEVICES`) and a model; PlanError where that cannot be.
+    `node_devices`) and a model; PlanError where that cannot be.
     """
-    devices = where.device_count if isinstance(where, Cluster) else where
-    filled = _fill(plan, where, model)
+    if isinstance(where, Cluster):
+        devices, node_devices = where.device_count, where.node_devices
+    else:
+        devices = where
+    filled = _fill(plan, devices, node_devices, model)
     found = list(problems(filled, devices, model))
     if found:
         suggestion = _nearest_plan(plan, filled, devices, model)
@@ -288,9 +297,7 @@ def resolve(plan: Plan, where: int | Cluster, model: Transformer | None = None) 
     return filled
 
 
-def _fill(plan: Plan, where: int | Cluster, model: Transformer | None) -> Plan:
-    devices = where.device_count if isinstance(where, Cluster) else where
-    node_devices = where.node_devices if isinstance(where, Cluster) else defaults.NODE_DEVICES
+def _fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
     used = plan.tp * plan.pp * plan.cp
     dp = plan.dp or max(1, devices // used)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
@@ -304,14 +311,7 @@ def _fill(plan: Plan, where: int | Cluster, model: Transformer | None) -> Plan:
     vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp
     seq = plan.seq or (model.seq if model else 1)
     return replace(
-        plan,
-        dp=dp,
-        mbs=mbs,
-        gbs=plan.gbs or dp * mbs,
-        seq=seq,
-        schedule=schedule,
-        vpp=vpp,
-        sharding=sharding,
+        plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, vpp=vpp, sharding=sharding
     )
 
 

@@ -7,7 +7,7 @@ through what, as frameworks do it; a `Relaxation` says what is sent less, or lat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -114,6 +114,18 @@ def get(name: str) -> Synchronisation:
 #: next forward pass, with activations and errors in place of the gradients of fully connected layers (Lee et
 #: al. 2018); or what the next pass needs first, first
 AVERAGES = ["allreduce", "overlap", "priority"]
+
+
+_SERVED = (Mode.PS_SYNC, Mode.PS_ASYNC, Mode.PS_BOUNDED, Mode.PS_BACKUP, Mode.EASGD)
+_ISLANDS = (Mode.LOCAL_SGD, Mode.DILOCO)
+#: settings of a relaxation -> the modes that have them
+SETTINGS: Mapping[str, tuple[Mode, ...]] = {
+    "period": (*_ISLANDS, Mode.EASGD, Mode.GOSSIP),
+    "island": _ISLANDS,
+    "servers": _SERVED,
+    "staleness": (Mode.PS_BOUNDED,),
+    "backup": (Mode.PS_BACKUP,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from paceline.errors import PacelineError, PlanError
 
-
 #: other spellings of words, which plans and training take -> the word
 ALIASES: Mapping[str, str] = {
     "zero3": "fsdp",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.api import sizes
 from paceline.errors import SpecError
+from paceline.spec.plan import Plan
 from paceline.web.scenario import Scenario, Sources
 from paceline.web.server import serve
 
