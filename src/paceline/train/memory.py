@@ -32,9 +32,9 @@ _KEPT = {
 }
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module, but: list[nn.Module] | None = None) -> list[nn.Module]:
     """The repeated blocks of a model: members of its longest list of modules, or else the children of its
-    longest sequence.
+    longest sequence; `but` where there are none.
     """
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
     lists += (
@@ -42,6 +42,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         if lists
         else [list(m.children()) for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 1]
     )
+    if not lists and but is not None:
+        return but
     if not lists:
         raise PlanError(
             f"{type(model).__name__} has no repeated blocks (no ModuleList, no Sequential); leave recompute"
@@ -112,6 +114,16 @@ def _chain(members: list[nn.Module]) -> None:
     members[0].forward = MethodType(first, members[0])
     for member in members[1:]:
         member.forward = MethodType(lambda _, x, *args: x, member)
+
+
+def compiled(model: nn.Module, framework: str) -> nn.Module:
+    """Has torch.compile fuse each repeated block, or the whole of a model without any, where the framework
+    says so; the model, changed.
+    """
+    if framework == "torch-compile":
+        for part in blocks_of(model, but=[model]):
+            part.compile()
+    return model
 
 
 def offload(model: nn.Module, kind: str) -> nn.Module:

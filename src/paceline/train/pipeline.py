@@ -23,12 +23,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError, RunError
-from paceline.spec import schedules
+from paceline.spec import schedules, trained
 from paceline.spec.plan import Plan, stage_layers
 from paceline.train import _torch
-from paceline.train.memory import offload, recompute
-from paceline.train.precision import autocast
+from paceline.train.launch import local_ranks
+from paceline.train.memory import compiled, offload, recompute
+from paceline.train.precision import autocast, multiply_in
 from paceline.train.sharded import axes, mesh_of, spread, tensor
+from paceline.train.strategies.base import agree
 from paceline.train.whole import Split, leave
 
 
@@ -85,16 +87,14 @@ class Pipeline:
                     f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head);"
                     f" {type(model).__name__} has no {name}"
                 )
-        if plan.cp > 1 or plan.ep > 1:
-            raise PlanError(
-                f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
-            )
+        plan = trained.resolved(plan, dist.get_world_size(), agree(local_ranks(dist.get_world_size())))
         self.plan, self._order = plan, schedules.get(plan.schedule)
         if not self._order.trains:
             runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
             raise PlanError(f"pipelines run under {', '.join(runs)}; got {plan.schedule!r}")
         #: optimizer state at least is shared out; gradients go with it
-        self.shares = plan.sharding not in ("none", "ddp")
+        self.shares = not plan.sharding.whole
+        multiply_in(plan.precision)
         device = next(model.parameters()).device
         self._mesh: DeviceMesh | None = (mesh := mesh_of(plan, device))
         self.replica, place, _ = self._arranged(mesh)
@@ -157,7 +157,8 @@ class Pipeline:
         plan = self.plan
         blocks = list(stage.blocks)
         recompute(stage, plan.recompute, blocks)
-        offload(stage, plan.offload if plan.offload != "optimizer" else "none")
+        offload(stage, plan.offload)
+        compiled(stage, plan.framework)
         split = Split(stage)
         if plan.tp > 1:
             tensor(stage, axes(mesh, "tensor"), plan)

@@ -20,17 +20,19 @@ Between two averages each rank's model is its own, and so is what `model.state_d
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from paceline.errors import RunError, SpecError
+from paceline.spec import defaults
 from paceline.spec.defaults import DEFAULTS
 from paceline.spec.vocabulary import Mode
 from paceline.train.comm import Collective, Job
 from paceline.train.hooks import Gradients
-from paceline.train.strategies.base import Strategy, average
+from paceline.train.launch import local_ranks
+from paceline.train.strategies.base import Strategy, agree, average
 from paceline.train.strategies.island import Island
 
 
@@ -40,6 +42,8 @@ class LocalSGD(Strategy):
     name = "local-sgd"
     paper = "Stich, ICLR 2019"
     exact = False
+    #: as plans call it
+    mode: ClassVar[Mode] = Mode.LOCAL_SGD
 
     def __init__(
         self,
@@ -47,13 +51,13 @@ class LocalSGD(Strategy):
         period: int = DEFAULTS[Mode.LOCAL_SGD].period,
         after: int = 0,
         drop_momentum: bool = False,
-        island: int = 1,
+        island: int | None = None,
     ) -> None:
         super().__init__()
         if period < 1 or after < 0:
             raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
         self.period, self.after, self.drop_momentum = period, after, drop_momentum
-        #: neighbouring ranks that average gradients in every backward pass
+        #: neighbouring ranks that average gradients in every backward pass; None: as predicted
         self.island = island
         self._inside: Island | None = None
         self.steps = 0
@@ -62,6 +66,9 @@ class LocalSGD(Strategy):
 
     def _begin(self) -> None:
         self._hear_of_scaler()
+        if self.island is None:
+            here = agree(local_ranks(self.world))
+            self.island = defaults.island(self.mode, self.world, here, self.world // here)
         if self.island > 1:
             self._inside = Island(self.model, self.island)
 
@@ -198,6 +205,7 @@ class DiLoCo(LocalSGD):
 
     name = "diloco"
     paper = "Douillard et al., 2023"
+    mode = Mode.DILOCO
 
     def __init__(
         self,
@@ -205,7 +213,7 @@ class DiLoCo(LocalSGD):
         period: int = DEFAULTS[Mode.DILOCO].period,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
-        island: int = 1,
+        island: int | None = None,
     ) -> None:
         super().__init__(period=period, island=island)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
