@@ -128,6 +128,20 @@ def name_of(text: str) -> str:
     return ALIASES.get(name, name)
 
 
+def strategy_in(text: str) -> str:
+    """The strategy that a name with its options, or a plan in words, runs; empty for sharded parameters."""
+    name = name_of(text)
+    if name in strategies.names():
+        return name
+    plan = _parse(text)
+    return "" if plan.sharding in trained.SHARDED or plan.tp > 1 else strategy_of(plan)[0].partition(":")[0]
+
+
+def batch_in(text: str) -> int:
+    """Samples of a step that a plan in words says; 0 where it, or a name, does not."""
+    return 0 if name_of(text) in strategies.names() else _parse(text).gbs
+
+
 def _words(text: str) -> dict[str, Any]:
     """Options of an asynchronous strategy."""
     name, _, given = text.partition(":")

@@ -18,6 +18,7 @@ from paceline.train._torch import mark_stepped
 from paceline.train.asynchronous.client import Client, Exchange, Joined
 from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.moments import divided, whole
+from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.record import Recorder
 
 #: how many times as long this worker is to take for its compute: to try out what a slow one does to the
@@ -95,6 +96,9 @@ class Wrapper(Optimizer, ABC):
 
 class Distributed(Wrapper):
     """Workers with parameters of their own, which others bring up to date."""
+
+    #: of the servers, where there are any
+    policy: Policy | None = None
 
     def __init__(self, optimizer: Optimizer, run: Joined) -> None:
         self._run = run

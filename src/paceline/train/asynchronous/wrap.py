@@ -118,6 +118,7 @@ def served(
         wrapped = ServerOptimizer(
             optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap
         )
+    wrapped.policy = policy
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
 
