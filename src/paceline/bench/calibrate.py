@@ -46,6 +46,7 @@ from torch.nn import functional as F
 from paceline.bench.clock import Clock
 from paceline.bench.probes import probes
 from paceline.capture import capture
+from paceline.spec.vocabulary import Precision
 
 #: shares of the time allowed: peaks and bandwidth, host; the rest goes to the operators
 PEAK_SHARE, HOST_SHARE = 0.2, 0.1
@@ -308,7 +309,11 @@ def _scales(device: Device, clock: Clock, end: float) -> dict[str, float]:
     rest.
     """
     target, curves = chip(device), curves_for(device)
-    dtypes = [dtype for dtype in ("fp32", "bf16") if device.peak(dtype) >= EMULATED * device.peak("fp32")]
+    dtypes = [
+        dtype
+        for dtype in (Precision.FP32, Precision.BF16)
+        if device.peak(dtype) >= EMULATED * device.peak("fp32")
+    ]
     least: dict[int, tuple[float, Op]] = {}
     for left in range(ROUNDS * PROBES, 0, -PROBES):
         if least and time.perf_counter() > end:

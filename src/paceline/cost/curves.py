@@ -20,6 +20,7 @@ from paceline.cost.matrix import MatrixCurve
 from paceline.cost.stream import StreamCurve
 from paceline.errors import SpecError
 from paceline.spec.device import Device
+from paceline.spec.vocabulary import DeviceKind
 
 #: what an architecture without a file of its own is taken for
 NEAREST = {"maxwell": "pascal", "ada": "ampere", "blackwell": "hopper"}
@@ -198,7 +199,7 @@ def curves_for(device: Device) -> Curves:
             for n in (device.name, device.architecture, NEAREST.get(device.architecture, ""))
             if n in available
         ),
-        "cpu" if device.kind == "cpu" else "hopper",
+        "cpu" if device.kind == DeviceKind.CPU else "hopper",
     )
     curves = _named(name)
     scale = {

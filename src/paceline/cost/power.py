@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.spec.device import Device
+from paceline.spec.vocabulary import DeviceKind
 
 #: share of the limit that leakage, fans, links and idle memory take
 IDLE_SHARE = 0.15
@@ -72,7 +73,7 @@ class PowerLimit:
 
 def rule(device: Device) -> PowerLimit | None:
     """How the power limit of a device acts on its matrix units; None where it has none of them."""
-    if device.kind == "cpu" or device.architecture in VECTOR_ONLY:
+    if device.kind == DeviceKind.CPU or device.architecture in VECTOR_ONLY:
         return None
     if device.tdp_w is None:
         return PowerLimit(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cost import make
 from paceline.spec.framework import Framework
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Fusion, Precision
 from paceline.spec.workload import ITEMSIZE, Op
 
 
@@ -137,11 +138,11 @@ def linear(
     s = t.s
     dtype, size = matrix or s.matrix, ITEMSIZE[s.dtype]
     biased, overlap = s.model.bias if bias is None else bias, s.framework.tp_overlap
-    cast = cast and dtype in ("fp8", "fp4")
+    cast = cast and dtype in (Precision.FP8, Precision.FP4)
     if cast:
         t.forward.add(cast_op(s, batch * tokens * inputs))
     places = t.forward.add(
-        make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == "none")
+        make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == Fusion.NONE)
     )
     if parallel == "column":
         gather_parts(s, t.forward, places if overlap == "full" else ())
@@ -259,7 +260,7 @@ def activation(t: Tape, elements: int) -> None:
     dtype, math = t.s.dtype, ("math",)
     if not t.s.model.gated:
         t.run([make.pointwise(elements, dtype, 1, 1, math)], [make.pointwise(elements, dtype, 2, 1, math)])
-    elif t.s.framework.fusion == "none":
+    elif t.s.framework.fusion == Fusion.NONE:
         product = make.pointwise(elements, dtype, 2)
         t.run(
             [make.pointwise(elements, dtype, 1, 1, math), product],

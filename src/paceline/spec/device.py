@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import SpecError
 from paceline.spec import checks
 from paceline.spec.facts import KINDS, Fact, FactReader, read_text
+from paceline.spec.vocabulary import DeviceKind, member
 
 __all__ = ["DTYPES", "FIELDS", "KINDS", "Device", "Fact", "parse", "read"]
 
@@ -66,7 +68,7 @@ class Device:
     title: str
     vendor: str = "unknown"
     architecture: str = "generic"
-    kind: str = "gpu"
+    kind: DeviceKind = DeviceKind.GPU
     year: int | None = None
     aliases: tuple[str, ...] = ()
     notes: str = ""
@@ -94,6 +96,9 @@ class Device:
 
     def __post_init__(self) -> None:
         checks.names("device", self)
+        if type(self.kind) is not DeviceKind:
+            kind = member(DeviceKind, f"device {self.name}: kind", self.kind, SpecError)
+            object.__setattr__(self, "kind", kind)
 
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for `dtype`; a type the device lacks runs as the next wider one it has."""

@@ -450,9 +450,9 @@ def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Pl
         for d in divisors(plan.dp * plan.cp * plan.tp)
         if d <= plan.ep and (d == 1 or (experts and experts % d == 0))
     )
-    shard = (
-        max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
-    )
+    shard = 0
+    if plan.shard and plan.sharding is Sharding.HSDP:
+        shard = max(d for d in divisors(plan.dp) if d <= plan.shard)
     kind = Sharding.NONE
     if plan.dp * plan.cp > 1:
         kind = given.sharding if given.sharding is not Sharding.NONE else Sharding.DDP

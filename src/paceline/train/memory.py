@@ -20,6 +20,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from paceline.errors import PlanError
+from paceline.spec.vocabulary import Offload, Recompute
 
 RECOMPUTE = ("none", "selective", "full", "recursive")
 _KEPT = {
@@ -59,11 +60,14 @@ def recompute(model: nn.Module, kind: str, blocks: Sequence[nn.Module] | None = 
     """
     if kind not in RECOMPUTE:
         raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}; got {kind!r}")
-    if kind == "none":
+    if kind == Recompute.NONE:
         return model
     found = blocks_of(model) if blocks is None else list(blocks)
     for block in found:
-        _wrap(block, partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None)
+        _wrap(
+            block,
+            partial(create_selective_checkpoint_contexts, _policy) if kind == Recompute.SELECTIVE else None,
+        )
     if kind == "recursive":
         _group(model, found)
     return model
@@ -130,9 +134,9 @@ def offload(model: nn.Module, kind: str) -> nn.Module:
     """Keeps activations of the model in host memory between the passes ("activations"); the model,
     changed.
     """
-    if kind == "none":
+    if kind == Offload.NONE:
         return model
-    if kind != "activations":
+    if kind != Offload.ACTIVATIONS:
         raise PlanError(
             f"offload={kind} is not run here; with fsdp, optimizer state stays where parameters are; allowed:"
             " none, activations"

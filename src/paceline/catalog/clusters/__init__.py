@@ -17,6 +17,7 @@ from paceline.spec import cluster as spec
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import Device
 from paceline.spec.facts import Fact
+from paceline.spec.vocabulary import DeviceKind
 
 _WRITTEN = re.compile(r"^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([^@]*?)\s*(?:@\s*(.+))?$", re.IGNORECASE)
 
@@ -143,7 +144,7 @@ def _network(text: str, rate: str, each: int) -> Tier:
 def link(device: Device, each: int) -> Tier:
     """What joins the devices of a node of which nothing else is known: their own links, else PCI Express."""
     if device.peer_bandwidth_Bps is None:
-        if device.kind == "cpu":
+        if device.kind == DeviceKind.CPU:
             return Tier(
                 name="host", kind="loopback", domain=each, bandwidth_Bps=device.memory_bandwidth_Bps / 4
             )

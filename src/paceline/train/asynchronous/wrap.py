@@ -14,7 +14,7 @@ from torch import nn
 from paceline.errors import SpecError
 from paceline.spec import defaults
 from paceline.spec.defaults import DEFAULTS
-from paceline.spec.vocabulary import Mode
+from paceline.spec.vocabulary import Mode, ServerMode, ServerRule
 from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
@@ -34,8 +34,8 @@ def served(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    mode: str,
-    rule: str = "gradient",
+    mode: ServerMode,
+    rule: ServerRule = ServerRule.GRADIENT,
     workers: int | None = None,
     servers: int | None = None,
     staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
@@ -99,7 +99,7 @@ def served(
                     parts=parts,
                     optimizer=kind,
                     policy=policy,
-                    moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
+                    moments=moments[number] if rule == ServerRule.GRADIENT and any(moments[number]) else (),
                     groups=len(optimizer.param_groups),
                     up=up,
                     down=down,
@@ -112,7 +112,7 @@ def served(
         announce(place, workers=policy.workers, servers=count)
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
     wrapped: Distributed
-    if rule == "elastic":
+    if rule == ServerRule.ELASTIC:
         wrapped = ElasticOptimizer(optimizer, client, period=period)
     else:
         wrapped = ServerOptimizer(
@@ -150,9 +150,9 @@ def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
 
 def _checked(
     *,
-    mode: str,
+    mode: ServerMode,
     workers: int,
-    rule: str = "gradient",
+    rule: ServerRule = ServerRule.GRADIENT,
     staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
     backups: int = DEFAULTS[Mode.PS_BACKUP].backup,
     staleness_aware: bool = False,
@@ -172,7 +172,7 @@ def _checked(
     """
     if min(period, push_every, fetch_every, streams, 1 if servers is None else servers) < 1:
         raise SpecError("servers, period, push_every, fetch_every and streams count from 1")
-    if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
+    if overlap and (rule == ServerRule.ELASTIC or max(push_every, fetch_every) > 1):
         raise SpecError(
             "overlap sends every gradient during its backward pass; it does not go with elastic averaging,"
             " push_every or fetch_every"
@@ -199,12 +199,12 @@ def check(name: str, options: Mapping[str, Any], workers: int) -> None:
 
 
 FACTORIES: dict[str, Factory] = {
-    "ps-async": partial(served, mode="async"),
-    "ps-sync": partial(served, mode="sync"),
-    "ps-bounded": partial(served, mode="bounded"),
-    "ps-backup": partial(served, mode="backup"),
-    "easgd": partial(served, mode="async", rule="elastic"),
-    "easgd-sync": partial(served, mode="sync", rule="elastic"),
+    "ps-async": partial(served, mode=ServerMode.ASYNC),
+    "ps-sync": partial(served, mode=ServerMode.SYNC),
+    "ps-bounded": partial(served, mode=ServerMode.BOUNDED),
+    "ps-backup": partial(served, mode=ServerMode.BACKUP),
+    "easgd": partial(served, mode=ServerMode.ASYNC, rule=ServerRule.ELASTIC),
+    "easgd-sync": partial(served, mode=ServerMode.SYNC, rule=ServerRule.ELASTIC),
     "hogwild": hogwild,
     "gossip": gossip,
 }
