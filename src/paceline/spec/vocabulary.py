@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from paceline.errors import PacelineError, PlanError
+from paceline.errors import PacelineError, PlanError, nearest
 
 #: other spellings of words, which plans and training take -> the word
 ALIASES: Mapping[str, str] = {
@@ -256,4 +256,6 @@ def member(kind: type[Kind], what: str, value: str, error: type[PacelineError] =
     try:
         return kind(value)
     except ValueError:
-        raise error(f"{what}={value}: expected one of {', '.join(kind)}") from None
+        near = nearest(str(value), list(kind))
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise error(f"{what}={value}: expected one of {', '.join(kind)}{hint}") from None
