@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 
-from paceline.catalog import devices
+from paceline.catalog import architectures, devices
 from paceline.cost.chip import chip
 from paceline.cost.curves import curves_for
 from paceline.cost.operators import times
@@ -67,19 +67,6 @@ COPIED = {"cpu": 1 << 25, "cuda": 1 << 28}
 REFERENCE_HOST = {"cpu": 1.0, "cuda": 0.47}
 #: width, depth and batch of the small network whose steps the host bounds
 SMALL_WIDTH, SMALL_DEPTH, SMALL_BATCH = 16, 12, 4
-#: major compute capability, or both parts of it -> architecture of the catalog
-CAPABILITIES = {
-    "3": "kepler",
-    "5": "maxwell",
-    "6": "pascal",
-    "7.0": "volta",
-    "7.5": "turing",
-    "8": "ampere",
-    "8.9": "ada",
-    "9": "hopper",
-    "10": "blackwell",
-    "12": "blackwell",
-}
 
 
 @dataclass(slots=True)
@@ -180,9 +167,7 @@ def _describe(name: str, target: torch.device) -> _Sheet:
         return _Sheet({"name": name, "title": found.name, "like": devices.get(found.name).name})
     except UnknownName:
         pass
-    architecture = (
-        CAPABILITIES.get(f"{found.major}.{found.minor}") or CAPABILITIES.get(str(found.major)) or "generic"
-    )
+    architecture = architectures.of_capability(found.major, found.minor)
     vendor = "amd" if torch.version.hip else "nvidia"
     facts = {
         "memory.size": found.total_memory,

@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import architectures
 from paceline.spec.device import Device
 from paceline.spec.prediction import Fit, Memory
 from paceline.spec.vocabulary import DeviceKind, Phase, Precision
 from paceline.spec.workload import MEMORY_KINDS, Workload
 
-#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, by architecture (32 MiB each since
-#: Hopper)
-WORKSPACE_BYTES = {"hopper": 2 * 32 * 2**20, "blackwell": 2 * 32 * 2**20}
+#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, where an architecture's is not known
 DEFAULT_WORKSPACE_BYTES = 2 * 8 * 2**20
 #: context, kernels and what the driver keeps: not available to a training step
 CONTEXT_BYTES = 600e6
@@ -90,7 +89,7 @@ def with_more(found: Memory, more: float) -> Memory:
 
 def workspace_bytes(device: Device) -> int:
     """What matrix products take as workspace."""
-    return WORKSPACE_BYTES.get(device.architecture, DEFAULT_WORKSPACE_BYTES)
+    return int(architectures.get(device.architecture).workspace_bytes or DEFAULT_WORKSPACE_BYTES)
 
 
 def _by_kind(sizes: Iterable[Mapping[str, int]]) -> NDArray[np.int64]:

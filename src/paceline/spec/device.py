@@ -38,6 +38,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "chip.lanes": ("sm_lanes", "count"),
     "chip.clock": ("clock_hz", "frequency"),
     "chip.launch": ("launch_s", "time"),
+    "chip.exponentials": ("exponentials", "fraction"),
     "chip.tdp": ("tdp_w", "power"),
     "link.host": ("host_bandwidth_Bps", "bandwidth"),
     "link.peer": ("peer_bandwidth_Bps", "bandwidth"),
@@ -84,6 +85,8 @@ class Device:
     sm_lanes: float | None = None
     clock_hz: float | None = None
     launch_s: float | None = None
+    #: exponentials per cycle, over those of the first chips of its architecture
+    exponentials: float = 1.0
     tdp_w: float | None = None
     host_bandwidth_Bps: float | None = None
     peer_bandwidth_Bps: float | None = None

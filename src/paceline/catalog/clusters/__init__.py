@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline import units
-from paceline.catalog import devices
+from paceline.catalog import architectures, devices
 from paceline.errors import SpecError, UnitError, UnknownName
 from paceline.spec import checks
 from paceline.spec import cluster as spec
@@ -152,7 +152,8 @@ def link(device: Device, each: int) -> Tier:
     kind, topology = {"amd": ("xgmi", "mesh"), "google": ("ici", "torus-3d")}.get(
         device.vendor, ("nvswitch", "switch")
     )
-    nvls = device.architecture in ("hopper", "blackwell") and kind == "nvswitch"
+    multicasts = architectures.get(device.architecture).nvls_share is not None
+    nvls = multicasts and kind == "nvswitch"
     return Tier(
         name=kind,
         kind=kind,
