@@ -17,7 +17,7 @@ from typing import Any
 from paceline import api
 from paceline.bench.validate.sets import SETS
 from paceline.errors import PacelineError
-from paceline.predict import parallel, simulated, step
+from paceline.predict import simulated, step
 
 TARGET = Path(__file__).parents[1] / "src" / "paceline" / "catalog" / "validated.csv.gz"
 COLUMNS = (
@@ -48,7 +48,7 @@ def recorded(module: Any, seen: list[Any]) -> None:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     seen: list[Any] = []
-    for module in (api, parallel, simulated, step):
+    for module in (api, simulated, step):
         recorded(module, seen)
     out = []
     for name, read in SETS.items():

@@ -23,8 +23,8 @@ ROOMS = [
     "cost",
     "sim",
     "queueing",
-    "predict",
     "sync",
+    "predict",
     "diagnose",
     "report",
     "plan",
@@ -38,13 +38,7 @@ ROOMS = [
 ]
 #: an answer draws itself and names the timeline it carries in its types, a cluster is looked up by name:
 #: imported when asked, not before
-LATER = {
-    ("spec", "report"),
-    ("spec", "sim"),
-    ("spec", "catalog"),
-    ("predict", "sync"),
-    ("diagnose", "report"),
-}
+LATER = {("spec", "report"), ("spec", "sim"), ("spec", "catalog"), ("diagnose", "report")}
 #: what only some rooms may import, wherever in a module they do
 HEAVY = {
     "torch": {"capture", "catalog", "train", "bench"},

@@ -13,7 +13,7 @@ from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
 from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes, nearest
-from paceline.predict import parallel, simulated
+from paceline.predict import simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
 from paceline.spec import checks
@@ -124,13 +124,13 @@ def predict(
             ),
         )
         style = _framework(framework or chosen.framework or frameworks.USUAL, "modules")
-        return parallel.predict(
-            captured, where, chosen, conditions=Conditions(framework=style, curves=curves), trace=trace
-        )
+        conditions = Conditions(framework=style, curves=curves)
+        return simulated.predict(captured, where, chosen, conditions, trace=trace)
     named = framework or chosen.framework
     runs = _framework(named, "transformers") if named else None
     asked = worded(chosen, str(words), options)
-    return simulated.predict(sized, where, asked, framework=runs, curves=curves, trace=trace)
+    conditions = Conditions(framework=runs, curves=curves)
+    return simulated.predict(sized, where, asked, conditions, trace=trace)
 
 
 def _framework(framework: Framework | str, runs: str) -> Framework:

@@ -15,7 +15,7 @@ from paceline.bench.real import build
 from paceline.catalog import clusters
 from paceline.errors import SpecError
 from paceline.plan.general import Captured
-from paceline.predict import parallel
+from paceline.predict import simulated
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Question
 
@@ -58,7 +58,7 @@ def test_both_factors_are_found_again(net):
     where, captured = clusters.get("2x1xhaswell-cori@100Mb/s"), Captured(net, {})
     slower = tune.calibrated(where, 3.0, 0.5)
     truth = tune.MeasuredPlans(
-        steps={plan: parallel.predict(captured.get(plan), slower, plan).step_s for plan in PLANS},
+        steps={plan: simulated.predict(captured.get(plan), slower, plan).step_s for plan in PLANS},
         alone={(8, "none"): tune.predict(captured.get(PLANS[0]), slower.device).step_s},
         refused={},
     )
@@ -66,7 +66,7 @@ def test_both_factors_are_found_again(net):
     assert compute == pytest.approx(3.0, rel=0.01) and network == pytest.approx(0.5, rel=0.05)
     # a plan that runs in another way than it is predicted does not move the factor that the others agree on
     odd = Plan.parse("ddp overlap mbs=8 gbs=16 fp32")
-    steps = {**truth.steps, odd: 0.1 * parallel.predict(captured.get(odd), slower, odd).step_s}
+    steps = {**truth.steps, odd: 0.1 * simulated.predict(captured.get(odd), slower, odd).step_s}
     assert tune.factors(captured, where, dataclasses.replace(truth, steps=steps))[1] == pytest.approx(
         0.5, rel=0.05
     )

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.capture import capture
 from paceline.catalog import clusters
-from paceline.predict.parallel import predict
+from paceline.predict.simulated import predict
 from paceline.spec.plan import Plan
 
 RANKS = 8

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from paceline.catalog import clusters, frameworks, transformers
 from paceline.errors import PlanError
-from paceline.predict import parallel, simulated
+from paceline.predict import simulated
 from paceline.predict.distributed import default_framework
 from paceline.predict.step import Conditions
 from paceline.spec import synchronisation as synchronisations
@@ -140,12 +140,14 @@ def test_transformers_without_contention(seed, name, model, what, factor):
         plan = random_plan(draw, cluster.device_count, bool(sized.experts))
         usual = default_framework(plan, cluster.device)
         style = replace(frameworks.get(plan.framework or usual), contention=0.0)
-        before = simulated.predict(sized, cluster, plan, framework=style)
+        before = simulated.predict(sized, cluster, plan, Conditions(framework=style))
     except PlanError:
         assume(False)
     better = faster(cluster, what, factor)
     slack = 1e-2 if any(order.splits and name in before.plan for name, order in SCHEDULES.items()) else 1e-5
-    assert simulated.predict(sized, better, plan, framework=style).step_s <= before.step_s * (1 + slack)
+    assert simulated.predict(sized, better, plan, Conditions(framework=style)).step_s <= before.step_s * (
+        1 + slack
+    )
 
 
 @settings(max_examples=40)
@@ -198,11 +200,10 @@ def test_captured_modules(model, words, name, what, factor, rounds):
     style = replace(synchronisations.get("ddp"), contention=0.0)
     better = faster(cluster, what, factor)
     before, after = (
-        parallel.predict(workload, c, plan, conditions=Conditions(exchange=style)).step_s
-        for c in (cluster, better)
+        simulated.predict(workload, c, plan, Conditions(exchange=style)).step_s for c in (cluster, better)
     )
     # a module is cut into stages of like duration on the device at hand: a faster one may be cut elsewhere
     assert after <= before * (1 + (EXCEPTION if plan.pp > 1 else 1e-6))
-    assert parallel.predict(workload, better, plan).step_s <= parallel.predict(
+    assert simulated.predict(workload, better, plan).step_s <= simulated.predict(
         workload, cluster, plan
     ).step_s * (1 + EXCEPTION)

@@ -137,6 +137,6 @@ def test_sixty_four_devices_cost_less():
 
 def test_link_shares():
     plan = resolve(Plan.parse("pp=4 gbs=32 zero1"), CLUSTER.device_count, MODEL)
-    share = Step.of(MODEL, CLUSTER, plan, None, None).share
+    share = Step.of(MODEL, CLUSTER, plan, None, None).mesh.share
     shares = share(("dp", "pp"))
     assert all(0 < share <= 1 for share in shares) and share(("dp", "dp")) == pytest.approx([0.5, 0.5])

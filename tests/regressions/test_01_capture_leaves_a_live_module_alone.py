@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from torch.nn.utils import parametrizations
 
 import paceline as pl
 from paceline.errors import CaptureError
+from paceline.train.launch import run
 
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 ASK: dict[str, Callable[[Any], Any]] = {
     "capture": lambda model: pl.capture(model, batch=4),
     "predict": lambda model: pl.predict(model, "h200", batch=4),
@@ -217,3 +221,33 @@ def test_a_lazy_module_is_refused_in_one_line() -> None:
     with pytest.raises(CaptureError, match="run one batch through the module first"):
         pl.capture((module, torch.randn(4, 8)), batch=4)
     assert isinstance(module[0], nn.LazyLinear)
+
+
+@pytest.mark.parametrize(
+    "mode", (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16))
+)
+def test_the_mode_of_the_caller_does_not_matter(mode: Callable[[], Any]) -> None:
+    module, x = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)), torch.randn(4, 8)
+
+    def ask() -> Any:
+        return pl.capture((module, x, torch.sum), batch=4).to_dict()
+
+    expected = ask()
+    with mode():
+        assert ask() == expected
+    assert module(x).requires_grad and module(x).dtype == torch.float32
+
+
+#: plans of which hooks, gradients or the layers themselves would send what a capture has no data for
+TRAINED = ["overlap:fc=gradient", "overlap:fc=rows", "overlap:fc=factors", "priority", "lazy", "ddp", "dgc"]
+
+
+def test_asking_in_the_middle_of_training_does_not_disturb_it() -> None:
+    arguments = {"plans": TRAINED}
+    for found in run("workers_01:all_of", world=2, arguments=arguments, environment=HERE, timeout_s=200):
+        assert found == {plan: [True, True, 0.0] for plan in TRAINED}
+
+
+def test_a_sharded_module_is_refused_and_stays_as_it_is() -> None:
+    for said, apart in run("workers_01:sharded", world=2, environment=HERE, timeout_s=100):
+        assert said.startswith("CaptureError: 'weight' is a DTensor") and "\n" not in said and apart == 0

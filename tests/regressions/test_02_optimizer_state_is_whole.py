@@ -1,12 +1,13 @@
 """`optimizer.state_dict()` where state lies in pieces, or is shared out: all of it, on any rank that asks."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 PLANS = [
     ("overlap", {"fc": "gradient"}),
     ("overlap", {"fc": "rows"}),
@@ -14,6 +15,8 @@ PLANS = [
     ("priority", {}),
     ("lazy", {"interval": 1, "adapt": False}),
 ]
+#: plans under which ranks hold parts of the model; of the last one, the same part
+SPLIT = ["fsdp fp32", "zero2 fp32", "hsdp shard=1 fp32"]
 REFUSED = {
     "ended": "RunError: rank 0 of 2: the optimizer's state is shared out over the ranks, and rank 1 has",
     "between": "RunError: rank 0 of 2 asked for the optimizer's state between backward() and step()",
@@ -40,6 +43,8 @@ def found(tmp_path_factory):
                 "resumed",
                 {"folder": folder, "plan": plan, "options": options, "waits": waits},
             )
+    for plan in SPLIT:
+        calls["split", plan] = ("split", {"folder": folder, "plan": plan})
     calls["taken back",] = ("taken_back", {})
     for how in REFUSED:
         calls["refused", how] = ("refused", {"how": how})
@@ -70,6 +75,18 @@ def test_a_plain_save_on_one_rank_keeps_the_moments(found, plan, options, waits)
 
 def test_a_state_is_taken_back_in_the_middle_of_a_run(found):
     assert found["taken back",] == (0, 0)
+
+
+@pytest.mark.parametrize("plan", SPLIT)
+def test_a_split_model_goes_on_from_a_whole_checkpoint_and_not_from_a_part(found, plan):
+    for rank in found["split", plan]:
+        said = rank.pop("said")
+        assert rank == {"at": 3, "apart": 0, "whole": 20 * 64 + 64 + 64 * 10 + 10}, (plan, rank)
+        if "shard=1" in plan:
+            assert not said
+        else:
+            assert said.startswith("RunError: this state holds the same part of the model for every rank")
+            assert "paceline.train.Checkpoints" in said and "\n" not in said
 
 
 @pytest.mark.parametrize("how", REFUSED)

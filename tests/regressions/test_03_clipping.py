@@ -1,12 +1,13 @@
 """What reads or changes `p.grad` between `backward()` and `step()`: as under all-reduce, or refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 PLANS = [
     ("overlap", {"fc": "gradient"}),
     ("overlap", {"fc": "rows"}),

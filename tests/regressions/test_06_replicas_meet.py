@@ -1,12 +1,13 @@
 """Replicas that drift apart are one call away from being one model, after any step; `close` leaves it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 PLANS = [
     ("local", {"period": 4}, 6),
     ("post-local", {"period": 4, "after": 2}, 5),

@@ -1,12 +1,13 @@
 """`plan="ddp"` returns the objects that were passed; torch's DDP is underneath, and `close` ends it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 #: those with "=" go as `Plan` objects
 PLANS = [
     "ddp",

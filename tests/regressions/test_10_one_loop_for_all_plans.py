@@ -1,5 +1,6 @@
 """A loop is written once: `pt.of(model)` has the same calls for all plans, `Scaler` those of `GradScaler`."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import paceline.train as pt
 from paceline.errors import RunError
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 TOGETHER = [
     "ddp",
     "allreduce",

@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from paceline.catalog import clusters, devices
-from paceline.predict import parallel, simulated
+from paceline.predict import simulated
 from paceline.predict import step as single
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
@@ -40,7 +40,7 @@ def with_power(name, watts):
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_one_device_and_a_cluster_of_one_agree(name):
-    alone, cluster = one(devices.get(name)), parallel.predict(wide(), clusters.get(f"1x{name}"), Plan())
+    alone, cluster = one(devices.get(name)), simulated.predict(wide(), clusters.get(f"1x{name}"), Plan())
     assert cluster.step_s == pytest.approx(alone.step_s, rel=1e-9)
     assert (cluster.step_s_low, cluster.step_s_high) == pytest.approx(
         (alone.step_s_low, alone.step_s_high), rel=1e-9

@@ -62,9 +62,15 @@ def test_in_a_plan_and_in_what_if(configuration: Any, capsys: pytest.CaptureFixt
     model = configuration(max_position_embeddings=131_072)
     planned = pl.plan(model, CLUSTER, gbs=8, most=8, processes=1)
     assert planned.seq == 4096 and "seq=4096" in headline(planned) and "bf16" in headline(planned)
-    for asked in (("--set", "nodes=2"), ("--sweep", "nodes=1,2")):
+    for asked in (
+        ("whatif", "--set", "nodes=2"),
+        ("whatif", "--sweep", "nodes=1,2"),
+        ("compare", "--plans", "ddp,fsdp"),
+        ("explain",),
+    ):
+        command, *rest = asked
         with pytest.raises(SystemExit) as stopped:
-            main(["whatif", model, "--cluster", CLUSTER, *asked])
+            main([command, model, "--cluster", CLUSTER, *rest])
         assert stopped.value.code == 0
         shown = capsys.readouterr().out.splitlines()[0]
         assert "seq=4096" in shown and "bf16" in shown

@@ -116,6 +116,36 @@ def taken_back():
     return float((ends[0] - ends[1]).abs().max())
 
 
+def split(folder, plan):
+    """Of a model that is split: how far from a run left alone one ends that goes on from a checkpoint, and
+    what is said where rank 0 alone has saved its part.
+    """
+    model, optimizer = build(plan, {})
+    saved, part, said = pt.Checkpoints(Path(folder, plan.replace(" ", "-"))), Path(folder, "part.pt"), ""
+    for number in range(STEPS):
+        step(model, optimizer, number)
+        if number + 1 == SAVED_AT:
+            saved.save(SAVED_AT, model, optimizer)
+            if dist.get_rank() == 0:
+                torch.save(model.state_dict(), part)
+            dist.barrier()
+            try:
+                model.load_state_dict(torch.load(part, weights_only=False))
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+    saved.wait()
+    entries = pt.of(model).optimizer_state()["state"].values()
+    whole = sum(one["exp_avg"].numel() for one in entries)
+    pt.close(model)
+    expected = values(model)
+    model, optimizer = build(plan, {})
+    at = saved.load(model, optimizer)
+    for number in range(SAVED_AT, STEPS):
+        step(model, optimizer, number)
+    pt.close(model)
+    return {"at": at, "apart": float((values(model) - expected).abs().max()), "whole": whole, "said": said}
+
+
 def refused(how):
     """What rank 0 is told that asks alone where the others cannot answer."""
     model, optimizer = build("overlap", {"fc": "gradient"})

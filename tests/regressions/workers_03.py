@@ -65,6 +65,19 @@ def replaced(model, optimizer, number):
     return 0.0
 
 
+def by_data(model, optimizer, number):
+    """As older loops change gradients: through `.data`, in place and by assignment."""
+    optimizer.zero_grad()
+    backward(model, number)
+    first, second, *rest = model.parameters()
+    first.grad.data = first.grad.data * 0.5
+    second.grad.data /= 2
+    for p in rest:
+        p.grad.data.clamp_(-0.01, 0.01)
+    optimizer.step()
+    return 0.0
+
+
 def accumulated(model, optimizer, number):
     """Clipped after each of three passes, of which the second is within `no_sync`."""
     optimizer.zero_grad()
@@ -104,7 +117,7 @@ def scaled(model, optimizer, number):
     return [float(total) if number != 2 else 0.0, scaler.get_scale()]
 
 
-LOOPS = ("by_norm", "by_value", "reading", "replaced", "accumulated", "thrown_away", "scaled")
+LOOPS = ("by_norm", "by_value", "reading", "replaced", "by_data", "accumulated", "thrown_away", "scaled")
 
 
 def trained(plan, options, loop):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.predict.parallel import Layout
+from paceline.predict.layout import Layout
 from paceline.sim.cuts import backward_places, balanced, places, written_out
 
 torch = pytest.importorskip("torch", reason="capture needs torch")

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="capture needs torch")
 
 import paceline as pl
-from paceline import sync
 from paceline.catalog import clusters, devices, models, transformers
 from paceline.cost.chip import chip
 from paceline.cost.compression import decode_s, encode_s, model_bytes
 from paceline.errors import PlanError
-from paceline.predict import parallel, simulated
-from paceline.predict.step import Conditions
+from paceline.predict import simulated
+from paceline.predict.simulated import asked
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES, Relaxation, compressions, relaxed_words
 from paceline.spec.vocabulary import Mode
 from paceline.sync.accuracy import _KNOWN, accuracy
-from paceline.sync.layers import Layers
+from paceline.sync.overlapped import traded
+from paceline.sync.way import by_layer
 
 ETHERNET = clusters.get("4xp100-node-10gbe")
 NODE = clusters.get("p100-node-10gbe")
@@ -40,7 +40,7 @@ def workload(model="resnet18", batch=8, image=64):
 
 
 def step(words, cluster=ETHERNET, model="resnet18"):
-    return parallel.predict(workload(model), cluster, Plan.parse(words))
+    return simulated.predict(workload(model), cluster, Plan.parse(words))
 
 
 def part(prediction, name):
@@ -154,10 +154,9 @@ def test_what_is_meant_to_help_helps_on_a_slow_network(words):
 def sent(words, cluster, load):
     """Bytes that a rank contributes by collective, as the prediction sends them."""
     out = {}
-    plan = parallel.resolve(Plan.parse(words), load, cluster)
-    for transfer in sync.ranks(load, cluster, plan, Conditions()).transfers():
-        for op, size, _ in transfer.exchanges:
-            out[op] = out.get(op, 0.0) + size
+    for message in asked(load, cluster, Plan.parse(words)).messages[0]:
+        for label in message.reduce:
+            out[label.op] = out.get(label.op, 0.0) + label.size
     return out
 
 
@@ -190,7 +189,7 @@ def test_gathered_codes_grow_with_ranks_and_reduced_ones_do_not():
 def test_encoders_cost_time_and_residuals_memory():
     fast = clusters.get("dgx-1-v100")
     plain, coded = step("", fast, "vgg11"), step("onebit", fast, "vgg11")
-    assert part(coded, "backward") > part(plain, "backward")
+    assert part(coded, "encoding and decoding") > 0 == part(plain, "encoding and decoding")
     assert coded.memory.by_kind["optimizer"] - plain.memory.by_kind["optimizer"] == 4 * coded.parameters
     assert any("encoding" in e.what for e in coded.provenance)
 
@@ -220,21 +219,19 @@ def test_servers_take_codes_and_send_sums_of_them():
 
 def test_fully_connected_layers_trade_gradients_for_activations():
     """VGG's first of them has 103 M weights and 25,088 inputs: a batch of 8 is far less to send."""
-    load, plan = (
-        workload("vgg11", 8, 224),
-        parallel.resolve(Plan.parse("overlap"), workload("vgg11", 8, 224), ETHERNET),
+    made = asked(workload("vgg11", 8, 224), ETHERNET, Plan.parse("overlap"))
+    layers = {layer[0].layer: layer for layer in by_layer(made.gradients)}
+    trade = traded(made.side, layers["classifier.0"])
+    whole = sum(gradient.bytes for gradient in layers["classifier.0"])
+    assert (
+        0 < sum(made.mesh.send(*sent) for sent in trade) < made.mesh.send("reduce_scatter", whole, "dp") / 5
     )
-    ranks = sync.ranks(load, ETHERNET, plan, Conditions())
-    layers = Layers(ranks)
-    first = next(layer for layer in layers.listed if layer.name == "classifier.0")
-    assert 0 < ranks.total(ranks.way.traded(layers, first)) < ranks.send("reduce_scatter", first.bytes) / 5
-    conv = next(layer for layer in layers.listed if layer.name.startswith("features"))
-    assert ranks.way.traded(layers, conv) == []
+    assert traded(made.side, layers["features.0"]) == []
 
 
 def test_priority_hides_what_is_left_behind_the_next_forward_pass():
     load = workload("vgg11", 8, 224)
-    plain, first = (parallel.predict(load, ETHERNET, Plan.parse(words)) for words in ("", "priority"))
+    plain, first = (simulated.predict(load, ETHERNET, Plan.parse(words)) for words in ("", "priority"))
     assert first.step_s < plain.step_s and plain.step_s - first.step_s <= part(plain, "forward") * 1.01
 
 

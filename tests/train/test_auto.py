@@ -2,6 +2,7 @@
 on stays with it.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from paceline.train.strategies.auto import choose, near, undecided
 from paceline.train.strategies.estimate import Setting
 from paceline.train.strategies.probe import Machine
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 def train(folder, until):

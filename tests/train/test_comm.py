@@ -1,12 +1,13 @@
 """The communication engine: one order on all ranks, no hang, failures that name what failed."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.parametrize("world", [2, 3])

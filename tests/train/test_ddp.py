@@ -3,6 +3,7 @@ it, and the same words where it fails.
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from paceline.errors import SpecError
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 PLANS = ("allreduce", "terngrad", "dgc:ratio=0.01", "powersgd", "fp16", "onebit")
 
 

@@ -24,7 +24,7 @@ from paceline.train.launch import run as run_ranks
 from paceline.train.record import Record, read
 
 pytest.importorskip("sklearn")
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 def children(process):

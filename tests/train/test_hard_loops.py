@@ -2,13 +2,14 @@
 line) under every strategy.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 DEFERRED = ("overlap:fc=gradient", "overlap:fc=factors", "priority")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.train.launch import free_port, run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 BEFORE = """
 import torch

@@ -12,7 +12,7 @@ from paceline.errors import RunError
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_sharded_and_tensor_parallel_plans_follow_one_process():

@@ -1,12 +1,13 @@
 """A run that goes on from its checkpoint ends with the bits of one that was never interrupted."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 SMALL = {"least_bytes": 4000, "most_bytes": 20000}
 
 

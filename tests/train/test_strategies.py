@@ -12,7 +12,7 @@ import pytest
 
 from paceline.train.launch import run
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 SMALL = {"least_bytes": 4000, "most_bytes": 20000}
 BUCKETS = {"bucket_bytes": 30000}
 LOSSY = ("terngrad", "dgc", "powersgd", "qsgd", "signsgd", "onebit", "topk", "randomk", "fp16", "bf16")

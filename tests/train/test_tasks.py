@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from paceline.train.tasks import Task, get
 from paceline.train.tasks.compare import Runs, compare
 from paceline.train.tasks.course import batches, course
 
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 def tiny(samples=100, batch=10):

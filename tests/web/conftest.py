@@ -59,9 +59,11 @@ def chromium():
     return named or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """A headless browser, driven by Playwright."""
+    """A headless browser, driven by Playwright, whose event loop runs until it ends: tests of other modules
+    need theirs.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
     path = chromium()
     if path is None:

@@ -2,6 +2,10 @@
 
 import http.client
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +108,27 @@ def test_text_is_escaped(explorer):
     code, _, body = explorer.call("POST", "/api/view", ask)
     assert code == 200
     assert "<img" not in "".join(body["panels"].values())
+
+
+def test_workers_end_with_a_server_that_was_killed():
+    command = [sys.executable, "-m", "paceline.cli", "explore", "gpt2-124m", "--cluster", "8xh100-sxm"]
+    with subprocess.Popen([*command, "--no-browser"], stdout=subprocess.PIPE, text=True) as server:
+        assert "http://" in server.stdout.readline()
+        started = children(server.pid)
+        server.kill()
+    assert len(started) >= 2
+    end = time.monotonic() + 30
+    while any(map(alive, started)):
+        assert time.monotonic() < end, "workers outlive the server"
+        time.sleep(0.1)
+
+
+def children(parent):
+    """Processes that a process has started."""
+    return [int(n) for n in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def alive(process):
+    """Whether a process runs; one that has ended may wait to be collected."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

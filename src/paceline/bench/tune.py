@@ -29,7 +29,7 @@ from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import best_measured, distinct, why
 from paceline.plan.general import Captured, limits, plan_module, settings
 from paceline.plan.search import Progress
-from paceline.predict import parallel
+from paceline.predict import simulated
 from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
@@ -323,7 +323,7 @@ def factors(captured: Captured, where: Cluster, truth: MeasuredPlans) -> tuple[f
 
     def steps(network: float) -> list[float]:
         cluster = calibrated(where, compute, network)
-        return [parallel.predict(captured.get(plan), cluster, plan).step_s for plan in truth.steps]
+        return [simulated.predict(captured.get(plan), cluster, plan).step_s for plan in truth.steps]
 
     def error(logarithm: float) -> float:
         found = steps(math.exp(logarithm))

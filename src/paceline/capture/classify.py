@@ -324,11 +324,9 @@ def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Dev
     if len(reads) > 1 and writes[0].shape == torch.broadcast_shapes(*(t.shape for t in reads)):
         return pointwise(args, kwargs, out)  # the two-argument forms of max and min
     kept = writes[0].numel()
-    fastest = (
-        min((s, i) for i, s in enumerate(x.stride()) if s and x.shape[i] > 1)[1]
-        if x.numel() > 1 and x.dim()
-        else -1
-    )
+    # an expanded tensor, such as the gradient of a sum, may have no stride at all
+    strides = [(s, i) for i, s in enumerate(x.stride()) if s and x.shape[i] > 1]
+    fastest = min(strides, default=(0, -1))[1]
     dims = next(
         (
             a

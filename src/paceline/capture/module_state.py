@@ -36,7 +36,10 @@ def stand_ins(modules: Sequence[nn.Module], dtype: torch.dtype | None, channels_
             if old is not None and id(old) not in memo:
                 memo[id(old)] = _stand_in(name, old, dtype, channels_last)
     with _CopyOfTensors():
-        copies = [{name: _copied(value, memo) for name, value in vars(sub).items()} for sub in every]
+        copies = [
+            {name: _copied(_untrained(name, value), memo) for name, value in vars(sub).items()}
+            for sub in every
+        ]
     originals = [vars(sub) for sub in every]
     # a hook may take itself away by a handle that it has from outside the module
     values = [value for state in originals for value in state.values()]
@@ -88,11 +91,27 @@ def _stand_in(name: str, old: torch.Tensor, dtype: torch.dtype | None, channels_
     """What takes the place of a registered tensor; integers keep their values."""
     if nn.parameter.is_lazy(old):
         raise CaptureError(f"{name!r} of a lazy module has no shape; run one batch through the module first")
+    if hasattr(old, "device_mesh"):  # importing DTensor, to ask for its type, takes seconds
+        raise CaptureError(
+            f"{name!r} is a DTensor: the module is sharded already (by FSDP2 or tensor parallelism); capture"
+            " it before, or a second instance"
+        )
     if not old.is_floating_point():
         kept = old.detach() if old.is_meta else old.detach().to("cpu", copy=True)
         return nn.Parameter(kept, requires_grad=False) if isinstance(old, nn.Parameter) else kept
     fresh = as_meta(old, dtype, channels_last)
     return nn.Parameter(fresh, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else fresh
+
+
+def _untrained(name: str, value: Any) -> Any:
+    """Of a table of hooks, those that are not of a training strategy: it would send tensors without data."""
+    if not name.endswith("_hooks") or type(value) not in (dict, OrderedDict) or not value:
+        return value
+    return type(value)((key, hook) for key, hook in value.items() if not _of_training(hook))
+
+
+def _of_training(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("paceline.train.")
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

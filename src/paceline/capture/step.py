@@ -77,8 +77,20 @@ def trace(job: StepInputs, settings: CaptureSettings) -> Workload:
     """Run one step of the job on tensors without data and return what it did; its module stays as it is."""
     dtype, _ = PRECISIONS[settings.precision]
     modules = [job.module, *([job.loss] if isinstance(job.loss, nn.Module) else [])]
-    with stand_ins(modules, dtype, settings.channels_last):
+    with _plain_mode(), stand_ins(modules, dtype, settings.channels_last):
         return _traced(job, settings)
+
+
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """A step is traced with gradients and in the precision that was asked for, whatever its caller is in."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield
 
 
 def _traced(job: StepInputs, settings: CaptureSettings) -> Workload:

@@ -31,6 +31,7 @@ from paceline.plan.table import (
     alike,
     distinct,
 )
+from paceline.predict.answer import straggling
 from paceline.predict.layer import Layers
 from paceline.predict.memory import in_flight
 from paceline.spec import schedules
@@ -271,5 +272,5 @@ def bounds(block: Block, table: Table) -> Array:
     device_s = columns({name: layers.device_s[name] for name in PIECES[:-1]})
     steady = np.minimum.reduceat(device_s @ lines.work.T, starts, axis=-1)[:, None]
     host = framework.step_s + max(0, block.micro_batches - 1) * framework.micro_batch_s
-    found = longest + after + host + step.straggling * steady
+    found = longest + after + host + straggling(step.cluster) * steady
     return np.asarray(found[:, where].transpose(0, 2, 1))

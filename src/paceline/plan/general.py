@@ -21,7 +21,7 @@ from paceline.plan.search import Progress
 from paceline.plan.space import BUCKETS, Limits, StateOptions, ineffective, spell
 from paceline.plan.workers import Interrupted
 from paceline.predict.degrees import resolve
-from paceline.predict.parallel import predict
+from paceline.predict.simulated import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, divisors
 from paceline.spec.planned import Planned, Ranked

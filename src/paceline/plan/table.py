@@ -30,11 +30,11 @@ from paceline.plan.space import (
     usual_precision,
 )
 from paceline.predict.distributed import Step
-from paceline.predict.gradients import Exchange
 from paceline.predict.layer import Layers
 from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
 from paceline.predict.sizes import Sizes
 from paceline.sim.program import Label
+from paceline.sim.work import Exchange
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
@@ -210,7 +210,7 @@ class HopKey:
 
     def find(self, table: Table) -> float:
         step = table.sized(plan_of(self.mesh, self.batch, self.kernels, sp=self.sp))
-        return step.total(step.hop)
+        return step.mesh.total(step.hop)
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class StageSecondsKey:
 def _stage_s(step: Step, stage: Layers) -> tuple[float, ...]:
     experts = stage.layers * step.expert_parameters()
     whole = step.exchanges(step.parameters(stage) - experts, experts) if step.replicated else ((), ())
-    return (*map(step.total, whole), step.update(step.updated(stage)))
+    return (*map(step.mesh.total, whole), step.update(step.updated(stage)))
 
 
 def _state_s(step: Step) -> tuple[float, ...]:
@@ -333,7 +333,7 @@ def _state_s(step: Step) -> tuple[float, ...]:
         """Seconds to gather parameters, and to scatter their gradients."""
         if not (step.sharded and parameters):
             return 0.0, 0.0
-        return step.total(step.unshard(parameters)), step.total(step.scatter(parameters))
+        return step.mesh.total(step.unshard(parameters)), step.mesh.total(step.scatter(parameters))
 
     whole = step.plan.pp == 1  # a chunk that has both ends gathers them at once
     gather, scatter = moved(step.layer_parameters())
@@ -344,7 +344,7 @@ def _state_s(step: Step) -> tuple[float, ...]:
     ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else (none, none)
     back = regather + scatter
     pieces = (gather, back, *embedding, *head, back)
-    return (*pieces, gather, regather, scatter, *map(step.total, ends), step.total(step.tied))
+    return (*pieces, gather, regather, scatter, *map(step.mesh.total, ends), step.mesh.total(step.tied))
 
 
 @lru_cache(maxsize=65536)

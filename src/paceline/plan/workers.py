@@ -150,7 +150,7 @@ def _work(line: Connection, parent: int) -> None:
     """A worker: tasks in, results or errors out, until it is killed or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    follow(parent)
     while True:
         number, run, task = line.recv()
         try:
@@ -170,8 +170,12 @@ def _told(error: Exception) -> Exception:
     return error
 
 
-def _follow(parent: int) -> None:
-    """Ends this process when its parent is gone."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    os._exit(1)
+def follow(parent: int) -> None:
+    """Ends this process when the one that started it is gone, from a thread that looks now and then."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()

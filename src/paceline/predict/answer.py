@@ -1,7 +1,6 @@
 """The answer about a step: where its time goes becomes a prediction with interval, breakdown and bottleneck.
 
-Whatever a step was made from says what it is (`Facts`) and what its parts are besides those of the simulation
-(a way of synchronising may add some); the rest is the same for all.
+Whatever a step was made from says what it is besides its time (`StepFacts`); the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Protocol
 from paceline.cost import money
 from paceline.predict.interval import around
 from paceline.predict.program import Simulation
-from paceline.predict.rank import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS
-from paceline.predict.stragglers import straggling
-from paceline.sim.timeline import Timeline
+from paceline.queueing.order_statistics import slowest_normal
+from paceline.sim.work import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part, Stage
+from paceline.sync.way import Way
 
 #: parts that are communication that nothing hides
 EXPOSED = (*TITLES.values(), GATHERS, TRANSFERS, REDUCTION)
@@ -40,7 +39,7 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class StepFacts:
     """What an answer says of a step besides its time."""
 
     model: str
@@ -59,7 +58,6 @@ class Facts:
     stages: tuple[Stage, ...]
     fit: Fit
     provenance: Iterable[Evidence]
-    accuracy: Evidence | None = None
 
 
 class Asked(Protocol):
@@ -68,13 +66,13 @@ class Asked(Protocol):
     @property
     def cluster(self) -> Cluster: ...
 
-    def finish(self, parts: dict[str, float], passes: Passes) -> dict[str, float]:
-        """Where the time of a step goes, with what is not simulated."""
+    @property
+    def way(self) -> Way: ...
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm of a step of so many seconds."""
 
-    def facts(self, parts: Mapping[str, float], passes: Passes) -> Facts: ...
+    def facts(self, passes: Passes) -> StepFacts: ...
 
 
 #: seconds of each stage's passes of one micro-batch, forward and backward
@@ -84,23 +82,14 @@ Passes = tuple[tuple[float, float], ...]
 def answer(asked: Asked, simulation: Simulation, trace: bool = False) -> DistributedPrediction:
     """The prediction for a simulated step, from the point of view of the stage that waits least."""
     passes = tuple(simulation.stage_s(rank) for rank in range(simulation.plan.pp))
-    if trace:
-        return predicted(asked, simulation.spent(simulation.freest()), passes, simulation.timeline())
-    return predicted(asked, simulation.parts(), passes)
-
-
-def predicted(
-    asked: Asked, parts: dict[str, float], passes: Passes, timeline: Timeline | None = None
-) -> DistributedPrediction:
-    """The prediction for a step whose time goes to `parts`, without the wait for the slowest rank."""
-    parts = asked.finish(parts, passes)
+    parts = simulation.spent(simulation.freest()) if trace else simulation.parts()
     parts[STRAGGLERS] = straggling(asked.cluster) * sum(
         seconds for name, seconds in parts.items() if name not in WAITS
     )
     step, bubble = sum(parts.values()), parts.get(BUBBLE, 0.0)
     exposed = sum(parts.get(name, 0.0) for name in EXPOSED)
     low, high = around(step, asked.sigma(step, exposed, bubble))
-    facts = asked.facts(parts, passes)
+    facts = asked.facts(passes)
     plan, device = facts.plan, facts.cluster.device
     return DistributedPrediction(
         model=facts.model,
@@ -127,12 +116,12 @@ def predicted(
         breakdown=breakdown(parts, step),
         stages=facts.stages,
         fit=facts.fit,
-        provenance=tuple(facts.provenance),
-        accuracy=facts.accuracy,
+        provenance=(*facts.provenance, *coding_evidence(asked.way, parts)),
+        accuracy=asked.way.accuracy,
         energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
         price=money.basis(device),
         cost_per_unit=device.price_per_s * step * plan.ranks / facts.units if device.price_per_s else None,
-        timeline=timeline,
+        timeline=simulation.timeline() if trace else None,
     )
 
 
@@ -160,6 +149,25 @@ def breakdown(parts: Mapping[str, float], step: float) -> tuple[Part, ...]:
         if seconds > 0
     ]
     return tuple(sorted(listed, key=lambda part: -part.seconds))
+
+
+def straggling(cluster: Cluster) -> float:
+    """By what share of its computation a step is longer because all wait for the slowest rank.
+
+    Every device draws for itself: steps of one server slow down from two devices on as those of many servers
+    do (`tf_cnn_benchmarks_2017`), and the traces that coefficients of variation come from are of workers.
+    """
+    return cluster.straggler_cv * slowest_normal(cluster.device_count)
+
+
+def coding_evidence(way: Way, parts: Mapping[str, float]) -> Iterable[Evidence]:
+    """What the seconds of encoders and decoders rest on."""
+    if parts.get(CODING):
+        yield Evidence(
+            what=f"{CODING} {1e3 * parts[CODING]:.3g} ms, {way.code}",
+            kind="derived",
+            source="copies of the gradient that encoders were measured to take, or their work counted",
+        )
 
 
 def network_evidence(cluster: Cluster) -> Iterable[Evidence]:

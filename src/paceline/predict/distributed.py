@@ -6,7 +6,7 @@ A layer's time and what a rank holds are in `predict/layer.py`, gradients and pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.catalog import frameworks
@@ -17,12 +17,11 @@ from paceline.cost.operators import power_sigma
 from paceline.cost.transformer import Shape, blocks, piece_times
 from paceline.errors import PlanError
 from paceline.predict import memory, remedy
-from paceline.predict.answer import Facts, Passes, network_evidence
-from paceline.predict.gradients import Gradients, StageTime
+from paceline.predict.answer import Passes, StepFacts, network_evidence
+from paceline.predict.gradients import Gradients
 from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, transformer_errors
 from paceline.predict.layer import Held
 from paceline.predict.step import power_evidence
-from paceline.predict.stragglers import straggling
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -100,26 +99,18 @@ class Step(Gradients):
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def finish(self, parts: dict[str, float], passes: Passes) -> dict[str, float]:
-        """Where the time of a step goes, with what its way of synchronising adds or hides."""
-        return self.way.finish(self, parts, self.times(passes))
-
-    def times(self, passes: Passes) -> list[StageTime]:
-        """Every stage of the pipeline, in order, with the seconds of its passes."""
-        return [StageTime(*held, *seconds) for held, seconds in zip(self.held(), passes, strict=True)]
-
-    def facts(self, parts: Mapping[str, float], passes: Passes) -> Facts:
+    def facts(self, passes: Passes) -> StepFacts:
         """What an answer says of the step besides its time."""
         p, m = self.plan, self.model
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq, trained=not p.adapters)
         stages = tuple(
-            Stage(layers=s.layers, forward_s=s.forward_s, backward_s=s.backward_s, memory=self.memory(s, i))
-            for i, s in enumerate(self.times(passes))
+            Stage(layers=held.layers, forward_s=forward_s, backward_s=backward_s, memory=self.memory(held, i))
+            for i, (held, (forward_s, backward_s)) in enumerate(zip(self.held(), passes, strict=True))
         )
         fullest = max((stage.memory for stage in stages), key=lambda found: found.peak_bytes)
         again = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
-        return Facts(
+        return StepFacts(
             model=m.name,
             cluster=self.cluster,
             plan=p,
@@ -133,13 +124,8 @@ class Step(Gradients):
             peak_flops=self.chip.peaks[p.precision] * p.ranks,
             stages=stages,
             fit=remedy.fit(self, fullest),
-            provenance=(*self.provenance(), *self.way.size_evidence(parts)),
+            provenance=self.provenance(),
         )
-
-    @property
-    def straggling(self) -> float:
-        """By what share of its computation a step is longer because all wait for the slowest rank."""
-        return straggling(self.cluster)
 
     @property
     def errors(self) -> Errors:
@@ -159,7 +145,7 @@ class Step(Gradients):
         total = sum(spent.values()) or 1.0
         shares = {group: seconds / total for group, seconds in spent.items()}
         limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
-        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.group(axis)).size > 1]
+        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.mesh.group(axis)).size > 1]
         network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
         return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,35 +10,21 @@ from paceline.cost.operators import times
 from paceline.cost.pack import PackedOps, pack_ops
 from paceline.cost.transformer import adam_ops
 from paceline.predict.layer import Held, Layer
+from paceline.sim.work import Exchange
 from paceline.spec import schedules
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
+from paceline.spec.vocabulary import Sharding
 from paceline.spec.workload import ITEMSIZE
+from paceline.sync.way import BucketRule
 
 #: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
 TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
-#: a collective that is still to be timed: operation, bytes, mesh axis
-Exchange = tuple[str, float, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """What a stage of the pipeline holds, and the seconds of its passes of one micro-batch."""
-
-    layers: int
-    first: bool
-    last: bool
-    forward_s: float
-    backward_s: float
 
 
 @dataclass(frozen=True)
 class Gradients(Layer):
     """What keeps the copies and the parts of a model on many ranks together."""
-
-    def total(self, exchanges: Sequence[Exchange]) -> float:
-        """Seconds of collectives one after another."""
-        return sum(self.send(*exchange) for exchange in exchanges)
 
     def unshard(self, parameters: float) -> list[Exchange]:
         """What makes sharded parameters whole."""
@@ -49,31 +34,26 @@ class Gradients(Layer):
         """What reduces their gradients and leaves each rank its part."""
         if self.plan.adapters:
             return []
-        size, share = parameters * self.gradient_bytes, self.plan.shard or self.plan.dp * self.plan.cp
-        return [("reduce_scatter", size, "shard"), ("all_reduce", size / share, "replicas")]
+        size = parameters * self.gradient_bytes
+        return [("reduce_scatter", size, "shard"), ("all_reduce", size / self.mesh.shards, "replicas")]
 
     # -- pieces ------------------------------------------------------------------------------------
 
     @property
-    def bucket_bytes(self) -> float:
-        """Gradients that are reduced at once: what the plan says, else torch's or Megatron's rule; all of
-        them where nothing overlaps.
+    def timing(self) -> BucketRule:
+        """Gradients are reduced in buckets as the plan says, else by torch's or Megatron's rule; all at once
+        where nothing overlaps.
         """
-        if not self.framework.dp_overlap:
-            return math.inf
-        if self.plan.bucket_bytes != Plan.bucket_bytes:
-            return self.plan.bucket_bytes
-        if self.framework.name in TORCH_BUCKETS:
-            return 25 * 2.0**20
-        return max(40e6, 1e6 * self.plan.dp * self.plan.cp) * self.gradient_bytes
-
-    @property
-    def first_bucket_bytes(self) -> float | None:
-        """Of the bucket that is ready first: torch's is small, unless a size is given."""
-        return (
-            2.0**20
-            if self.framework.name in TORCH_BUCKETS and self.plan.bucket_bytes == Plan.bucket_bytes
-            else None
+        early, said = self.framework.dp_overlap, self.plan.bucket_bytes != Plan.bucket_bytes
+        torch = self.framework.name in TORCH_BUCKETS and not said
+        size = max(40e6, 1e6 * self.plan.dp * self.plan.cp) * self.gradient_bytes
+        if torch or said:
+            size = self.plan.bucket_bytes if said else 25 * 2.0**20
+        return BucketRule(
+            bucket_bytes=size if early else math.inf,
+            first_bytes=2.0**20 if torch else None,
+            early=early,
+            gathers_early=early,
         )
 
     def tensors(self, kind: str) -> list[tuple[float, bool]]:
@@ -118,13 +98,9 @@ class Gradients(Layer):
         ]
 
     def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
-        """What reduces the gradients of so many parameters, and gathers them after the update."""
-        return self.way.exchanges(self, dense, experts)  # type: ignore[arg-type]
-
-    def usual_exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
-        """The same where gradients are averaged in full."""
+        """What reduces the gradients of so many parameters in full, and gathers them after the update."""
         low = ITEMSIZE[self.shape.dtype]
-        zero = self.plan.sharding in ("zero1", "zero2")
+        zero = self.plan.sharding in (Sharding.ZERO1, Sharding.ZERO2)
         counts = [(axis, count) for axis, count in (("dp", dense), ("expert-dp", experts)) if count]
         reduces = [
             ("reduce_scatter" if zero else "all_reduce", count * self.gradient_bytes, axis)
@@ -166,20 +142,17 @@ class Gradients(Layer):
         """Parameters of a stage that one rank updates; fewer ranks hold the same experts than hold the same
         of everything else.
         """
-        p = self.plan
-        if p.sharding not in ("zero1", "zero2", "fsdp", "hsdp"):
-            return self.parameters(stage)
+        if self.plan.sharding.whole:
+            return self.parameters(stage) * self.way.update_share(self.mesh.replicas)
         experts = stage.layers * self.expert_parameters()
-        return (self.parameters(stage) - experts) / (p.shard or p.dp * p.cp) + experts / self.group(
-            "expert-dp"
-        ).size
+        dense = self.parameters(stage) - experts
+        return dense / self.mesh.shards + experts / self.mesh.group("expert-dp").size
 
     def update(self, parameters: float) -> float:
         """Seconds of the update of a rank's share of a stage's parameters."""
-        p = self.plan
-        if p.adapters:
+        p, count = self.plan, int(parameters)
+        if p.adapters or not count:
             return 0.0
-        count = int(parameters)
         seconds = float(
             times(_adam(count, self.shape.dtype, self.framework), self.chip, self.curves).seconds.sum()
         )

@@ -1,32 +1,30 @@
 """The layers of a pipeline stage: operators and collectives of one micro-batch on one rank, and what the rank
 holds.
-
-Ranks are numbered with the tensor-parallel ones innermost, then context, data and pipeline, as Megatron,
-DeepSpeed and torchtitan number them, so that a stride says which network a group uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost.chip import Chip
-from paceline.cost.collectives import collective_s, share_links
 from paceline.cost.curves import Curves
 from paceline.cost.host_link import link_rate
 from paceline.cost.operators import OpTimes
 from paceline.cost.transformer import PackedPieces, PieceTime, Shape, saved_bytes
-from paceline.predict.way import USUAL, Way
+from paceline.sim.mesh import Mesh
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan, stage_layers
 from paceline.spec.transformer import Transformer
 from paceline.spec.workload import ITEMSIZE
+from paceline.sync.way import USUAL, Way
 
 #: between kernels that follow each other on the device
 GAP_S = 1.3e-6
@@ -71,33 +69,18 @@ class Layer:
 
     # -- groups ------------------------------------------------------------------------------------
 
-    def group(self, axis: str) -> Group:
-        """Where the ranks of a mesh axis sit; `dp` is every rank that holds the same parameters."""
-        p = self.plan
-        inner = p.tp * p.cp
-        size, stride = {
-            "tp": (p.tp, 1),
-            "cp": (p.cp, p.tp),
-            "dp": (p.dp * p.cp, p.tp),
-            "ep": (p.ep, 1),
-            "pp": (2 if p.pp > 1 else 1, inner * p.dp),
-            "ends": (2 if p.pp > 1 else 1, inner * p.dp * max(1, p.pp - 1)),
-            "shard": ((p.shard or p.dp * p.cp), p.tp),
-            "replicas": (p.dp * p.cp // (p.shard or p.dp * p.cp), p.tp * (p.shard or p.dp * p.cp)),
-            "expert-dp": (max(1, p.dp * inner // p.ep), p.ep),
-        }[axis]
-        return self.cluster.group(size, stride)
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Where the ranks sit, and what they send."""
+        return Mesh(self.plan, self.cluster, self.way.island(self.plan, self.cluster), self._sent_bytes)
 
-    def send(self, op: str, size: float, axis: str) -> float:
-        """Seconds of a collective over a mesh axis."""
-        group = self.group(axis)
-        if group.size == 1 or size <= 0:
-            return 0.0
+    def _sent_bytes(self, op: str, size: float, axis: str, group: Group) -> float:
+        """Bytes of a collective as the framework sends them."""
         if axis == "ep" and self.framework.dispatch == "once":
-            size *= self.copies(group) / self.model.top_k
+            return size * self.copies(group) / self.model.top_k
         if axis == "shard" and self.framework.flat_gathers and group.size > self.cluster.node_devices:
-            size *= self.cluster.node_devices
-        return collective_s(op, size, group, self.cluster)
+            return size * self.cluster.node_devices
+        return size
 
     def copies(self, group: Group) -> float:
         """Domains of the outermost link that a token's experts are in, on average: each gets one copy and
@@ -107,30 +90,6 @@ class Layer:
         domains = next(fan for i in reversed(range(len(self.cluster.tiers))) if (fan := group.fan(i)) > 1)
         found = domains * (1 - (1 - 1 / domains) ** m.top_k)
         return min(found, m.top_groups) if m.top_groups and domains < group.size else found
-
-    def share(self, axes: tuple[str, ...]) -> Sequence[float]:
-        """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside
-        them send at the same time.
-        """
-        groups = [self._near(self.group(axis)) for axis in axes]
-        beside = [
-            (i, replace(group, base=base))
-            for i, group in enumerate(groups)
-            for base in range(min(group.stride, self.cluster.node_devices))
-        ]
-        together = share_links([group for _, group in beside], self.cluster)
-        out = []
-        for i in range(len(groups)):
-            mine = [n for n, (j, _) in enumerate(beside) if j == i]
-            alone = share_links([beside[n][1] for n in mine], self.cluster)
-            out.append(min(1.0, float((together[mine] / alone).min())))
-        return out
-
-    def _near(self, group: Group) -> Group:
-        """A part of a group that shows on which links it is: two domains of the outermost tier but one."""
-        cluster = self.cluster
-        inner = cluster.domain(len(cluster.tiers) - 2) if len(cluster.tiers) > 1 else 1
-        return cluster.group(min(group.size, max(2, 2 * inner // group.stride)), group.stride)
 
     # -- one micro-batch ---------------------------------------------------------------------------
 
@@ -174,7 +133,9 @@ class Layer:
         if start < 0 or self.framework.blocking:
             return 0.0
         sent = sum(
-            self.send(c.op, c.size, c.axis) for c in timed.piece.collectives if c.at >= start and not c.behind
+            self.mesh.send(c.op, c.size, c.axis)
+            for c in timed.piece.collectives
+            if c.at >= start and not c.behind
         )
         return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
@@ -217,9 +178,8 @@ class Layer:
     def chunks(self) -> list[tuple[tuple[int, int], ...]]:
         """The chunks of each rank of the pipeline, as (number along the model, layers)."""
         p = self.plan
-        schedule = schedules.get(p.schedule)
-        each = schedule.chunks_per_rank(p.vpp)
-        held = [schedule.chunks_of(rank, p.pp, each) for rank in range(p.pp)]
+        each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
+        held = [self.mesh.chunks(rank) for rank in range(p.pp)]
         whole, total = self.model.layers, p.pp * each
         # one layer fewer beside the embedding and beside the head
         if whole % total and (whole + 2) % total == 0 and total > 1:
@@ -270,5 +230,4 @@ class Layer:
     @property
     def replicated(self) -> bool:
         """Whether whole gradients are reduced once per step."""
-        several = self.plan.dp * self.plan.cp > 1
-        return several and not self.sharded and not self.plan.adapters and self.way.averages(self)  # type: ignore[arg-type]
+        return self.mesh.replicas > 1 and not self.sharded and not self.plan.adapters

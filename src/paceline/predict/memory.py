@@ -166,6 +166,9 @@ def kept(step: Step, stage: Held) -> Kept:
         )
     if plan.offload == "optimizer":
         found = replace(found, optimizer=offloaded(0.0, found.optimizer, step.cluster))
+    way = step.way
+    encoders = way.state_bytes * step.parameters(stage)
+    found = replace(found, optimizer=found.optimizer * way.update_share(step.mesh.replicas) + encoders)
     fp8 = (
         step.framework.fp8_weights * stage.layers * step.layer_parameters()
         if step.shape.matrix == "fp8"

@@ -1,4 +1,4 @@
-"""The program of a step, made from what its ranks do (`predict/rank.py`), and what became of it.
+"""The program of a step, made from what its ranks do (`sim/work.py`), and what became of it.
 
     pass    pieces one after another, collectives beside them
     step    passes in the order of the pipeline's schedule, transfers between stages, gradients reduced as
@@ -19,12 +19,12 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.predict.rank import BUBBLE, END, Pass, Role, Transfer, Work
 from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.program import COMPUTE, HOST, JOIN, LAUNCHED, Builder, Label, Program
 from paceline.sim.schedules import actions, in_order, sources
 from paceline.sim.timeline import Span, Timeline, task_span
+from paceline.sim.work import BUBBLE, END, Pass, Role, StepWork, Transfer
 from paceline.spec import schedules
 from paceline.spec.plan import Plan
 from paceline.spec.schedules import Action
@@ -39,7 +39,7 @@ PASS_STREAM, STEP_STREAM = "shard", "dp"
 class Simulation:
     """The work of a plan's ranks as a program, run by the event engine."""
 
-    work: Work
+    work: StepWork
     plan: Plan
     _whole: dict[Pass, Label] = field(default_factory=dict)
     _issues: dict[float, Label] = field(default_factory=dict)
@@ -72,11 +72,12 @@ class Simulation:
         after: Sequence[int] = (),
         awaited: Mapping[int, Sequence[int]] | None = None,
         micro_batch: int = -1,
+        encoders: Mapping[int, Sequence[Label]] | None = None,
     ) -> list[int]:
         """The pieces of a pass, with its collectives ahead of them and behind; returns the task that ends
         each.
 
-        `awaited` are tasks that pieces wait for besides.
+        `awaited` are tasks that pieces wait for besides; `encoders` follow so many pieces.
         """
         device = builder.stream(role)
         waits: dict[int, list[int]] = defaultdict(
@@ -88,6 +89,8 @@ class Simulation:
         for n, piece in enumerate(passed.pieces):
             self._release(builder, role, left, n, waits)
             ran.append(self._run(builder, role, piece, [*after, *waits[n]], begin, micro_batch))
+            for label in (encoders or {}).get(n + 1, ()):
+                ran[-1] = builder.add(device, label)
         self._release(builder, role, left, END, waits)
         if passed.transfers:
             ran[-1] = builder.add(device, JOIN, waits[END])
@@ -172,12 +175,10 @@ class Simulation:
             after = [task for source in sources(action, self._chunks) for task in sent[source]]
             self._before(builder, rank, action)
             waits = gathered[rank].pop(action.chunk, {}) if action.kind == "F" else {}
-            written = (
-                bool(waits)
-                or self.work.runs_ahead
-                or (action == last[rank, action.chunk] and self._reduced(rank, action.chunk))
-            )
-            ran = self._pass(builder, rank, action, after, waits if written else None)
+            reduced = action == last.get((rank, action.chunk)) and self._reduced(rank, action.chunk)
+            written = bool(waits) or self.work.runs_ahead or reduced
+            encoders = self._encoders(rank, action.chunk) if reduced else {}
+            ran = self._pass(builder, rank, action, after, waits if written else None, encoders)
             if action.kind in "BW":
                 ended[action.chunk] = ran
             if action.kind != "W":
@@ -193,11 +194,12 @@ class Simulation:
         action: Action,
         after: Sequence[int],
         waits: Mapping[int, Sequence[int]] | None,
+        encoders: Mapping[int, Sequence[Label]],
     ) -> list[int]:
         """A pass, piece by piece where pieces have something to wait for."""
         passed, i = self.work.passes[action.chunk, action.kind], action.micro_batch
         if waits is not None:
-            return self._write(builder, rank, passed, after, waits, i)
+            return self._write(builder, rank, passed, after, waits, i, encoders)
         return [builder.add(builder.stream(rank), self.whole(passed), after, micro_batch=i)]
 
     @cached_property
@@ -207,6 +209,14 @@ class Simulation:
     def _reduced(self, rank: int, chunk: int) -> bool:
         """Whether gradients are reduced while a chunk's last pass goes on."""
         return any(t.chunk == chunk and t.release != END for t in self.work.roles[rank].reduces)
+
+    def _encoders(self, rank: int, chunk: int) -> dict[int, list[Label]]:
+        """What encodes gradients while a chunk's last pass goes on, by the pieces that it follows."""
+        out: dict[int, list[Label]] = defaultdict(list)
+        for transfer in self.work.roles[rank].reduces:
+            if transfer.before is not None and transfer.chunk == chunk and transfer.release != END:
+                out[max(1, transfer.release)].append(transfer.before)
+        return out
 
     def _before(self, builder: Builder, rank: int, action: Action) -> None:
         if self.work.before is not None and action.kind == "F" and action.chunk < self.plan.pp:
@@ -244,8 +254,11 @@ class Simulation:
         """
         roles, work = self.work.roles, self.work
         for rank, role in enumerate(roles):
-            network, end = builder.stream(rank, STEP_STREAM), builder.last(builder.stream(rank))
+            network, device = builder.stream(rank, STEP_STREAM), builder.stream(rank)
             for transfer in role.reduces:
+                if transfer.before is not None and transfer.release == END:
+                    builder.add(device, transfer.before)
+                end = builder.last(device)
                 after = end if transfer.release == END else _done(ended[transfer.chunk], transfer.release)
                 self._send(builder, network, transfer.sends, after)
         if work.tied:
@@ -264,8 +277,8 @@ class Simulation:
             for label in role.update:
                 self._run(builder, rank, label, done)
             self._send(builder, network, role.regathers, builder.last(device))
-            if work.after is not None:
-                builder.add(device, work.after, builder.last(network))
+            if work.after is not None or role.regathers:
+                builder.add(device, work.after or JOIN, builder.last(network))
 
     # -- what became of it -------------------------------------------------------------------------
 
@@ -277,6 +290,10 @@ class Simulation:
     def since(self) -> float:
         """When the step begins that is the answer."""
         return float(self.found.end[: self._first].max(initial=0.0)) if len(self.program) else 0.0
+
+    def collectives(self, role: int) -> Iterator[tuple[str, float, str]]:
+        """(operation, bytes, axis) of what a role sends in the step that is the answer."""
+        return self.program.collectives(role, self._first)
 
     def spent(self, rank: int) -> dict[str, float]:
         """Where the time of a stage goes."""

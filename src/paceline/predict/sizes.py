@@ -15,35 +15,28 @@ from typing import NamedTuple
 
 from paceline.cost.tape import Piece
 from paceline.cost.transformer import Collective
+from paceline.predict import exchange, sharded
 from paceline.predict.distributed import Step
-from paceline.predict.rank import (
-    END,
-    GATHERS,
-    REDUCTION,
-    TITLES,
-    TRANSFERS,
-    Exchange,
-    Pass,
-    Role,
-    Transfer,
-    Work,
-)
 from paceline.predict.rounds import enough
+from paceline.predict.sharded import ShardedBlock
 from paceline.sim import engine
-from paceline.sim.program import JOIN, Builder, Label, buckets
+from paceline.sim.program import JOIN, Builder, Label
 from paceline.sim.schedules import actions
+from paceline.sim.work import GATHERS, REDUCTION, TITLES, TRANSFERS, Exchange, Pass, Role, StepWork, Transfer
 from paceline.spec import schedules
+from paceline.spec.workload import ITEMSIZE
+from paceline.sync.way import Gradient, Side
 
 #: ways of a piece by kind of action
 WAYS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
 
-def from_sizes(step: Step) -> Work:
+def from_sizes(step: Step) -> StepWork:
     """What the ranks of a step do."""
     return Sizes(step).work()
 
 
-class Segment(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of a piece's operators: collectives that they wait for, and those beside them."""
 
     ahead: Sequence[Collective]
@@ -51,7 +44,7 @@ class Segment(NamedTuple):
     beside: Sequence[Collective]
 
 
-def segments(piece: Piece) -> Iterator[Segment]:
+def segments(piece: Piece) -> Iterator[Stretch]:
     """The operators of a piece from one collective to the next."""
     beside: dict[int, list[Collective]] = defaultdict(list)
     alone = sorted((c for c in piece.collectives if not c.behind), key=lambda c: c.at)
@@ -65,29 +58,10 @@ def segments(piece: Piece) -> Iterator[Segment]:
         alone = alone[len(ahead) :]
         near = beside.get(at, [])
         ops = near[0].behind if near else range(at, next(edge for edge in edges if edge > at))
-        yield Segment(ahead, ops, near)
+        yield Stretch(ahead, ops, near)
         at += len(ops)
     if alone:
-        yield Segment(alone, (), ())
-
-
-class Tensor(NamedTuple):
-    """A parameter tensor on one rank: elements, whether they are experts', and the piece that uses it."""
-
-    elements: float
-    experts: bool
-    chunk: int
-    piece: int
-
-
-class Bucket(NamedTuple):
-    """Parameters that are exchanged at once."""
-
-    dense: float
-    experts: float
-    tensors: tuple[Tensor, ...]
-    #: its last one among all
-    place: int
+        yield Stretch(alone, (), ())
 
 
 @dataclass
@@ -96,23 +70,23 @@ class Sizes:
     _made: dict[tuple[object, ...], Label] = field(default_factory=dict)
     _passes: dict[tuple[object, ...], Pass] = field(default_factory=dict)
 
-    def work(self) -> Work:
+    def work(self) -> StepWork:
         s, f = self.step, self.step.framework
         chunks = [chunk for mine in s.chunks() for chunk in mine]
         kinds = "FBIW" if schedules.get(s.plan.schedule).splits else "FB"
-        return Work(
+        return StepWork(
             title=f"{s.model.name} on {s.cluster.name}",
             roles=tuple(self.role(rank, mine) for rank, mine in enumerate(s.chunks())),
             passes={
                 (chunk, kind): self.passed(chunk, layers, kind) for chunk, layers in chunks for kind in kinds
             },
-            hops=dict.fromkeys(range(self.last), self.labels(s.hop, TRANSFERS, crowds=False)),
+            hops=dict.fromkeys(range(self.last), self.labels(s.hop, TRANSFERS)),
             hops_overlap=f.p2p_overlap,
             tied=self.labels(s.tied, REDUCTION),
             before=Label("data", "host", f.micro_batch_s) if f.micro_batch_s else None,
             after=Label("data", "host", f.step_s) if f.step_s else None,
             contention=f.contention,
-            share=s.share,
+            share=s.mesh.share,
         )
 
     @property
@@ -126,17 +100,9 @@ class Sizes:
             self._made[key] = make()
         return self._made[key]
 
-    def labels(self, exchanges: Sequence[Exchange], part: str, crowds: bool = True) -> tuple[Label, ...]:
+    def labels(self, exchanges: Sequence[Exchange], part: str) -> tuple[Label, ...]:
         """Collectives that are timed."""
-        return tuple(self.label(exchange, part, crowds) for exchange in exchanges)
-
-    def label(self, exchange: Exchange, part: str, crowds: bool) -> Label:
-        op, size, axis = exchange
-
-        def make() -> Label:
-            return Label(op, part, self.step.send(op, size, axis), op, size, axis, crowds)
-
-        return self.once((exchange, part, crowds), make)
+        return tuple(self.step.mesh.label(sent, part) for sent in exchanges)
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -197,7 +163,7 @@ class Sizes:
 
     def _collective(self, builder: Builder, c: Collective, share: float, rest: bool = False) -> list[int]:
         """A share of a collective, after what the device has done so far."""
-        seconds = self.step.send(c.op, c.size, c.axis)
+        seconds = self.step.mesh.send(c.op, c.size, c.axis)
         if not seconds:
             return []
         label = Label(c.op, TITLES[c.axis], share * seconds, c.op, c.size, c.axis, crowds=True)
@@ -224,100 +190,90 @@ class Sizes:
 
     def _passed(self, chunk: int, layers: int, kind: str) -> Pass:
         s, names = self.step, self.names(chunk, layers, kind)
-        sharded: list[Transfer] = []
-        if s.sharded:
-            ends = s.end_parameters(chunk == 0, chunk == self.last)
-            sharded = [*self._scattered(names, kind, ends), *self._gathered(names, kind, ends)]
-        later = self.step.pieces["layer.backward"].weight_s * layers if kind == "I" else 0.0
+        moved = self._sharded(names, kind, chunk) if s.sharded else ()
+        later = s.pieces["layer.backward"].weight_s * layers if kind == "I" else 0.0
         return Pass(
             kind,
             tuple(self.piece(f"{name}.{WAYS[kind]}") for name in names),
-            tuple(sorted(sharded, key=lambda transfer: transfer.release)),
+            tuple(sorted(moved, key=lambda transfer: transfer.release)),
             later,
         )
 
-    def _gathered(self, names: Sequence[str], kind: str, ends: float) -> Iterator[Transfer]:
-        """Parameters of the ends at once; those of a layer when there is memory for them: when the one before
-        those gathered ahead is done.
-        """
+    def _sharded(self, names: Sequence[str], kind: str, chunk: int) -> Iterator[Transfer]:
+        """Gathers and scatters of layers, and of the ends at once."""
         s = self.step
-        if ends and kind == "F":
-            first = min(n for n, name in enumerate(names) if name != "layer")
-            yield Transfer(self.labels(s.unshard(ends), GATHERS), 0, first)
-        if kind != "F" and not s.plan.reshard:
-            return
+        ends = s.end_parameters(chunk == 0, chunk == self.last)
         places = [n for n, name in enumerate(names) if name == "layer"]
-        sends = self.labels(s.unshard(s.layer_parameters()), GATHERS)
-        for k, n in enumerate(places):
-            over = k - 1 - s.plan.prefetch
-            yield Transfer(sends, places[over] + 1 if over >= 0 else 0, n)
-
-    def _scattered(self, names: Sequence[str], kind: str, ends: float) -> Iterator[Transfer]:
-        """Gradients behind each layer, and those of the ends behind all."""
-        s = self.step
-        if kind == "F":
-            return
-        sends = self.labels(s.scatter(s.layer_parameters()), GATHERS)
-        yield from (Transfer(sends, n + 1) for n, name in enumerate(names) if name == "layer")
+        root = None
         if ends:
-            yield Transfer(self.labels(s.scatter(ends), GATHERS), END)
+            root = self._block(ends, next(n for n, name in enumerate(names) if name != "layer"))
+        blocks = [self._block(s.layer_parameters(), n) for n in places]
+        return sharded.transfers(s.plan, kind, root, blocks)
+
+    def _block(self, parameters: float, place: int) -> ShardedBlock:
+        s = self.step
+        gathers, scatters = s.unshard(parameters), s.scatter(parameters)
+        return ShardedBlock(
+            gathers=self.labels(gathers, GATHERS),
+            scatters=self.labels(scatters, GATHERS),
+            first=place,
+            end=place + 1,
+        )
 
     # -- the step ----------------------------------------------------------------------------------
 
     def role(self, rank: int, mine: Sequence[tuple[int, int]]) -> Role:
         """What the ranks of a stage do besides their passes."""
-        s = self.step
-        update = (self.once(("update",), lambda: Label("update", "optimizer", s.update_s)),)
-        role = Role(chunks=tuple(chunk for chunk, _ in mine), update=update)
+        s, chunks = self.step, tuple(chunk for chunk, _ in mine)
+        update = self.once(("update",), lambda: Label("update", "optimizer", s.update_s))
         if not s.replicated:
-            return role
-        overlap, complete = s.framework.dp_overlap, self._completed(rank, mine)
-        reduces = tuple(self._reduced(bucket, overlap) for bucket in self._buckets(complete))
-        if overlap:
-            return replace(role, reduces=reduces, gathers=tuple(self._gathers(mine)))
-        counts = [sum(t.elements for t in complete if t.experts == experts) for experts in (False, True)]
-        return replace(role, reduces=reduces, regathers=self.labels(s.exchanges(*counts)[1], GATHERS))
+            return Role(chunks=chunks, update=(update,))
+        backward_s = sum(self._backward_s(*chunk) for chunk in mine)
+        side = Side(mesh=s.mesh, chip=s.chip, timing=s.timing, backward_s=backward_s)
+        return exchange.role(chunks, tuple(s.way.messages(side, self._gradients(rank, mine))), update)
 
-    def _reduced(self, bucket: Bucket, overlap: bool) -> Transfer:
-        """Reduces gradients when the last of them is complete, or all at the end."""
-        sends = self.labels(self.step.exchanges(bucket.dense, bucket.experts)[0], REDUCTION)
-        last = bucket.tensors[-1]
-        return Transfer(sends, last.piece + 1 if overlap else END, chunk=last.chunk)
+    def _backward_s(self, chunk: int, layers: int) -> float:
+        return sum(self.piece(f"{name}.backward").seconds for name in self.names(chunk, layers, "B"))
 
-    def _gathers(self, mine: Sequence[tuple[int, int]]) -> Iterator[Transfer]:
-        """Gathers parameters that the last update left in parts, in the order in which forward passes need
-        them.
-        """
-        for bucket in self._buckets(self._tensors(mine, "F")):
-            first = bucket.tensors[0]
-            sends = self.labels(self.step.exchanges(bucket.dense, bucket.experts)[1], GATHERS)
-            yield Transfer(sends, needed=first.piece, chunk=first.chunk)
-
-    def _tensors(self, mine: Sequence[tuple[int, int]], kind: str) -> list[Tensor]:
-        """The tensors of a stage in the order in which passes use them."""
-        out = []
-        for chunk, layers in mine:
-            for n, name in enumerate(self.names(chunk, layers, kind)):
-                found = self.step.tensors(name)
-                out += [Tensor(*tensor, chunk, n) for tensor in (found if kind == "F" else reversed(found))]
+    def _gradients(self, rank: int, mine: Sequence[tuple[int, int]]) -> list[Gradient]:
+        """Those of a stage's tensors, in the order in which the model lists them."""
+        s, low, hidden = self.step, ITEMSIZE[self.step.shape.dtype], self.step.model.hidden
+        complete = self._completed(rank, mine)
+        out: list[Gradient] = []
+        turn, at = sum(len(s.tensors(name)) for c, layers in mine for name in self.names(c, layers, "F")), 0.0
+        for chunk, layers in reversed(complete):
+            at += self._backward_s(chunk, layers)
+        for chunk, layers in reversed(complete):
+            names = self.names(chunk, layers, "F")
+            for n, name in enumerate(names):
+                for count, experts in s.tensors(name):
+                    turn -= 1
+                    out.append(
+                        Gradient(
+                            name=f"{chunk}.{n}.{turn}",
+                            shape=_shape(count, hidden),
+                            bytes=count * s.gradient_bytes,
+                            parameter_bytes=count * low,
+                            turn=turn,
+                            ready=(chunk, len(names) - n),
+                            needed=(chunk, n),
+                            ready_s=at,
+                            axis="expert-dp" if experts else "dp",
+                            layer=f"{chunk}.{n}",
+                        )
+                    )
+                at -= self.piece(f"{name}.backward").seconds
         return out
 
-    def _completed(self, rank: int, mine: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """The tensors of a stage in the order in which their gradients are complete."""
+    def _completed(self, rank: int, mine: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The chunks of a stage in the order in which their gradients are complete."""
         p = self.step.plan
         order = actions(p.schedule, rank, p.pp, min(p.micro_batches, enough(p)), p.vpp)
         last = {action.chunk: i for i, action in enumerate(order) if action.kind in "BW"}
-        return self._tensors(sorted(mine, key=lambda chunk: last[chunk[0]]), "B")
+        return sorted(mine, key=lambda chunk: last[chunk[0]])
 
-    def _buckets(self, tensors: Sequence[Tensor]) -> list[Bucket]:
-        """Buckets of parameters, and of experts' parameters, in the order in which they are complete."""
-        s, found = self.step, []
-        for experts in (False, True):
-            places = [i for i, tensor in enumerate(tensors) if tensor.experts == experts]
-            sizes = [tensors[i].elements * s.gradient_bytes for i in places]
-            for bucket in buckets(sizes, s.bucket_bytes, s.first_bucket_bytes):
-                inside = tuple(tensors[places[i]] for i in bucket)
-                count = sum(tensor.elements for tensor in inside)
-                dense = 0.0 if experts else count
-                found.append(Bucket(dense, count - dense, inside, places[bucket[-1]]))
-        return sorted(found, key=lambda bucket: bucket.place)
+
+def _shape(count: float, hidden: int) -> tuple[int, ...]:
+    """A tensor of so many elements as a matrix, where it is one."""
+    number = int(count)
+    return (number // hidden, hidden) if number > hidden and number % hidden == 0 else (number,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -60,10 +60,10 @@ TITLES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """What surrounds the step besides model and device: the framework, how fast its host is, and which curves
-    apply.
+    apply; what is left out is the usual.
     """
 
-    framework: Framework = field(default_factory=lambda: frameworks.get(frameworks.USUAL))
+    framework: Framework | None = None
     host: HostCurve | None = None
     host_speed: float = 1.0
     curves: Curves | None = None
@@ -71,9 +71,14 @@ class Conditions:
     exchange: Synchronisation | None = None
 
     @property
+    def modules(self) -> Framework:
+        """The framework that runs a captured module."""
+        return self.framework or frameworks.get(frameworks.USUAL)
+
+    @property
     def synchronisation(self) -> Synchronisation:
-        """How gradients are brought together."""
-        return self.exchange or synchronisations.get(self.framework.sync)
+        """How gradients of a captured module are brought together."""
+        return self.exchange or synchronisations.get(self.modules.sync)
 
 
 def predict(
@@ -90,8 +95,8 @@ def predict(
     if device.kind == "cpu":  # the cores that issue are those that compute
         step_s = float(step.issue.sum() + step.device.sum())
     found = bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
-    if found.peak_bytes > conditions.framework.reallocation_above * device.memory_bytes:
-        step_s += conditions.framework.reallocation_s * found.peak_bytes
+    if found.peak_bytes > conditions.modules.reallocation_above * device.memory_bytes:
+        step_s += conditions.modules.reallocation_s * found.peak_bytes
     device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
     kernel_low, kernel_high = around(device_s, timed.sigma)
     low, high = around(step_s, timed.step_sigma(step_s))
@@ -248,7 +253,7 @@ class Timed:
         )
         packed = pack(workload)
         costs = sustained(times(packed, target, curves), packed, device)
-        framework = conditions.framework
+        framework = conditions.modules
         # a step that XLA compiled is issued in one call, while the one before it runs
         scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
         step = Expanded.of(workload, packed, costs, host, 0.0 if device.kind == "tpu" else scale)

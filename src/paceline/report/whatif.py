@@ -302,7 +302,16 @@ def comparison_view(c: Comparison) -> RenderableType:
         if sources
         else []
     )
-    return Group(Text(c.subject, style="bold"), table, *said)
+    return Group(Text(c.subject + _shared(c), style="bold"), table, *said)
+
+
+def _shared(c: Comparison) -> str:
+    """The length of samples and the precision, where they are those of all plans."""
+    found = {(p.seq, p.precision) for row in c.rows if (p := row.prediction) is not None}
+    if len(found) != 1:
+        return ""
+    ((seq, precision),) = found
+    return f": seq={seq} {precision}" if seq else f": {precision}"
 
 
 def _even(found: BreakEven | None) -> str:

@@ -177,8 +177,9 @@ def breakdown(
     """Where a role's time goes, by the parts of its labels; the seconds add up to those of the run `since`
     then.
 
-    What it computes is what it computes. Where it computes slower, or not at all while something is sent,
-    that is the time of what is sent; of the rest, the host's while it issues, else `idle`.
+    What it computes is what it computes. Where it waits for the host last of all, that is the host's time.
+    Where it computes slower, or not at all while something is sent, that is the time of what is sent; of the
+    rest, the host's while it issues, else `idle`.
     """
     mine = np.array([owner == role for owner, _ in program.streams], dtype=bool)
     kinds = np.array([{COMPUTE: 1, HOST: 2, LAUNCHED: 2}.get(kind, 0) for _, kind in program.streams])[
@@ -207,7 +208,9 @@ def breakdown(
     at = since
     for task in np.flatnonzero(here & (kinds == 1) & (found.start >= since)).tolist():
         label = program.labels[labels[task]]
-        if start[task] > at:
+        if start[task] > at and _awaits_host(program, found, task, kinds):
+            out["host"] += start[task] - at
+        elif start[task] > at:
             wait(at, start[task], start[task] - at, idle)
         took = end[task] - start[task]
         whole = min(label.seconds, took)
@@ -219,6 +222,12 @@ def breakdown(
     if found.seconds > at:
         wait(at, found.seconds, found.seconds - at, idle)
     return {part: seconds for part, seconds in out.items() if seconds > 0}
+
+
+def _awaits_host(program: Program, found: Run, task: int, kinds: NDArray[np.int64]) -> bool:
+    """Whether the last that a task waits for is the host."""
+    before = program.before[program.first[task] : program.first[task + 1]]
+    return bool(len(before)) and bool(kinds[before[int(found.end[before].argmax())]] == 2)
 
 
 class _Cover:

@@ -96,9 +96,9 @@ class Program:
         """The role of each task's stream."""
         return np.array([role for role, _ in self.streams], dtype=np.int32)[self.stream]
 
-    def collectives(self, role: int = 0) -> Iterator[tuple[str, float, str]]:
-        """(operation, bytes, axis) of what a role sends, in the order of issue."""
-        for task, label in enumerate(self.label.tolist()):
+    def collectives(self, role: int = 0, first: int = 0) -> Iterator[tuple[str, float, str]]:
+        """(operation, bytes, axis) of what a role sends, in the order of issue, from task `first` on."""
+        for task, label in enumerate(self.label[first:].tolist(), first):
             streams = self.stream[task], self.also[task]
             found = self.labels[label]
             if any(s >= 0 and self.streams[s][0] == role for s in streams):

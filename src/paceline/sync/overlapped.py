@@ -10,143 +10,92 @@ priority.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from paceline.predict.distributed import Step
-from paceline.predict.gradients import Exchange, StageTime
-from paceline.predict.parallel import GATHER, REDUCE, Ranks
-from paceline.predict.rank import REDUCTION
-from paceline.predict.way import Array, Way
-from paceline.sim.overlap import Transfer
-from paceline.spec.prediction import Evidence
+from paceline.sim.program import Label
+from paceline.sim.work import GATHERS, REDUCTION, Exchange
 from paceline.spec.synchronisation import Relaxation
-from paceline.spec.workload import ITEMSIZE
 from paceline.sync.accuracy import accuracy
-from paceline.sync.layers import Layer, Layers
+from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes
 
 
-def shard_update(ranks: Ranks, device: Array, share: float) -> Array:
-    """Operators with an update of a share of the parameters only."""
-    update = ranks.layout.update
-    fixed = ranks.timed.costs.latency_s[ranks.timed.step.index[update:]]
-    device[update:] = fixed + np.maximum(0.0, device[update:] - fixed) * share
-    return device
-
-
-class Overlapped(Way):
+def overlapped(relax: Relaxation) -> Way:
     """Scattered behind each layer, gathered ahead of it."""
-
-    def __init__(self, relax: Relaxation) -> None:
-        self._accuracy = accuracy(relax)
-
-    @property
-    def accuracy(self) -> Evidence:
-        return self._accuracy
-
-    def transfers(self, ranks: Ranks) -> list[Transfer]:
-        if ranks.plan.dp == 1:
-            return []
-        layers = Layers(ranks)
-        scattered = [
-            ranks.transfer(REDUCE, self.sent(layers, layer), layer.ready, ranks.layout.update)
-            for layer in layers.listed
-        ]
-        gathered = [
-            ranks.transfer(GATHER, [("all_gather", layer.bytes, "dp")], 0, layer.needed)
-            for layer in sorted(layers.listed, key=lambda layer: layer.needed)
-        ]
-        return scattered + gathered
-
-    def sent(self, layers: Layers, layer: Layer) -> list[Exchange]:
-        """Its gradient, or its activations and errors where these take less time."""
-        gradient: list[Exchange] = [("reduce_scatter", layer.bytes, "dp")]
-        traded = self.traded(layers, layer)
-        return traded if traded and layers.ranks.total(traded) < layers.ranks.total(gradient) else gradient
-
-    def traded(self, layers: Layers, layer: Layer) -> list[Exchange]:
-        """A fully connected layer's activations to all ranks, and its errors to those that hold their rows;
-        nothing of others.
-        """
-        rows, matrix = layers.rows.get(layer.name, 0), layer.matrix
-        if not rows or matrix is None:
-            return []
-        outputs, inputs = matrix.shape
-        width = rows * ITEMSIZE[matrix.dtype]
-        return [
-            ("all_gather", layers.ranks.plan.dp * inputs * width, "dp"),
-            ("all_to_all", outputs * width, "dp"),
-        ]
-
-    def durations(self, ranks: Ranks, device: Array) -> Array:
-        """The update of a shard; as many FLOPs of the products whose gradients are traded, but what is
-        written is a shard.
-        """
-        dp, layers = ranks.plan.dp, Layers(ranks)
-        if dp == 1:
-            return device
-        device = shard_update(ranks, device, 1 / dp)
-        compute = ranks.timed.costs.compute_s[ranks.timed.step.index]
-        for layer in layers.listed:
-            if layer.matrix is not None and self.sent(layers, layer)[0][0] != "reduce_scatter":
-                place = ranks.layout.place(layer.matrix, "backward", 0) - 1
-                if place >= 0:
-                    device[place] = max(device[place] / dp, float(compute[place]))
-        return device
+    return Way(messages=scattered, accuracy=accuracy(relax), update_share=lambda replicas: 1 / replicas)
 
 
-class Prioritised(Way):
+def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
+    """A layer's gradient, or its activations and errors where these take less time; then its parameters."""
+    for layer in by_layer(gradients):
+        axis = layer[0].axis
+        whole: list[Exchange] = [("reduce_scatter", full_bytes(layer), axis)]
+        trade = traded(side, layer)
+        cheaper = bool(trade) and side.mesh.total(trade) < side.mesh.total(whole)
+        kept = sum(gradient.parameter_bytes for gradient in layer)
+        yield Message(
+            gradients=layer,
+            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in (trade if cheaper else whole)),
+            gather=(side.mesh.label(("all_gather", kept, axis), GATHERS),),
+            spared_s=spared_s(side, layer) if cheaper else 0.0,
+        )
+
+
+def traded(side: Side, layer: Sequence[Gradient]) -> list[Exchange]:
+    """A fully connected layer's activations to all ranks, and its errors to those that hold their rows;
+    nothing of others.
+    """
+    matrix = _matrix(layer)
+    if matrix is None:
+        return []
+    outputs, inputs = matrix.shape
+    row_bytes = matrix.rows * matrix.parameter_bytes / matrix.numel
+    return [
+        ("all_gather", side.mesh.group(matrix.axis).size * inputs * row_bytes, matrix.axis),
+        ("all_to_all", outputs * row_bytes, matrix.axis),
+    ]
+
+
+def spared_s(side: Side, layer: Sequence[Gradient]) -> float:
+    """Seconds that the product of a traded gradient saves: as many FLOPs, but what is written is a shard."""
+    matrix = _matrix(layer)
+    if matrix is None:
+        return 0.0
+    whole, arithmetic = matrix.product_s
+    return max(0.0, whole - max(whole / side.mesh.group(matrix.axis).size, arithmetic))
+
+
+def _matrix(layer: Sequence[Gradient]) -> Gradient | None:
+    """The weight of a fully connected layer."""
+    return next((g for g in layer if g.rows and len(g.shape) == 2), None)
+
+
+def prioritised(relax: Relaxation) -> Way:
     """All-reduce of layers; those that the next forward pass needs first go first."""
+    return Way(messages=in_priority, accuracy=accuracy(relax))
 
-    def __init__(self, relax: Relaxation) -> None:
-        self._accuracy = accuracy(relax)
 
-    @property
-    def accuracy(self) -> Evidence:
-        return self._accuracy
+def in_priority(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
+    """Of each layer's all-reduce, what the backward pass hides; and what is left, as it is needed."""
+    layers = list(by_layer(gradients))
+    sends = [side.mesh.label(("all_reduce", full_bytes(layer), layer[0].axis), REDUCTION) for layer in layers]
+    left = _left(side, layers, [send.seconds for send in sends])
+    for layer, send, rest in zip(layers, sends, left, strict=True):
+        hidden = replace(send, seconds=send.seconds - rest)
+        later = Label(REDUCTION, REDUCTION, rest, crowds=True)
+        yield Message(gradients=layer, reduce=(hidden,), gather=(later,) if rest else ())
 
-    def transfers(self, ranks: Ranks) -> list[Transfer]:
-        """What the backward pass hides of each layer's all-reduce; and what is left, in the order in which it
-        is needed.
-        """
-        if ranks.plan.dp == 1:
-            return []
-        layers = Layers(ranks).listed
-        sent: list[list[Exchange]] = [
-            [("all_reduce", sum(ranks.wire(p) for p in layer.parameters), "dp")] for layer in layers
-        ]
-        whole = [ranks.total(exchanges) for exchanges in sent]
-        left = self._left(ranks, layers, whole)
-        update = ranks.layout.update
-        hidden = [
-            ranks.part(REDUCE, exchanges, total - rest, layer.ready, update)
-            for layer, exchanges, total, rest in zip(layers, sent, whole, left, strict=True)
-        ]
-        later = [(layer.needed, rest) for layer, rest in zip(layers, left, strict=True) if rest]
-        return hidden + [
-            ranks.part(REDUCE, [], rest, 0, needed)
-            for needed, rest in sorted(later, key=lambda pair: pair[0])
-        ]
 
-    def _left(self, ranks: Ranks, layers: Sequence[Layer], whole: Sequence[float]) -> list[float]:
-        """Seconds of each layer's all-reduce that are not done when the backward pass ends."""
-        ends = np.concatenate([[0.0], np.cumsum(ranks.timed.step.device)])
-        stops = [float(ends[layer.ready]) for layer in layers[1:]] + [float(ends[ranks.layout.update])]
-        left, at = list(whole), 0.0
-        for i, (layer, until) in enumerate(zip(layers, stops, strict=True)):
-            at = max(at, float(ends[layer.ready]))
-            # of what is ready, the layer that runs first in the forward pass is the latest that became ready
-            for j in sorted(range(i + 1), key=lambda j: layers[j].needed):
-                sent = max(0.0, min(left[j], until - at))
-                left[j] -= sent
-                at += sent
-        return left
-
-    def finish(self, step: Step, parts: dict[str, float], stages: Sequence[StageTime]) -> dict[str, float]:
-        """Less of the reduction, where the next forward pass hides some."""
-        if not parts.get(REDUCTION):
-            return parts
-        room = max(stage.forward_s for stage in stages) * (1 - step.framework.contention)
-        first = step.total(self.exchanges(step, step.layer_parameters(), 0.0)[0])
-        return {**parts, REDUCTION: max(min(first, parts[REDUCTION]), parts[REDUCTION] - room)}
+def _left(side: Side, layers: Sequence[Sequence[Gradient]], whole: Sequence[float]) -> list[float]:
+    """Seconds of each layer's all-reduce that are not done when the backward pass ends."""
+    ready = [max(gradient.ready_s for gradient in layer) for layer in layers]
+    needed = [min(gradient.needed for gradient in layer) for layer in layers]
+    left, at = list(whole), 0.0
+    for i, until in enumerate([*ready[1:], side.backward_s]):
+        at = max(at, ready[i])
+        # of what is ready, the layer that the forward pass needs first is the one that became ready last
+        for j in sorted(range(i + 1), key=lambda j: needed[j]):
+            sent = max(0.0, min(left[j], until - at))
+            left[j] -= sent
+            at += sent
+    return left

@@ -2,7 +2,7 @@
 by itself.
 
     local SGD, DiLoCo   steps alone, and one average of the parameters in a period
-    ps-sync, ps-backup  every step through servers; the slowest few are not waited for
+    ps-backup           every step through servers; the slowest few are not waited for
     ps-async, easgd     workers and servers as a closed queueing network: a worker computes, sends, is served,
                         receives
     ps-bounded          the same, and nobody runs ahead of the slowest by more than a bound
@@ -16,25 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from statistics import NormalDist
+from dataclasses import dataclass
 
-from paceline.cost.collectives import collective_s, sigma
-from paceline.cost.memory import with_more
+from paceline.cost.collectives import collective_s
 from paceline.errors import PlanError
-from paceline.predict.distributed import Step
-from paceline.predict.interval import Z90, around
-from paceline.predict.parallel import Ranks, slowest_of
-from paceline.predict.way import Way
 from paceline.queueing.mva import Station, solve
-from paceline.sim.overlap import Transfer
-from paceline.spec.cluster import Cluster, Group
+from paceline.queueing.order_statistics import slowest_normal
+from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part, Stage
+from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.synchronisation import Relaxation
 from paceline.spec.vocabulary import Mode
 from paceline.sync.accuracy import accuracy
 from paceline.sync.servers import Servers, neighbour_s, servers
+from paceline.sync.way import Way, averaged
 
 #: share of computation that a device loses while it sends and receives beside it
 CONTENTION = 0.1
@@ -106,12 +101,6 @@ class Added:
     remarks: tuple[Evidence, ...] = ()
 
 
-def predict(replica: Replica) -> DistributedPrediction:
-    """The step of a replica with what its mode adds."""
-    mode = replica.plan.relax.mode
-    return answer(replica, _MODES[mode](replica))
-
-
 def periodic(replica: Replica) -> Added:
     """Local SGD and DiLoCo: an average once in a period; DiLoCo's outer step has a momentum and a copy of the
     parameters.
@@ -145,7 +134,9 @@ def island(plan: Plan, cluster: Cluster, replicas: int) -> int:
 
 
 def synchronous(replica: Replica) -> Added:
-    """Every step through servers; what the last backward and the first forward pass hide is not added."""
+    """Every step through servers, without the slowest; what the last backward and the first forward pass hide
+    is not added.
+    """
     found = _servers(replica)
     size = replica.parameters * replica.gradient_bytes
     senders = replica.replicas * replica.width
@@ -165,9 +156,7 @@ def straggling(replica: Replica) -> tuple[float, float]:
     cv, count, spare = replica.cluster.straggler_cv, replica.replicas, replica.plan.relax.backup
     if spare >= count:
         raise PlanError(f"plan cannot run: backup {spare}, but there are {count} workers")
-    # expected order statistics of a normal (Blom)
-    place = (count - spare - 0.375) / (count + 0.25)
-    late = max(0.0, NormalDist().inv_cdf(place)) if count > 1 else 0.0
+    late = max(0.0, slowest_normal(count, spare))
     return replica.alone.step_s * cv * late, (count - spare) / count
 
 
@@ -196,7 +185,7 @@ def asynchronous(replica: Replica) -> Added:
         seconds[WAITING] = (
             replica.alone.step_s
             * replica.cluster.straggler_cv
-            * slowest_of(replica.replicas)
+            * slowest_normal(replica.replicas)
             / math.sqrt(bound + 1)
         )
     late = (
@@ -261,10 +250,10 @@ def hogwild(replica: Replica) -> Added:
     )
 
 
-_MODES = {
+#: what each way adds to the step of a replica
+ADDED = {
     "local-sgd": periodic,
     "diloco": periodic,
-    "ps-sync": synchronous,
     "ps-backup": synchronous,
     "ps-async": asynchronous,
     "ps-bounded": asynchronous,
@@ -283,92 +272,16 @@ def _hosts(found: Servers) -> tuple[Evidence, ...]:
     return (Evidence(what=what, kind="declared", source="the plan"),)
 
 
-def answer(replica: Replica, more: Added) -> DistributedPrediction:
-    """The prediction of a replica by itself with an exchange added."""
-    alone, relax = replica.alone, replica.plan.relax
-    own, added = _seconds(replica, more)
-    step = sum(own.values()) + sum(added.values())
-    sent = sum(seconds for name, seconds in added.items() if name not in (WAITING, OUTER))
-    low, high = around(step, _sigma(replica, sent / step))
-    ratio, exposed = alone.step_s / step * more.used, alone.exposed_s + sent
-    stages = tuple(_with(stage, more.more_bytes) for stage in alone.stages)
-    fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
-    return replace(
-        alone,
-        plan=str(replica.plan),
-        step_s=step,
-        step_s_low=low,
-        step_s_high=high,
-        throughput=alone.throughput * ratio,
-        mfu=alone.mfu * ratio,
-        hfu=alone.hfu * alone.step_s / step,
-        exposed_s=exposed,
-        bound_by="communication" if exposed > 0.5 * step else alone.bound_by,
-        breakdown=_breakdown(alone, own, added, step),
-        stages=stages,
-        fit=Fit(
-            fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes
-        ),
-        provenance=(*alone.provenance, *more.remarks),
-        accuracy=accuracy(relax),
-        energy_j=None if alone.energy_j is None else alone.energy_j * step / alone.step_s,
-        cost_per_unit=None if alone.cost_per_unit is None else alone.cost_per_unit / ratio,
+def alone(relax: Relaxation) -> Way:
+    """Ranks that average every step within their island only, or not at all."""
+    return Way(
+        messages=averaged, accuracy=accuracy(relax), island=_island if relax.mode.averages_rarely else _none
     )
 
 
-def _seconds(replica: Replica, more: Added) -> tuple[dict[str, float], dict[str, float]]:
-    """Where the time of a replica goes by itself, and what the exchange adds."""
-    relax = replica.plan.relax
-    added = {name: seconds for name, seconds in more.seconds.items() if seconds > 0}
-    own = {part.name: part.seconds for part in replica.alone.breakdown}
-    late = own.pop(WAITING, 0.0)
-    # over the steps of a period, workers are late by less per step
-    if late and relax.mode.averages_rarely:
-        added[WAITING] = late / math.sqrt(relax.every)
-    return own, added
+def _island(plan: Plan, cluster: Cluster) -> int:
+    return island(plan, cluster, plan.dp)
 
 
-def _sigma(replica: Replica, sent: float) -> float:
-    """Standard deviation of the logarithm of a step, a share of which goes to what is sent."""
-    alone, network = replica.alone, 0.0
-    if replica.replicas > 1:
-        group = replica.cluster.group(replica.replicas, replica.stride)
-        network = float(sigma(1e7, group, replica.cluster, replica.library))
-    own = math.log(alone.step_s_high / alone.step_s) / Z90
-    return math.hypot((1 - sent) * own, sent * network)
-
-
-def _breakdown(
-    alone: DistributedPrediction, own: Mapping[str, float], added: Mapping[str, float], step: float
-) -> tuple[Part, ...]:
-    """The replica's parts and those that were added, largest first."""
-    kinds = {WAITING: "bubble", OUTER: "memory"}
-    listed = [replace(part, share=part.seconds / step) for part in alone.breakdown if part.name in own]
-    for name, seconds in added.items():
-        bound = kinds.get(name, "communication")
-        listed.append(
-            Part(name=name, seconds=seconds, share=seconds / step, count=1, bound_by=bound, flops=0.0)
-        )
-    return tuple(sorted(listed, key=lambda part: -part.seconds))
-
-
-def _with(stage: Stage, more: float) -> Stage:
-    """A stage whose device holds more."""
-    return replace(stage, memory=with_more(stage.memory, more))
-
-
-class Alone(Way):
-    """Ranks that average every step within their island only, or not at all."""
-
-    def __init__(self, relax: Relaxation) -> None:
-        self.relax = relax
-
-    def replicas(self, ranks: Ranks) -> Group:
-        periodic = self.relax.mode.averages_rarely
-        return ranks.cluster.group(island(ranks.plan, ranks.cluster, ranks.plan.dp) if periodic else 1)
-
-    def transfers(self, ranks: Ranks) -> list[Transfer]:
-        return ranks.usual_transfers() if self.replicas(ranks).size > 1 else []
-
-    def averages(self, step: Step) -> bool:
-        return False
+def _none(plan: Plan, cluster: Cluster) -> int:
+    return 1

@@ -1,78 +1,102 @@
 """Every step through parameter servers: gradients as they become ready, parameters back as the forward pass
 needs them.
+
+    ps-sync     servers on hosts, each with a node's network; gradients encoded if the plan says so
+    hosted      the framework keeps the parameters in the memory of the devices' own host
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from paceline.cost.compression import wire_bytes
-from paceline.predict.parallel import GATHER, REDUCE, Ranks
-from paceline.predict.way import Array, Way
-from paceline.sim.overlap import Transfer
-from paceline.spec.prediction import Evidence
+from paceline.cost.host_link import LINK_SHARE, SUM_BPS, link_rate
+from paceline.sim.program import Label
+from paceline.sim.work import GATHERS, REDUCTION
+from paceline.spec.cluster import Cluster
+from paceline.spec.compression import Scheme
 from paceline.spec.synchronisation import Relaxation
-from paceline.spec.workload import ITEMSIZE, Parameter
 from paceline.sync.accuracy import accuracy
-from paceline.sync.compressed import Coding
-from paceline.sync.layers import Layers
-from paceline.sync.overlapped import shard_update
+from paceline.sync.compressed import coded, codes_of, decoding_s, encoding_s
 from paceline.sync.servers import servers
+from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes, in_buckets
 
 
-class Served(Way):
-    """Servers sum and update; workers send gradients, encoded if the plan says so."""
-
-    def __init__(self, relax: Relaxation) -> None:
-        self.relax = relax
-        self._accuracy = accuracy(relax)
-
-    @property
-    def accuracy(self) -> Evidence:
-        return self._accuracy
-
-    @property
-    def state_bytes(self) -> float:
-        return self.relax.scheme.state_bytes if self.relax.compress else 0.0
-
-    def coding(self, ranks: Ranks) -> Coding:
-        """Encoders of the workers; servers send one sum."""
-        return Coding(ranks, self.relax.scheme, 1)
-
-    def transfers(self, ranks: Ranks) -> list[Transfer]:
-        count = ranks.plan.dp
-        if count == 1:
-            return []
-        found = servers(ranks.cluster, count, self.relax.servers)
-        layers, coding = Layers(ranks).listed, self.coding(ranks)
-        up, down = [], []
-        for layer in layers:
-            whole = float(sum(ranks.wire(p) for p in layer.parameters))
-            sent, back = (
-                _coded_bytes(coding, layer.parameters, count) if self.relax.compress else (whole, whole)
-            )
-            seconds = found.way_s(sent, count) + found.sum_s(whole, count)  # servers add up what they decoded
-            up.append(ranks.part(REDUCE, [], seconds, layer.ready, ranks.layout.update))
-            down.append(ranks.part(GATHER, [], found.way_s(back, count), 0, layer.needed))
-        return up + sorted(down, key=lambda transfer: transfer.needed)
-
-    def durations(self, ranks: Ranks, device: Array) -> Array:
-        if ranks.plan.dp == 1:
-            return device
-        coded = self.coding(ranks).added(device) if self.relax.compress else device
-        return shard_update(ranks, coded, 0.0)
-
-    def evidence(self, ranks: Ranks) -> Iterable[Evidence]:
-        return self.coding(ranks).evidence() if self.relax.compress and ranks.plan.dp > 1 else ()
+def served(relax: Relaxation) -> Way:
+    """Servers sum and update; workers send gradients layer by layer."""
+    scheme = relax.scheme
+    return Way(
+        messages=partial(through_servers, relax),
+        accuracy=accuracy(relax),
+        state_bytes=scheme.state_bytes if relax.compress else 0.0,
+        update_share=lambda replicas: 0.0 if replicas > 1 else 1.0,
+        code=scheme.title if relax.compress else "",
+    )
 
 
-def _coded_bytes(coding: Coding, parameters: Sequence[Parameter], workers: int) -> tuple[float, float]:
-    """Bytes of encoded gradients to servers, and back: of TernGrad a sum of as many ternary values as there
-    are workers, of others whole parameters."""
-    sent = back = 0.0
-    for p in parameters:
-        scheme = coding.schemes[p.name]
-        sent += wire_bytes(scheme, p.shape)
-        back += p.numel * (math.log2(1 + 2 * workers) / 8 if scheme.name == "terngrad" else ITEMSIZE[p.dtype])
-    return sent, back
+def through_servers(relax: Relaxation, side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
+    """A layer's gradient to the servers, and its parameters back."""
+    workers = side.mesh.plan.ranks
+    if side.mesh.group("dp").size == 1:
+        return
+    found, codes = servers(side.mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
+    for layer in by_layer(gradients):
+        whole, tensors = full_bytes(layer), coded(codes, layer)
+        sent = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
+        up, down = (sent, _back_bytes(layer, codes, workers)) if relax.compress else (whole, whole)
+        # servers add up what they decoded
+        push_s = found.way_s(up, workers) + found.sum_s(whole, workers)
+        yield Message(
+            gradients=layer,
+            reduce=(Label(REDUCTION, REDUCTION, push_s),),
+            gather=(Label(GATHERS, GATHERS, found.way_s(down, workers)),),
+            encode_s=encoding_s(tensors, side) if relax.compress else 0.0,
+            decode_s=decoding_s(tensors, 1, side) if relax.compress else 0.0,
+        )
+
+
+def _back_bytes(layer: Sequence[Gradient], codes: dict[str, Scheme], workers: int) -> float:
+    """Bytes from servers: of TernGrad a sum of as many ternary values as there are workers, of others whole
+    parameters.
+    """
+    trits = math.log2(1 + 2 * workers) / 8
+    ternary = [gradient for gradient in layer if codes[gradient.name].name == "terngrad"]
+    others = [gradient for gradient in layer if codes[gradient.name].name != "terngrad"]
+    return trits * sum(g.numel for g in ternary) + sum(g.parameter_bytes for g in others)
+
+
+# -- by the framework, on the devices' own hosts ---------------------------------------------------
+
+
+def through_hosts(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
+    """Every gradient to its host, where all of the node's are added up, and its parameter back."""
+    here = min(side.mesh.plan.dp, side.mesh.cluster.node_devices)
+    if side.mesh.group("dp").size == 1:
+        return
+    for bucket in in_buckets(side, gradients, lambda gradient: gradient.bytes):
+        size = full_bytes(bucket)
+        way_s = _host_way_s(side.mesh.cluster, size, here, side.mesh.plan.dp // here)
+        yield Message(
+            gradients=bucket,
+            reduce=(Label(REDUCTION, REDUCTION, way_s + here * size / SUM_BPS),),
+            gather=(Label(GATHERS, GATHERS, way_s),),
+            early=side.timing.early,
+        )
+
+
+def _host_way_s(cluster: Cluster, size: float, here: int, nodes: int) -> float:
+    """Seconds in which every device of a node copies so many bytes to the host or back, and nodes exchange
+    their parts.
+    """
+    copy_s = size / link_rate(cluster.device, here)
+    if nodes == 1:
+        return copy_s
+    network = next(tier for tier in reversed(cluster.tiers) if tier.network)
+    rate = network.node_bandwidth_Bps or network.bandwidth_Bps * cluster.node_devices
+    return copy_s + size * (nodes - 1) / nodes / (LINK_SHARE * rate)
+
+
+#: the framework's own server
+HOSTED = Way(messages=through_hosts, update_share=lambda replicas: 0.0 if replicas > 1 else 1.0)

@@ -38,6 +38,7 @@ from torch.optim import Optimizer
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.spec.vocabulary import ALIASES
 from paceline.train.hooks import unwrapped
+from paceline.train.split_state import gathered, load_model, optimizer_parts
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy, agree
 from paceline.units import show
@@ -92,6 +93,7 @@ class Checkpoints:
             "name": strategy.name if strategy else "",
             "random": torch.get_rng_state(),
         }
+        whole = gathered(whole, keep=self.rank == 0)
         copies = {f"rank{self.rank}.pt": _copy(own), **({"model.pt": _copy(whole)} if self.rank == 0 else {})}
         self._thread = threading.Thread(
             target=self._write, args=(step, copies), name="paceline-checkpoint", daemon=False
@@ -207,8 +209,9 @@ class Checkpoints:
         whole = _read(place / "model.pt")
         strategy = _strategy(optimizer)
         try:
-            unwrapped(model).load_state_dict(whole["model"])
-            (strategy.load_optimizer_state if strategy else optimizer.load_state_dict)(whole["optimizer"])
+            load_model(unwrapped(model), whole["model"])
+            load = strategy.load_optimizer_state if strategy else optimizer.load_state_dict
+            load(optimizer_parts(optimizer, whole["optimizer"]))
         except PacelineError:
             raise
         except (RuntimeError, ValueError) as error:

@@ -25,6 +25,7 @@ from paceline.spec import trained
 from paceline.spec.plan import Plan
 from paceline.spec.vocabulary import Precision, Sharding
 from paceline.train.memory import blocks_of
+from paceline.train.split_state import refuse_parts_of_one_rank
 from paceline.train.whole import Split, leave
 
 #: part of the names of a mesh's axes: torch's caches take meshes of the same names and ranks for one, and
@@ -77,6 +78,7 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
     new = dict(model.named_parameters())
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = [new[now] for name in wanted for now in renamed.get(name, [name])]
+    model.register_load_state_dict_pre_hook(_before_load)
     weak = weakref.ref(model)  # who keeps what undoes it does not keep the model
 
     def close() -> None:
@@ -85,6 +87,10 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
         leave(mesh)
 
     return close
+
+
+def _before_load(_: nn.Module, state: dict[str, Any], *rest: Any) -> None:
+    refuse_parts_of_one_rank(state)
 
 
 def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline import extend
 from paceline.errors import PacelineError, RunError
+from paceline.plan.workers import follow
 
 #: seconds that one answer may take
 LIMIT_S = 60.0
@@ -43,13 +44,18 @@ class Workers:
 
 
 def _pool(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_start, initargs=(extend.loaded(),))
+    return ProcessPoolExecutor(
+        count, get_context("spawn"), initializer=_start, initargs=(extend.loaded(), os.getpid())
+    )
 
 
-def _start(extensions: tuple[str, ...]) -> None:
-    """In a new process: Ctrl-C is the server's to hear, memory is limited, extensions are loaded."""
+def _start(extensions: tuple[str, ...], server: int) -> None:
+    """In a new process: it ends with the server, whose Ctrl-C is not its own; memory is limited, extensions
+    are loaded.
+    """
     import resource
 
+    follow(server)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     extend.load_all(extensions)

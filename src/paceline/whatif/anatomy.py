@@ -16,42 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from paceline import sync
-from paceline.catalog import frameworks
 from paceline.cost.collectives import bus_factor, choice
-from paceline.predict import parallel
+from paceline.predict.captured import Module
 from paceline.predict.distributed import Step
-from paceline.predict.parallel import Ranks
-from paceline.predict.simulated import simulation
-from paceline.predict.step import Conditions, Timed, as_run
-from paceline.predict.way import USUAL
+from paceline.predict.simulated import asked, simulation
 from paceline.spec.cluster import Cluster, Group
-from paceline.spec.plan import resolve
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.vocabulary import BoundBy
 from paceline.spec.whatif import Anatomy, Layer, Roof, Sent
 from paceline.spec.workload import Op, Workload
-from paceline.sync import averaged
 from paceline.whatif.subject import Subject
 
 
 def anatomy(subject: Subject, found: DistributedPrediction) -> Anatomy:
     """The anatomy of a predicted step."""
-    if isinstance(subject.model, Workload):
-        return _captured(subject, subject.model, found)
-    return _transformer(subject, found)
+    made = asked(subject.model, subject.cluster, subject.plan, subject.conditions)
+    step = simulation(made)
+    sends = max((list(step.collectives(role)) for role in range(made.plan.pp)), key=len)
+    sent = _sent(sends, made.mesh.group, subject.cluster, made.mesh.library)
+    if isinstance(made, Step):
+        return _transformer(subject, found, made, sent)
+    return _captured(subject, found, made, sent)
 
 
-def _captured(subject: Subject, workload: Workload, found: DistributedPrediction) -> Anatomy:
-    plan = parallel.resolve(subject.plan, workload, subject.cluster)
-    workload = as_run(workload, subject.cluster.device)
-    timed = Timed.of(workload, subject.cluster.device, Conditions())
-    conditions = Conditions(framework=frameworks.running(plan.framework or frameworks.USUAL, "modules"))
-    way = USUAL if plan.relax.plain else sync.way_of(plan)
-    ranks = Ranks(workload, subject.cluster, plan, conditions.synchronisation, timed, way)
-    seen = plan.pp == 1 and plan.relax.mode.every_step
-    sends = [exchange for transfer in (ranks.transfers() if seen else ()) for exchange in transfer.exchanges]
-    sent = _sent(sends, ranks.group, subject.cluster, ranks.library)
+def _captured(subject: Subject, found: DistributedPrediction, made: Module, sent: list[Sent]) -> Anatomy:
+    timed, plan, workload = made.timed, made.plan, made.workload
     runs = np.bincount(timed.step.index, minlength=timed.packed.size) * plan.micro_batches / plan.pp
     flops, moved = float((runs * timed.packed.flops).sum()), float((runs * timed.packed.moved).sum())
     layers = _layers(
@@ -59,7 +48,7 @@ def _captured(subject: Subject, workload: Workload, found: DistributedPrediction
         for segment, count in _counted(workload)
         for op in segment.ops
     )
-    return _put(subject, found, flops, moved, timed.peak_flops, sent, layers, ranks.group)
+    return _put(subject, found, flops, moved, timed.peak_flops, sent, layers, made.mesh.group)
 
 
 def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
@@ -67,22 +56,7 @@ def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
     yield from ((workload.segments[index], count) for index, count in sorted(counts.items()))
 
 
-def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
-    assert not isinstance(subject.model, Workload)
-    cluster = subject.cluster
-    step = averaged(
-        Step.of(
-            subject.model,
-            cluster,
-            resolve(subject.plan, cluster, subject.model),
-            None,
-            None,
-            subject.host_speed,
-        )
-    )
-    program = simulation(step).program
-    widest = max(range(step.plan.pp), key=lambda role: sum(1 for _ in program.collectives(role)))
-    sent = _sent(list(program.collectives(widest)), step.group, cluster, "nccl")
+def _transformer(subject: Subject, found: DistributedPrediction, step: Step, sent: list[Sent]) -> Anatomy:
     chunks = max(sum(layers for _, layers in mine) for mine in step.chunks())
     times = {"layer": chunks, "embedding": 1, "head": 1}
     totals = [0.0, 0.0]
@@ -90,22 +64,14 @@ def _transformer(subject: Subject, found: DistributedPrediction) -> Anatomy:
         count = times[name.partition(".")[0]] * step.plan.micro_batches
         for i, column in enumerate((step.found.packed.flops, step.found.packed.moved)):
             totals[i] += count * float(column[step.place(name)].sum())
-    again = step.recomputed_flops * chunks * step.plan.micro_batches
+    flops = totals[0] + step.recomputed_flops * chunks * step.plan.micro_batches
     layers = _layers(
         (op, name, times[name.partition(".")[0]])
         for name, piece in step.pieces.items()
         for op in piece.piece.ops
     )
-    return _put(
-        subject,
-        found,
-        totals[0] + again,
-        totals[1],
-        step.chip.peaks[step.plan.precision],
-        sent,
-        layers,
-        step.group,
-    )
+    peak = step.chip.peaks[step.plan.precision]
+    return _put(subject, found, flops, totals[1], peak, sent, layers, step.mesh.group)
 
 
 def _sent(

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from paceline.errors import PlanError
 from paceline.spec.plan import Plan
+from paceline.spec.synchronisation import PLAIN
 from paceline.spec.whatif import BreakEven, Comparison, Row
-from paceline.sync import without
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject
 
@@ -54,7 +54,7 @@ def _merged(base: Plan, given: Plan) -> Plan:
 
 def find_break_even(subject: Subject) -> BreakEven:
     """The network's rates at which a relaxed plan is faster than the same plan without the relaxation."""
-    plain = replace(subject, plan=without(subject.plan))
+    plain = replace(subject, plan=replace(subject.plan, relax=PLAIN))
     tier = next((t for t in reversed(subject.cluster.tiers) if t.network), subject.cluster.tiers[-1])
 
     def pays(factor: float) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from paceline import api
 from paceline.capture import capture
-from paceline.catalog import clusters, frameworks
+from paceline.catalog import clusters
 from paceline.cost.curves import Curves, curves_for
 from paceline.errors import SpecError
-from paceline.predict import parallel, simulated
+from paceline.predict import simulated
 from paceline.predict.step import Conditions
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
@@ -68,12 +68,11 @@ class Subject:
 
     def predict(self, *, trace: bool = False) -> DistributedPrediction:
         """One step; with `trace`, its timeline too."""
-        if isinstance(self.model, Workload):
-            framework = frameworks.running(self.plan.framework or frameworks.USUAL, "modules")
-            conditions = Conditions(framework=framework, host_speed=self.host_speed, curves=self.curves)
-            return parallel.predict(self.model, self.cluster, self.plan, conditions=conditions, trace=trace)
-        how: dict[str, Any] = {"host_speed": self.host_speed, "curves": self.curves}
-        return simulated.predict(self.model, self.cluster, self.plan, trace=trace, **how)
+        return simulated.predict(self.model, self.cluster, self.plan, self.conditions, trace=trace)
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(host_speed=self.host_speed, curves=self.curves)
 
     @property
     def title(self) -> str:

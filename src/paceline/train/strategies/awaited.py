@@ -73,6 +73,9 @@ class Awaited(Tensor):
         with plain_functions():
             if func in KNOWN:
                 return func(*args, **(kwargs or {}))
+            if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+                with torch.no_grad():  # into the memory from which the step reads
+                    return _fetched(Tensor.copy_, args, {})
             return _fetched(func, args, kwargs or {})
 
     @classmethod

@@ -74,8 +74,9 @@ class DDP(Strategy):
         """In place of the model's own."""
         if model is not self.model:  # a copy of it
             return type(model).forward(model, *args, **kwargs)
-        if not torch.is_grad_enabled():
-            return self._ddp.module(*args, **kwargs)
+        captured = next(model.parameters()).is_meta
+        if captured or not torch.is_grad_enabled():
+            return self._ddp.module.forward(*args, **kwargs)
         self._passed = True
         return self._ddp(*args, **kwargs)
 

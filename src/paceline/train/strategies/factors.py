@@ -123,9 +123,9 @@ class FactorPart(Part):
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """The layer; where gradients are wanted, without one of its own for the weight. In a copy of the
-        model, a plain layer.
+        model, or while a step is captured, a plain layer.
         """
-        if not torch.is_grad_enabled() or layer is not self.layer:
+        if not torch.is_grad_enabled() or layer is not self.layer or layer.weight.is_meta:
             return F.linear(x, layer.weight, layer.bias)
         if not x.requires_grad:
             x = x.detach().requires_grad_()  # the first layer: so that its errors are seen

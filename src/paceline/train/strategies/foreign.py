@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from paceline.train.split_state import gathered, optimizer_parts
 from paceline.train.strategies.base import Strategy
 
 
@@ -60,8 +61,8 @@ class Foreign(Strategy):
             close()
 
     def optimizer_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.optimizer.state_dict()
+        state: dict[str, Any] = gathered(self.optimizer.state_dict())
         return state
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+        self.optimizer.load_state_dict(optimizer_parts(self.optimizer, state))

@@ -3,6 +3,7 @@ contradictions.
 """
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -18,10 +19,14 @@ import torch
 import paceline as pl
 from paceline.catalog import clusters, devices
 from paceline.errors import PlanError
-from paceline.predict import parallel
-from paceline.predict.parallel import Layout, buckets, predict, resolve, slowest_of
+from paceline.predict.degrees import resolve
+from paceline.predict.layout import Layout
+from paceline.predict.simulated import asked, predict, simulation
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_one
+from paceline.queueing.order_statistics import slowest_normal
+from paceline.sim import mesh
+from paceline.sim.program import buckets
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import DDP, SYNCHRONISATIONS, get
 
@@ -58,36 +63,37 @@ def test_one_device_is_the_step_of_one_device(case, device):
         predict_one(captured(case), devices.get(device)),
         predict(captured(case), clusters.get(f"1x{device}"), Plan()),
     )
-    assert (p.step_s, p.step_s_low, p.step_s_high) == (one.step_s, one.step_s_low, one.step_s_high)
-    assert p.memory == one.memory and p.exposed_s == 0 and p.throughput == one.throughput
+    assert (p.step_s, p.step_s_low, p.step_s_high, p.throughput) == pytest.approx(
+        (one.step_s, one.step_s_low, one.step_s_high, one.throughput)
+    )
+    assert p.memory == one.memory and p.exposed_s == 0
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("style", SYNCHRONISATIONS)
 def test_without_communication_many_are_as_fast_as_one(case, style, monkeypatch):
-    monkeypatch.setattr(parallel, "collective_s", lambda *_: 0.0)
+    monkeypatch.setattr(mesh, "collective_s", lambda *_: 0.0)
     if get(style).server:
         return  # its update is the host's
-    p = predict(captured(case), NODE, Plan(), conditions=Conditions(exchange=replace(get(style), copies=0.0)))
+    p = predict(captured(case), NODE, Plan(), Conditions(exchange=replace(get(style), copies=0.0)))
     assert p.step_s == pytest.approx(predict_one(captured(case), NODE.device).step_s)
 
 
+def sent(workload, plan):
+    """Bytes by collective that a rank sends in a step."""
+    out = Counter()
+    for op, size, _ in simulation(asked(workload, NODE, plan)).collectives(0):
+        out[op] += size
+    return out
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_all_gradients_are_reduced_once(case, monkeypatch):
-    sent = []
-    monkeypatch.setattr(parallel, "collective_s", lambda op, size, *_: sent.append((op, size)) or 1e-3)
+def test_all_gradients_are_reduced_once(case):
     workload = captured(case)
-    predict(workload, NODE, Plan())
-    assert {op for op, _ in sent} == {"all_reduce"} and sum(size for _, size in sent) == gradients(workload)
-    sent.clear()
-    predict(workload, NODE, Plan(sharding="zero1"))
-    assert {
-        op: sum(size for o, size in sent if o == op) for op in ("reduce_scatter", "all_gather")
-    } == dict.fromkeys(("reduce_scatter", "all_gather"), gradients(workload))
-    sent.clear()
-    predict(workload, NODE, Plan(sharding="fsdp", reshard=False))
-    every = sum(p.bytes for p in workload.parameters)
-    assert sum(size for op, size in sent if op == "reduce_scatter") == every
+    whole, every = gradients(workload), sum(p.bytes for p in workload.parameters)
+    assert sent(workload, Plan()) == {"all_reduce": whole}
+    assert sent(workload, Plan(sharding="zero1")) == {"reduce_scatter": whole, "all_gather": whole}
+    assert sent(workload, Plan(sharding="fsdp", reshard=False))["reduce_scatter"] == every
 
 
 @settings(max_examples=30)
@@ -118,7 +124,7 @@ def test_a_faster_network_is_never_slower(case, sharding, factor, accumulate):
 def test_every_synchronisation_runs_and_costs_something(style):
     workload = captured("cnn")
     cluster = clusters.get("4xp100-node-10gbe")
-    p = predict(workload, cluster, Plan(), conditions=Conditions(exchange=get(style)))
+    p = predict(workload, cluster, Plan(), Conditions(exchange=get(style)))
     assert p.step_s > predict_one(workload, cluster.device).step_s and p.exposed_s > 0
     assert p.to_dict()["breakdown"]
 
@@ -126,7 +132,7 @@ def test_every_synchronisation_runs_and_costs_something(style):
 def test_overlap_hides_what_would_follow_the_backward_pass():
     workload = captured("lm")
     plans = [predict(workload, NODE, Plan(framework=style)).exposed_s for style in ("ddp", "after-backward")]
-    assert plans[0] < 0.5 * plans[1]
+    assert plans[0] < 0.7 * plans[1]  # what is sent slows operators beside it down
 
 
 def test_accumulated_gradients_are_reduced_once_per_step():
@@ -142,16 +148,17 @@ def test_accumulated_gradients_are_reduced_once_per_step():
 def test_all_wait_for_the_slowest():
     workload = captured("cnn")
     plain, uneven = (predict(workload, replace(NODE, straggler_cv=cv), Plan()) for cv in (0.0, 0.1))
-    assert uneven.step_s == pytest.approx(plain.step_s * (1 + 0.1 * slowest_of(8)))
+    computing = plain.step_s - plain.exposed_s
+    assert uneven.step_s == pytest.approx(plain.step_s + 0.1 * slowest_normal(8) * computing)
     alone = clusters.get("1xv100-sxm-16gb")
     assert (
         predict(workload, replace(alone, straggler_cv=0.1), Plan()).step_s
         == predict(workload, alone, Plan()).step_s
     )
     assert (
-        slowest_of(1) == 0
-        and slowest_of(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)
-        and slowest_of(8) == pytest.approx(1.42, abs=0.02)
+        slowest_normal(1) == 0
+        and slowest_normal(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)
+        and slowest_normal(8) == pytest.approx(1.42, abs=0.02)
     )
     mixed = replace(NODE, nodes=2, mix=((devices.get("p100-sxm"), 1),))
     assert predict(captured("tables"), mixed, Plan()).device == "p100-sxm"
@@ -164,7 +171,7 @@ def test_buckets_by_hand():
     assert buckets([3, 3, 3, 3, 3], cap=6, first=2) == [[0], [1, 2], [3, 4]]
     assert buckets([3, 3, 3], cap=0) == [[0], [1], [2]]
     assert buckets([3, 3, 3], cap=math.inf) == [[0, 1, 2]]
-    assert buckets([1, 1, 1, 1], cap=100, spans=[0.0, 0.1, 0.9, 1.0], cycle_s=0.5) == [[0, 1], [2, 3]]
+    assert buckets([1, 1, 1, 1], cap=100, times=[0.0, 0.1, 0.9, 1.0], cycle_s=0.5) == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("case", ["cnn", "lm", "rnn"])

@@ -11,12 +11,12 @@ pytest.importorskip("torch", reason="capture needs torch")
 
 import paceline as pl
 from paceline.catalog import clusters
-from paceline.predict.blocks import Pipeline
-from paceline.predict.parallel import predict, resolve
-from paceline.predict.step import Conditions, Timed
+from paceline.predict.captured import Module
+from paceline.predict.captured_memory import activations, live
+from paceline.predict.captured_work import from_capture
+from paceline.predict.simulated import asked, predict
 from paceline.predict.step import predict as predict_one
 from paceline.spec.plan import SCHEDULES, Plan
-from paceline.spec.synchronisation import DDP
 
 CASES = {
     "cnn": ("resnet50", {"batch": 8, "image": 64, "optimizer": "sgd"}),
@@ -31,11 +31,8 @@ def captured(case):
     return pl.capture(model, **options)
 
 
-def pipeline(case, words):
-    plan = resolve(Plan.parse(words), captured(case), CLUSTER)
-    return Pipeline(
-        captured(case), CLUSTER, plan, DDP, Timed.of(captured(case), CLUSTER.device, Conditions())
-    )
+def pipeline(case, words) -> Module:
+    return asked(captured(case), CLUSTER, Plan.parse(words))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -46,16 +43,15 @@ def test_chunks_are_the_whole_model(case, words):
     made = replace(made, plan=replace(made.plan, gbs=made.plan.dp * workload.batch))
     step = made.timed.step
     update = made.layout.update
-    spent = sum(chunk.forward_s + chunk.backward_s + chunk.recompute_s for chunk in made.chunks)
-    assert spent == pytest.approx(step.device[:update].sum())
-    assert sum(chunk.forward_host_s + chunk.backward_host_s for chunk in made.chunks) == pytest.approx(
-        step.issue[:update].sum()
-    )
-    assert sum(chunk.parameter_bytes for chunk in made.chunks) == sum(p.bytes for p in workload.parameters)
-    assert sum(chunk.activations for chunk in made.chunks) == pytest.approx(1) and made.chunks[-1].sends == 0
+    pieces = [piece for passed in from_capture(made).passes.values() for piece in passed.pieces]
+    assert sum(piece.seconds for piece in pieces) == pytest.approx(step.device[:update].sum())
+    assert sum(piece.host_s for piece in pieces) == pytest.approx(step.issue[:update].sum())
+    assert sum(made.parameter_bytes) == sum(p.bytes for p in workload.parameters)
+    assert sum(activations(made)) == pytest.approx(1) and made.chunks[-1].sends == 0
     assert all(chunk.sends > 0 for chunk in made.chunks[:-1])
-    assert sum(made.update_s(rank) for rank in range(made.plan.pp)) == pytest.approx(
-        step.device[update:].sum()
+    copies = 2 * made.style.copies * sum(made.gradient_bytes) / made.timed.chip.bandwidth
+    assert sum(role.update[-1].seconds for role in from_capture(made).roles) == pytest.approx(
+        step.device[update:].sum() + copies
     )
 
 
@@ -108,19 +104,19 @@ def test_schedules_hold_what_they_hold():
     gpipe, other = (pipeline("lm", f"pp=4 {word} gbs={64 * 4}") for word in ("gpipe", "1f1b"))
     assert gpipe.plan.micro_batches == 16
     for rank in range(4):
-        assert gpipe.in_flight(rank) == pytest.approx(16 * gpipe.held(rank)[0].activations)
-        assert other.in_flight(rank) == pytest.approx((4 - rank) * other.held(rank)[0].activations)
+        assert live(gpipe, rank) == pytest.approx(16 * activations(gpipe)[rank])
+        assert live(other, rank) == pytest.approx((4 - rank) * activations(other)[rank])
 
 
 def test_trace_of_one_rank():
     workload = captured("cnn")
     for words in ("ddp", "fsdp", f"zero1 gbs={16 * 8 * 2}"):
         p = predict(workload, CLUSTER, Plan.parse(words), trace=True)
-        names = {span.name for span in p.timeline.spans if span.stream == "dp"}
+        names = {span.name for span in p.timeline.spans if span.stream in ("dp", "shard")}
         assert names == {"ddp": {"ncclDevKernel_AllReduce"}}.get(
             words, {"ncclDevKernel_ReduceScatter", "ncclDevKernel_AllGather"}
         )
-        device = [span for span in p.timeline.spans if span.stream == "device"]
+        device = [span for span in p.timeline.spans if span.stream == "compute"]
         assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(device)) and len(device) >= sum(
             len(workload.segments[i].ops) for i in workload.order
         )

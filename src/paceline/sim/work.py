@@ -52,6 +52,8 @@ class Transfer:
     needed: int = END
     #: the chunk whose pass that is, where it is one of many
     chunk: int = -1
+    #: what the device does with the gradients first, such as to encode them
+    before: Label | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +92,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """What all roles do in a step."""
 
     title: str

@@ -1,0 +1,274 @@
+"""A captured module on the ranks of a plan: its chunks, its gradients, what is exchanged, and what is known
+of the step besides its time.
+
+    ddp             gradients in buckets, in the order in which they become ready; awaited by the optimizer
+    zero1, zero2    buckets are reduced and scattered; parameters gathered before the next step
+    fsdp, hsdp      each block's parameters gathered before it runs, forward and backward; its gradients
+                    scattered after
+    pp              the forward pass cut between modules into chunks that take about as long as one another
+
+The micro-batch is the batch that the workload was captured with; what is accumulated before is not reduced
+(but sharded parameters are gathered and gradients scattered each time). `captured_work.py` says what the
+ranks do, `captured_memory.py` what they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.cost import memory as memory_model
+from paceline.cost.collectives import sigma
+from paceline.predict.answer import Passes, StepFacts, network_evidence
+from paceline.predict.captured_memory import stage_memory
+from paceline.predict.layout import Chunk, Layout, Unit, cut, whole
+from paceline.predict.step import Timed
+from paceline.sim.mesh import Mesh
+from paceline.spec import schedules
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import Evidence, Stage
+from paceline.spec.synchronisation import Synchronisation
+from paceline.spec.vocabulary import Precision, Sharding
+from paceline.spec.workload import ITEMSIZE, Op, Parameter, Workload
+from paceline.sync.way import BucketRule, Gradient, Message, Side, Way
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A workload on the ranks of a resolved plan."""
+
+    workload: Workload
+    cluster: Cluster
+    plan: Plan
+    timed: Timed
+    style: Synchronisation
+    way: Way
+    #: pieces of the program show their operators, for a trace
+    detailed: bool = False
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.workload)
+
+    @cached_property
+    def operators(self) -> list[Op]:
+        """Every operator that runs."""
+        return [op for index in self.workload.order for op in self.workload.segments[index].ops]
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return Mesh(self.plan, self.cluster, self.way.island(self.plan, self.cluster))
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """The model from its first chunk to its last."""
+        if self.plan.pp == 1:
+            return [whole(self.layout)]
+        step, each = self.timed.step, schedules.get(self.plan.schedule).chunks_per_rank(self.plan.vpp)
+        return cut(self.layout, step.issue, step.device, self.plan.pp * each)
+
+    @cached_property
+    def seconds(self) -> tuple[Array, Array]:
+        """Seconds of each operator on host and device."""
+        issue, device = self.timed.step.issue, self.timed.step.device
+        if self.cluster.device.kind == "cpu":  # the cores that issue are those that compute
+            return np.zeros_like(issue), issue + device
+        return issue, device
+
+    @cached_property
+    def homes(self) -> dict[str, tuple[int, int]]:
+        """Of each parameter, its chunk and the operator before which the forward pass needs it."""
+        starts = [chunk.forward[0] for chunk in self.chunks]
+        places = {p.name: self.layout.place(p, "forward", 0) for p in self.workload.parameters}
+        return {
+            name: (max(0, int(np.searchsorted(starts, place, side="right")) - 1), place)
+            for name, place in places.items()
+        }
+
+    @cached_property
+    def parameter_bytes(self) -> list[int]:
+        """Of each chunk."""
+        return self._bytes(self.workload.parameters)
+
+    @cached_property
+    def gradient_bytes(self) -> list[int]:
+        """Of each chunk, as they are kept."""
+        return self._bytes([parameter for parameter in self.workload.parameters if parameter.ready >= 0])
+
+    def _bytes(self, parameters: Sequence[Parameter]) -> list[int]:
+        out = [0] * len(self.chunks)
+        for parameter in parameters:
+            out[self.homes[parameter.name][0]] += parameter.bytes
+        return out
+
+    @cached_property
+    def units(self) -> list[list[Unit]]:
+        """Of each chunk, what is in none of its blocks, then its blocks."""
+        _, *blocks = self.layout.units
+        out = []
+        for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True):
+            mine = [unit for unit in blocks if chunk.forward[0] <= unit.forward[0] < chunk.forward[1]]
+            rest = max(0, size - sum(unit.bytes for unit in mine))
+            out.append([Unit(rest, chunk.forward, chunk.backward), *mine])
+        return out
+
+    @property
+    def gathered_share(self) -> float:
+        """Bytes of gathered parameters over those kept: mixed precision gathers what it computes with."""
+        return 0.5 if Precision(self.workload.precision).autocast else 1.0
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which what is sharded is spread."""
+        return 1 if self.plan.sharding.whole else self.mesh.shards
+
+    @property
+    def update_share(self) -> float:
+        """Of the optimizer's state and work, what one rank has."""
+        if self.plan.sharding is Sharding.NONE:
+            return 1.0
+        return self.way.update_share(self.mesh.replicas) if self.shards == 1 else 1 / self.shards
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    @property
+    def timing(self) -> BucketRule:
+        """When the framework reduces gradients."""
+        style = self.style
+        late = not style.overlap or (self.plan.micro_batches > 1 and not style.overlap_accumulated)
+        return BucketRule(
+            bucket_bytes=self.plan.bucket_bytes if style.bucket_bytes is None else style.bucket_bytes,
+            first_bytes=style.first_bucket_bytes,
+            cycle_s=style.cycle_s,
+            early=not late,
+            gathers_early=False,
+        )
+
+    @cached_property
+    def gradients(self) -> list[Gradient]:
+        """In the order in which the model lists its parameters."""
+        ends = np.concatenate([[0.0], np.cumsum(self.seconds[1])])
+        turns = {parameter.name: (turn, place) for turn, (parameter, place) in enumerate(self.layout.ready())}
+        rows = self._rows()
+        return [
+            self._gradient(parameter, *turns[parameter.name], ends, rows)
+            for parameter in self.workload.parameters
+            if parameter.name in turns
+        ]
+
+    def _gradient(
+        self, parameter: Parameter, turn: int, place: int, ends: Array, rows: dict[str, int]
+    ) -> Gradient:
+        chunk, needed = self.homes[parameter.name]
+        width = ITEMSIZE[parameter.dtype]
+        half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
+        layer = parameter.name.rpartition(".")[0]
+        return Gradient(
+            name=parameter.name,
+            shape=parameter.shape,
+            bytes=parameter.numel * (min(2, width) if half else width),
+            parameter_bytes=parameter.numel * width,
+            turn=turn,
+            ready=(chunk, place),
+            needed=(chunk, needed),
+            ready_s=float(ends[place]),
+            layer=layer,
+            rows=rows.get(layer, 0),
+            product_s=self._product_s(parameter) if layer in rows else (0.0, 0.0),
+        )
+
+    def _rows(self) -> dict[str, int]:
+        """Rows of the activations that each fully connected layer multiplies: samples, or tokens."""
+        forward = [segment for segment in self.workload.segments if segment.phase == "forward"]
+        products = [op for segment in forward for op in segment.ops if op.kind == "gemm" and op.flops]
+        return {op.module: self.workload.units_per_step for op in products}
+
+    def _product_s(self, parameter: Parameter) -> tuple[float, float]:
+        """Seconds of the operator that makes a gradient, and of its arithmetic."""
+        place = self.layout.place(parameter, "backward", 0) - 1
+        if place < 0:
+            return 0.0, 0.0
+        return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
+
+    @cached_property
+    def side(self) -> Side:
+        """The ranks, as a way of synchronising sees them."""
+        backward_s = float(self.seconds[1][: self.layout.update].sum())
+        return Side(mesh=self.mesh, chip=self.timed.chip, timing=self.timing, backward_s=backward_s)
+
+    @cached_property
+    def messages(self) -> list[list[Message]]:
+        """What each stage of the pipeline exchanges once in a step."""
+        if self.plan.sharding is Sharding.NONE or self.plan.sharding.shards_parameters:
+            return [[] for _ in range(self.plan.pp)]
+        out = []
+        for rank in range(self.plan.pp):
+            mine = self.mesh.chunks(rank)
+            found = [gradient for gradient in self.gradients if gradient.ready[0] in mine]
+            out.append(list(self.way.messages(self.side, found)))
+        return out
+
+    # -- the answer --------------------------------------------------------------------------------
+
+    def facts(self, passes: Passes) -> StepFacts:
+        """What an answer says of the step besides its time."""
+        plan, workload = self.plan, self.workload
+        again = sum(op.flops for op in self.operators if op.phase == "recompute")
+        samples = plan.dp * plan.micro_batches
+        stages = tuple(
+            Stage(
+                layers=sum(self.chunks[number].parts for number in self.mesh.chunks(rank)),
+                forward_s=forward_s,
+                backward_s=backward_s,
+                memory=stage_memory(self, rank),
+            )
+            for rank, (forward_s, backward_s) in enumerate(passes)
+        )
+        fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+        return StepFacts(
+            model=workload.name,
+            cluster=self.cluster,
+            plan=plan,
+            seq=workload.seq or 0,
+            precision=workload.precision,
+            unit=workload.unit,
+            units=samples * workload.units_per_step,
+            parameters=workload.parameter_count,
+            flops=samples * (workload.flops - again),
+            executed_flops=samples * workload.flops,
+            peak_flops=self.timed.peak_flops * plan.ranks,
+            stages=stages,
+            fit=memory_model.fit(workload, fullest),
+            provenance=self.provenance(),
+        )
+
+    def sigma(self, step: float, exposed: float, bubble: float) -> float:
+        """Standard deviation of the logarithm: operators by their groups, exposed communication by its
+        network.
+        """
+        group, network = self.mesh.group("dp"), 0.0
+        if group.size > 1:
+            network = float(sigma(self.plan.bucket_bytes, group, self.cluster, self.mesh.library))
+        share = min(1.0, exposed / step)
+        own = self.timed.step_sigma(step / self.plan.micro_batches)
+        return math.hypot((1 - share) * own, share * network)
+
+    def provenance(self) -> Iterator[Evidence]:
+        """What the times rest on."""
+        yield from self.timed.provenance()
+        if self.plan.dp > 1:
+            yield from network_evidence(self.cluster)
+            how = f"buckets and overlap of {self.style.title}"
+            if self.plan.sharding.shards_parameters:
+                how = "gathers and overlap of PyTorch FSDP"
+            yield Evidence(what=how, kind="derived", source="the framework's code")

@@ -1,0 +1,224 @@
+"""What the ranks of a captured module do: its operators cut into pieces wherever something is released or
+waited for. The host issues pieces ahead of the device, across passes and steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.predict import exchange, sharded
+from paceline.predict.captured import Array, Module
+from paceline.predict.layout import Unit
+from paceline.predict.sharded import ShardedBlock
+from paceline.sim.program import Builder, Label, Program
+from paceline.sim.work import END, GATHERS, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
+from paceline.spec import schedules
+from paceline.spec.vocabulary import Sharding
+from paceline.spec.workload import Op
+
+#: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights:
+#: two products of equal size
+WEIGHT_SHARE = 0.5
+#: lines of a breakdown by the phase of operators, where they differ
+PARTS = {"recompute": "recomputation"}
+#: operators between which a pass is cut, its first and its end among them
+Edges = list[int]
+
+
+def from_capture(module: Module) -> StepWork:
+    """What the ranks of a step do."""
+    return _Captured(module).work()
+
+
+@dataclass(frozen=True)
+class _Captured:
+    module: Module
+
+    def work(self) -> StepWork:
+        m = self.module
+        kinds = "FBIW" if schedules.get(m.plan.schedule).splits else "FB"
+        numbers = range(len(m.chunks))
+        sends = [("send_recv", chunk.sends, "pp") for chunk in m.chunks[:-1]]
+        return StepWork(
+            title=f"{m.workload.name} on {m.cluster.name}",
+            roles=tuple(map(self._in_pieces, self.roles)),
+            passes={(number, kind): self.passed(number, kind) for number in numbers for kind in kinds},
+            hops={number: (m.mesh.label(sent, TRANSFERS),) for number, sent in enumerate(sends)},
+            contention=m.style.contention,
+            runs_ahead=True,
+        )
+
+    # -- operators ---------------------------------------------------------------------------------
+
+    @cached_property
+    def device(self) -> Array:
+        """Seconds of each operator on the device, with what adding up gradients takes, without what traded
+        gradients spare.
+        """
+        m = self.module
+        device = m.seconds[1].copy()
+        for message in (message for mine in m.messages for message in mine if message.spared_s):
+            matrix = next(gradient for gradient in message.gradients if gradient.product_s[0])
+            device[matrix.ready[1] - 1] -= message.spared_s
+        if m.plan.micro_batches > 1:  # each backward pass adds to what is there: two reads and a write
+            kept = 1 / m.shards if m.plan.sharding.shards_gradients else 1.0
+            for chunk, size in zip(m.chunks, m.gradient_bytes, strict=True):
+                device[chunk.backward[1] - 1] += 3 * kept * size / m.timed.chip.bandwidth
+        return device
+
+    @cached_property
+    def parts(self) -> NDArray[np.str_]:
+        """The line of the breakdown of each operator."""
+        phases = [segment.phase for segment in self.module.workload.segments]
+        return np.array([PARTS.get(phase, phase) for phase in phases])[self.module.timed.step.segment]
+
+    def piece(self, name: str, part: str, first: int, last: int) -> Label:
+        """Operators one after another as one task."""
+        parts, device = self.parts[first:last], self.device[first:last]
+        return replace(
+            _stretch(name, part, self.module.seconds[0][first:last], device),
+            parts={str(line): float(device[parts == line].sum()) for line in np.unique(parts)},
+            reads_back=bool((self.module.timed.step.syncs == last - 1).any()),
+            body=self._in_detail(first, last) if self.module.detailed else None,
+        )
+
+    def _in_detail(self, first: int, last: int) -> Program:
+        """Operators as a program of their own, for a trace."""
+        builder = Builder()
+        device = builder.stream(0)
+        for place in range(first, last):
+            op = self.module.operators[place]
+            builder.add(device, Label(op.name, op.phase, float(self.device[place]), details=_details(op)))
+        return builder.build()
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    def passed(self, number: int, kind: str) -> Pass:
+        """One direction of one micro-batch through a chunk."""
+        edges = self.edges[number, kind != "F"]
+        name = "forward" if kind == "F" else "backward"
+        weight_s = self._weight_s(number) if kind in "IW" else 0.0
+        pieces = [Label("weight gradients", name, weight_s)]
+        if kind != "W":
+            pieces = [self.piece(f"{name} of chunk {number}", name, *edge) for edge in pairwise(edges)]
+        moved = [_located(transfer, edges) for transfer in self.sharded(number, kind)]
+        return Pass(
+            kind,
+            tuple(pieces),
+            tuple(sorted(moved, key=lambda transfer: transfer.release)),
+            weight_s if kind == "I" else 0.0,
+        )
+
+    def _weight_s(self, number: int) -> float:
+        """Seconds of a chunk's backward pass that a schedule may put off: gradients of weights."""
+        timed, (first, last) = self.module.timed, self.module.chunks[number].backward
+        products = timed.packed.kinds.map(lambda kind: float(kind in ("gemm", "conv")))[timed.step.index]
+        again = self.parts[first:last] != "backward"
+        return WEIGHT_SHARE * float((self.device * products)[first:last][~again].sum())
+
+    def sharded(self, number: int, kind: str) -> Iterator[Transfer]:
+        """Gathers and scatters of a chunk's blocks; places are operators."""
+        m = self.module
+        if not m.plan.sharding.shards_parameters:
+            return iter(())
+        root, *blocks = (self._block(unit, kind) for unit in m.units[number])
+        return sharded.transfers(m.plan, kind, root, sorted(blocks, key=lambda block: block.first))
+
+    def _block(self, unit: Unit, kind: str) -> ShardedBlock:
+        m = self.module
+        first, end = unit.forward if kind == "F" else unit.backward
+        scattered = ("reduce_scatter", float(unit.bytes), "shard")
+        reduced = ("all_reduce", unit.bytes / m.shards, "replicas")
+        return ShardedBlock(
+            gathers=(m.mesh.label(("all_gather", unit.bytes * m.gathered_share, "shard"), GATHERS),),
+            scatters=tuple(m.mesh.label(sent, REDUCTION) for sent in (scattered, reduced)),
+            first=first,
+            end=end,
+        )
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        """What each stage does besides its passes; places are operators."""
+        m = self.module
+        return [
+            exchange.role(m.mesh.chunks(rank), mine, self.update(rank))
+            for rank, mine in enumerate(m.messages)
+        ]
+
+    def update(self, rank: int) -> Label:
+        """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
+        m, first = self.module, self.module.layout.update
+        mine = sum(m.gradient_bytes[number] for number in m.mesh.chunks(rank))
+        stage = mine / max(1, sum(m.gradient_bytes)) if m.plan.pp > 1 else 1.0
+        fixed = m.timed.costs.latency_s[m.timed.step.index[first:]]
+        whole = self.device[first:]
+        device = stage * np.where(whole > fixed, fixed + (whole - fixed) * m.update_share, whole)
+        buckets = m.plan.sharding is not Sharding.NONE and not m.plan.sharding.shards_parameters
+        if buckets and len(device):
+            device[0] += 2 * m.style.copies * mine / m.timed.chip.bandwidth
+        label = _stretch("update", "optimizer", stage * m.seconds[0][first:], device)
+        shown = m.detailed and m.plan.pp == 1
+        return replace(label, body=self._in_detail(first, len(self.device))) if shown else label
+
+    @cached_property
+    def edges(self) -> dict[tuple[int, bool], Edges]:
+        """Where the passes of each chunk, forward and backward, are cut."""
+        m = self.module
+        places: dict[tuple[int, bool], set[int]] = defaultdict(set)
+        for transfer in (transfer for role in self.roles for transfer in role.reduces):
+            places[transfer.chunk, True].add(transfer.release)
+        for transfer in (transfer for role in self.roles for transfer in role.gathers):
+            places[transfer.chunk, False].add(transfer.needed)
+        out = {}
+        for number, chunk in enumerate(m.chunks):
+            for kind, (first, last) in (("F", chunk.forward), ("B", chunk.backward)):
+                wanted = places[number, kind == "B"].union(m.timed.step.syncs + 1)
+                for transfer in self.sharded(number, kind):
+                    wanted |= {transfer.release, transfer.needed}
+                out[number, kind == "B"] = [first, *sorted(p for p in wanted if first < p < last), last]
+        return out
+
+    def _in_pieces(self, role: Role) -> Role:
+        """A role whose places are pieces."""
+        return replace(
+            role,
+            reduces=tuple(_located(t, self.edges[t.chunk, True]) for t in role.reduces),
+            gathers=tuple(_located(t, self.edges[t.chunk, False]) for t in role.gathers),
+        )
+
+
+def _stretch(name: str, part: str, issue: Array, device: Array) -> Label:
+    """Operators one after another: seconds of the device, and of the host to issue them; the last of them
+    ends no sooner than any operator, once issued, and all behind it have run.
+    """
+    if not len(device):
+        return Label(name, part, 0.0)
+    issued, left = np.cumsum(issue), np.cumsum(device[::-1])[::-1]
+    host_s = float(issued[-1])
+    drain_s = float((issued + left).max()) - host_s
+    return Label(name, part, float(left[0]), host_s=host_s, drain_s=drain_s)
+
+
+def _located(transfer: Transfer, edges: Sequence[int]) -> Transfer:
+    """A transfer between operators as one between pieces, which lie between edges."""
+    release, needed = (
+        place if place == END else bisect_left(edges, place, hi=len(edges) - 1)
+        for place in (transfer.release, transfer.needed)
+    )
+    return replace(transfer, release=release, needed=END if needed == len(edges) - 1 else needed)
+
+
+def _details(op: Op) -> dict[str, object]:
+    """What a trace says of an operator."""
+    moved = op.bytes_read + op.bytes_written
+    return {"module": op.module, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops, "bytes": moved}
