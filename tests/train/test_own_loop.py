@@ -95,13 +95,7 @@ def test_oddities_of_models_and_loops_under_every_strategy():
 
 def test_half_precision_passes_under_overlap_are_those_under_all_reduce():
     runs = [
-        (
-            "odd",
-            {
-                "strategy": f"ddp {average} bf16",
-                "options": options,
-            },
-        )
+        ("odd", {"strategy": f"ddp {average} bf16", "options": options})
         for average, options in (
             ("allreduce", {"find_unused_parameters": True}),  # torch's DDP wants to know
             ("overlap", {"most_bytes": 20000}),

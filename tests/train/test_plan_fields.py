@@ -16,7 +16,7 @@ from paceline.errors import PlanError
 from paceline.spec import defaults, trained
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.synchronisation import PLAIN, Relaxation
-from paceline.spec.vocabulary import Mode, Sharding
+from paceline.spec.vocabulary import ALIASES, Mode, Sharding
 from paceline.sync import rarely
 from paceline.sync.servers import servers
 from paceline.train.launch import run
@@ -244,3 +244,12 @@ def test_islands_are_those_that_are_predicted(mode, nodes, each):
     wanted = rarely.island(plan, cluster, nodes * each)
     assert defaults.island(mode, nodes * each, each, nodes) == wanted
     assert defaults.servers(nodes) == servers(cluster, nodes * each).count or nodes == 1
+
+
+def test_the_documentation_has_these_tables():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    rows = [f"| `{name}` | {does} |" for name, does in trained.TRAINED.items()]
+    rows += [f"| `{word}` | `{same}` |" for word, same in ALIASES.items()]
+    rows += [f"| `{way}` |" for way in defaults.DEFAULTS]
+    assert not [row for row in rows if row not in text]
+    assert f"| {defaults.DEFAULTS[Mode.DILOCO].source} |" in text
