@@ -29,7 +29,10 @@ HONOURED = {
     "dp": [("ddp dp=2 fp32", "strategy", "ddp")],
     "tp": [("tp=2 fp32", "split", 16)],
     "pp": [("pp=2 mbs=2 gbs=8 fp32", "stages", 1)],
-    "vpp": [("pp=2 vpp=2 interleaved mbs=2 gbs=8 fp32", "stages", 2)],
+    "vpp": [
+        ("pp=2 vpp=2 interleaved mbs=2 gbs=8 fp32", "stages", 2),
+        ("pp=2 vpp=2 zb-v mbs=2 gbs=8 fp32", "stages", 2),
+    ],
     "schedule": [
         ("pp=2 gpipe mbs=2 gbs=8 fp32", "schedule", "ScheduleGPipe"),
         ("pp=2 1f1b mbs=2 gbs=8 fp32", "schedule", "Schedule1F1B"),
