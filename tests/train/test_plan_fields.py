@@ -16,7 +16,7 @@ from paceline.errors import PlanError
 from paceline.spec import defaults, trained
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.synchronisation import PLAIN, Relaxation
-from paceline.spec.vocabulary import Mode, Sharding
+from paceline.spec.vocabulary import ALIASES, Mode, Sharding
 from paceline.sync import rarely
 from paceline.sync.servers import servers
 from paceline.train.launch import run
@@ -29,7 +29,10 @@ HONOURED = {
     "dp": [("ddp dp=2 fp32", "strategy", "ddp")],
     "tp": [("tp=2 fp32", "split", 16)],
     "pp": [("pp=2 mbs=2 gbs=8 fp32", "stages", 1)],
-    "vpp": [("pp=2 vpp=2 interleaved mbs=2 gbs=8 fp32", "stages", 2)],
+    "vpp": [
+        ("pp=2 vpp=2 interleaved mbs=2 gbs=8 fp32", "stages", 2),
+        ("pp=2 vpp=2 zb-v mbs=2 gbs=8 fp32", "stages", 2),
+    ],
     "schedule": [
         ("pp=2 gpipe mbs=2 gbs=8 fp32", "schedule", "ScheduleGPipe"),
         ("pp=2 1f1b mbs=2 gbs=8 fp32", "schedule", "Schedule1F1B"),
@@ -244,3 +247,12 @@ def test_islands_are_those_that_are_predicted(mode, nodes, each):
     wanted = rarely.island(plan, cluster, nodes * each)
     assert defaults.island(mode, nodes * each, each, nodes) == wanted
     assert defaults.servers(nodes) == servers(cluster, nodes * each).count or nodes == 1
+
+
+def test_the_documentation_has_these_tables():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    rows = [f"| `{name}` | {does} |" for name, does in trained.TRAINED.items()]
+    rows += [f"| `{word}` | `{same}` |" for word, same in ALIASES.items()]
+    rows += [f"| `{way}` |" for way in defaults.DEFAULTS]
+    assert not [row for row in rows if row not in text]
+    assert f"| {defaults.DEFAULTS[Mode.DILOCO].source} |" in text

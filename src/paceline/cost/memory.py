@@ -115,7 +115,9 @@ def fit(workload: Workload, found: Memory) -> Fit:
         blocks = [s for s in workload.segments if s.phase == Phase.FORWARD and s.path]
         largest = max((sum(s.net.values()) for s in blocks), default=0)
         kept = sum(
-            1 for i in workload.order if workload.segments[i].phase == "forward" and workload.segments[i].path
+            1
+            for i in workload.order
+            if workload.segments[i].phase == Phase.FORWARD and workload.segments[i].path
         )
         if largest and kept:
             saved = sum(

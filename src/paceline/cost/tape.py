@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cost import make
 from paceline.spec.framework import Framework
 from paceline.spec.transformer import Transformer
-from paceline.spec.vocabulary import Fusion, Precision
+from paceline.spec.vocabulary import Fusion, Precision, TensorOverlap
 from paceline.spec.workload import ITEMSIZE, Op
 
 
@@ -145,9 +145,9 @@ def linear(
         make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == Fusion.NONE)
     )
     if parallel == "column":
-        gather_parts(s, t.forward, places if overlap == "full" else ())
+        gather_parts(s, t.forward, places if overlap == TensorOverlap.FULL else ())
     elif parallel == "row":
-        reduce_parts(s, t.forward, places if overlap == "full" else ())
+        reduce_parts(s, t.forward, places if overlap == TensorOverlap.FULL else ())
 
     def back(piece: Piece) -> None:
         if cast:
@@ -172,10 +172,10 @@ def linear(
         # reduced
         if parallel == "column":
             if s.framework.regathers:
-                gather_parts(s, piece, data if overlap != "none" else ())
-            reduce_parts(s, piece, weight if overlap != "none" else ())
+                gather_parts(s, piece, data if overlap != TensorOverlap.NONE else ())
+            reduce_parts(s, piece, weight if overlap != TensorOverlap.NONE else ())
         elif parallel == "row":
-            gather_parts(s, piece, data if overlap == "full" else ())
+            gather_parts(s, piece, data if overlap == TensorOverlap.FULL else ())
 
     t.steps.append(back)
 

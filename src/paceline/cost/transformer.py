@@ -28,7 +28,17 @@ from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, lin
 from paceline.cost.tape import Shape as Shape
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
-from paceline.spec.vocabulary import AttentionKernel, Fusion, Precision, Recompute, Selective, StateKeeper
+from paceline.spec.vocabulary import (
+    AttentionKernel,
+    ContextExchange,
+    Fusion,
+    NormKind,
+    Positions,
+    Precision,
+    Recompute,
+    Selective,
+    StateKeeper,
+)
 from paceline.spec.workload import ITEMSIZE, Op
 
 Array = NDArray[np.float64]
@@ -173,7 +183,7 @@ def _latent(t: Tape) -> None:
 
 
 def _norm(t: Tape) -> None:
-    s, rms = t.s, t.s.model.norm == "rms"
+    s, rms = t.s, t.s.model.norm == NormKind.RMS
     t.run(
         [make.norm(s.local, s.model.hidden, s.dtype, rms=rms)],
         [make.norm(s.local, s.model.hidden, s.dtype, True, rms)],
@@ -197,7 +207,7 @@ def _residual(t: Tape) -> None:
 
 def _rotary(t: Tape) -> None:
     s = t.s
-    if s.model.positions != "rotary":
+    if s.model.positions != Positions.ROTARY:
         return
     passes = ROTARY_PASSES if s.framework.fusion == Fusion.NONE else 1
     for width in (s.model.q_size // s.tp, max(s.model.kv_size // s.tp, s.model.head_dim)):
@@ -217,7 +227,7 @@ def _core(t: Tape) -> None:
     keys, causal = s.seq, m.causal
     if s.cp > 1:
         keys, causal = (s.seq // 2 if m.causal else s.seq), False
-    if s.context == "all-to-all" and s.cp > 1:
+    if s.context == ContextExchange.ALL_TO_ALL and s.cp > 1:
         heads, queries, keys, causal = max(1, heads // s.cp), s.seq, s.seq, m.causal
     if s.framework.unpadded:  # gathers, and scatters into zeros
         moved = moved_op("index", "gather", s.dtype, s.framework.unpadded * s.tokens * m.q_size // s.tp)
@@ -272,7 +282,7 @@ def _context(s: Shape, piece: Piece, behind: tuple[int, ...], backward: bool = F
         return
     size = ITEMSIZE[s.dtype]
     kv = 2.0 * s.tokens * max(s.model.kv_size // s.tp, s.model.head_dim) * size
-    if s.context == "ring":
+    if s.context == ContextExchange.RING:
         piece.send("all_gather", kv * s.cp, "cp", behind, s.cp)
         if backward:
             piece.send("reduce_scatter", kv * s.cp, "cp", behind, s.cp)
@@ -295,7 +305,7 @@ def _embedding(t: Tape) -> None:
     )
     reduce_parts(s, t.forward)
     t.steps.append(lambda piece: gather_parts(s, piece))
-    if m.positions == "learned":
+    if m.positions == Positions.LEARNED:
         t.run(
             [make.pointwise(elements, s.dtype, 2)], [moved_op("aten.sum", "elementwise", s.dtype, elements)]
         )

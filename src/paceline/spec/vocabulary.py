@@ -178,6 +178,21 @@ class PassKind(Word):
     WEIGHT = "W"
 
 
+class NormKind(Word):
+    """Norms of a transformer: with a mean and a bias, or the root mean square alone."""
+
+    LAYER = "layer"
+    RMS = "rms"
+
+
+class Positions(Word):
+    """How a transformer knows the order of tokens."""
+
+    LEARNED = "learned"
+    ROTARY = "rotary"
+    ALIBI = "alibi"
+
+
 class AttentionKernel(Word):
     """One flash-attention kernel, or two products round a fused softmax."""
 

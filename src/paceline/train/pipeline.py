@@ -89,6 +89,8 @@ class Pipeline:
                 )
         plan = trained.resolved(plan, dist.get_world_size(), agree(local_ranks(dist.get_world_size())))
         self.plan, self._order = plan, schedules.get(plan.schedule)
+        #: of the whole model
+        self._chunks = plan.pp * self._order.chunks_per_rank(plan.vpp)
         if not self._order.trains:
             runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
             raise PlanError(f"pipelines run under {', '.join(runs)}; got {plan.schedule!r}")
@@ -98,8 +100,8 @@ class Pipeline:
         device = next(model.parameters()).device
         self._mesh: DeviceMesh | None = (mesh := mesh_of(plan, device))
         self.replica, place, _ = self._arranged(mesh)
-        chunks = plan.pp * plan.vpp
-        counts = stage_layers(len(model.blocks), plan.pp * plan.vpp)  # type: ignore[arg-type]
+        chunks = self._chunks
+        counts = stage_layers(len(model.blocks), chunks)  # type: ignore[arg-type]
         starts = [sum(counts[:i]) for i in range(chunks)]
         mine = [i for i in range(chunks) if self._owner(i) == place]
         everything = list(model.blocks)  # type: ignore[arg-type]
@@ -130,7 +132,7 @@ class Pipeline:
         plan, ranks = self.plan, mesh.mesh.reshape(-1, self.plan.pp, self.plan.tp)
         self.dp = len(ranks)
         replica, place, lane = ((ranks == dist.get_rank()).nonzero()[0]).tolist()
-        ends = sorted({0, self._owner(plan.pp * plan.vpp - 1)})
+        ends = sorted({0, self._owner(self._chunks - 1)})
         # every rank takes part in making every group
         peers = {
             (p, t): dist.new_group(ranks[:, p, t].tolist()) for p in range(plan.pp) for t in range(plan.tp)
