@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -12,7 +12,7 @@ from paceline import units
 from paceline.capture import capture
 from paceline.catalog import clusters, devices, frameworks, transformers
 from paceline.cost.curves import Curves
-from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownSizes, nearest
+from paceline.errors import DoesNotFit, PacelineError, SpecError, UnknownName, UnknownSizes, nearest
 from paceline.predict import simulated
 from paceline.predict.step import Conditions
 from paceline.predict.step import predict as predict_workload
@@ -97,7 +97,7 @@ def predict(
     if cluster is None:
         if device is None or isinstance(device, Plan) or plan is not None:
             raise SpecError("give a device for one device, or a cluster (and a plan) for many")
-        target = devices.get(device) if isinstance(device, str) else device
+        target = device if isinstance(device, Device) else devices.get(device)
         style = _framework(framework or frameworks.USUAL, "modules")
         return predict_workload(
             _workload(model, options), target, Conditions(framework=style, curves=curves), trace=trace
@@ -108,7 +108,7 @@ def predict(
     if plan is not None:
         words = plan
     chosen = words if isinstance(words, Plan) else Plan.parse(str(words))
-    where = clusters.get(cluster) if isinstance(cluster, str) else cluster
+    where = cluster if isinstance(cluster, Cluster) else clusters.get(cluster)
     if framework is not None and chosen.framework:
         raise SpecError(
             f"the plan names framework {chosen.framework}; give it there or as an argument, not both"
@@ -176,12 +176,14 @@ def plan(
         for name, size in (("gbs", gbs), ("seq", seq), ("most", most), ("processes", processes))
     )
     top = checks.whole("top", top)
-    tokens = None if tokens is None else units.parse(tokens, "count")
-    deadline_s = None if deadline_s is None else units.parse(deadline_s, "time")
+    tokens = checks.above_zero("tokens", tokens, "count")
+    deadline_s = checks.above_zero("deadline_s", deadline_s, "time")
     fix, forbid, allow, pareto = (_split(words) for words in (fix, forbid, allow, pareto))
     where = _clusters(cluster, gpus, device)
     if price_per_s is not None:
-        rate = units.parse(price_per_s, "price_rate") if isinstance(price_per_s, str) else price_per_s
+        rate = price_per_s
+        if isinstance(rate, str):  # a text without a unit is per hour, a number per second
+            rate = units.parse(rate, "price_rate")
         where = tuple(one.priced(rate) for one in where)
     check_axes(pareto, where)
     sized = sizes(model)
@@ -226,7 +228,11 @@ def plan(
 
 def _split(words: Sequence[str] | str) -> list[str]:
     """Words that are given one by one, or several in a text."""
-    return words.replace(",", " ").split() if isinstance(words, str) else list(words)
+    if isinstance(words, str):
+        return words.replace(",", " ").split()
+    if not isinstance(words, Iterable):
+        raise SpecError(f"words are given in a text or in a list, got {words!r}")
+    return [checks.text("a word of a plan", word) for word in words]
 
 
 def _not_captured(option: str, model: str) -> str:
@@ -284,7 +290,7 @@ def _clusters(cluster: Cluster | str | None, gpus: str | None, device: str | Non
             "give a cluster, or a number of GPUs and their device (--gpus 64..4096 --device h100-sxm)"
         )
     if cluster is not None:
-        return (clusters.get(cluster) if isinstance(cluster, str) else cluster,)
+        return (cluster if isinstance(cluster, Cluster) else clusters.get(cluster),)
     low, _, high = str(gpus).partition("..")
     if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1 or int(high or low) < int(low):
         raise SpecError(f"--gpus takes a number or a range such as 64..4096, got {gpus!r}")
@@ -349,6 +355,10 @@ def _saved(model: Any) -> bool:
 def _workload(model: Any, options: dict[str, Any]) -> Workload:
     """A captured workload as it is, anything else captured."""
     if not isinstance(model, Workload) and not _saved(model):
+        known = list(inspect.signature(capture).parameters)[1:]
+        for option in options:
+            if option not in known:
+                raise UnknownName("option", option, known, f"options of a capture are {', '.join(known)}")
         return capture(model, **options)
     saved = model if isinstance(model, Workload) else Workload.load(Path(model))
     compiled = options.pop("compile", False)

@@ -126,8 +126,12 @@ class UnknownName(PacelineError, KeyError):
         return self.message
 
 
-def nearest(got: str, allowed: Iterable[str], count: int = 3) -> list[str]:
-    """The names closest to `got`: by spelling, then by containing it."""
+def nearest(got: object, allowed: Iterable[str], count: int = 3) -> list[str]:
+    """The names closest to `got`: by spelling, then by containing it; a value that is no text is close to
+    none.
+    """
+    if not isinstance(got, str):
+        return []
     names = list(allowed)
     folded = {name.lower(): name for name in names}
     close = difflib.get_close_matches(got.lower(), folded, n=count, cutoff=0.6)

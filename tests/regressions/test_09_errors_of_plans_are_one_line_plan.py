@@ -15,6 +15,7 @@ from paceline.catalog import frameworks
 from paceline.errors import PacelineError, PlanError, SpecError, UnknownName
 from paceline.sched.live.driver import EngineAway
 from paceline.sim.timeline import Timeline
+from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
 from paceline.whatif.subject import Subject
 
@@ -90,6 +91,18 @@ def test_a_size_that_is_not_whole_is_one_line():
             Subject.of("alexnet", "8xp100-node-10gbe", "ddp", **{name: value})
 
 
+def test_amounts_of_a_job_are_above_zero():
+    for name, value in (("tokens", -1), ("tokens", "0"), ("deadline_s", 0.0), ("price_per_s", float("nan"))):
+        with pytest.raises(SpecError, match="above zero, got "):
+            pl.plan(TINY, "1xdgx-a100", **{"gbs": 16, "tokens": 1e9, name: value})
+
+
+def test_a_misspelt_option_of_a_capture_brings_the_nearest():
+    for where in (("h200",), ("ddp", "1xdgx-a100")):
+        with pytest.raises(UnknownName, match="unknown option 'bacth'; did you mean 'batch'"):
+            pl.predict("alexnet", *where, bacth=3)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -126,3 +139,26 @@ def test_files_are_named_by_texts_too(tmp_path):
     trace = str(tmp_path / "trace.json.gz")
     pl.predict(workload, "h200", trace=True).timeline.save(trace)
     assert Timeline.load(trace).spans
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: pl.predict(TINY, plan="", cluster=3), "cluster must be a string, got 3"),
+        (lambda: pl.predict("resnet18", 3), "device must be a string, got 3"),
+        (lambda: pl.predict("resnet18", "h200", precision=3), "unknown precision 3; allowed: fp32"),
+        (lambda: pl.predict("resnet18", "h200", optimizer=3), "optimizer must be a string, got 3"),
+        (lambda: pl.predict("resnet18", "h200", framework=3), "framework must be a string, got 3"),
+        (lambda: pl.predict("resnet18", "h200", batch=2**70), "batch must be at most 1.1e"),
+        (lambda: pl.plan(TINY, 3, gbs=32), "cluster must be a string, got 3"),
+        (lambda: pl.plan(TINY, "dgx-h100", gbs=32, fix=[3]), "a word of a plan must be a string, got 3"),
+        (lambda: pl.plan(TINY, "dgx-h100", gbs=32, fix=3), "in a text or in a list, got 3"),
+        (lambda: pl.plan(TINY, "dgx-h100", gbs=32, objective=3), "unknown objective 3; expected one of"),
+        (lambda: Plan.parse(3), "plan must be a string, got 3"),
+        (lambda: Plan.parse(f"gbs={2**70}"), "plan: gbs must be at most 1.1e"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_line(ask, message):
+    with pytest.raises(PacelineError) as caught:
+        ask()
+    assert message in str(caught.value) and "\n" not in str(caught.value)

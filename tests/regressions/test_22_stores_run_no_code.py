@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import re
 import socket
 import sys
@@ -19,7 +20,9 @@ from paceline.train.asynchronous import server
 from paceline.train.asynchronous.launch import Local
 from paceline.train.asynchronous.wire import Rendezvous, serve_store
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.launch import run
 
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 SOURCE = Path(__file__).parents[2] / "src"
 COUNTING = str(Path(__file__).parents[1] / "train" / "asynchronous" / "counting.py")
 
@@ -52,6 +55,13 @@ def test_a_store_listens_on_the_address_it_is_given_only():
     store = serve_store("127.0.0.1")
     assert reached("127.0.0.1", store.port)
     assert not reached("127.0.0.2", store.port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which ports are open is read from /proc")
+@pytest.mark.parametrize("plan", ["ddp", "ps-async"])
+def test_ranks_of_one_machine_listen_on_its_loopback_interface_only(plan):
+    ranks = run("workers_22:ports", world=2, arguments={"plan": plan}, environment=HERE, timeout_s=100)
+    assert ranks == [[], []]
 
 
 def test_other_machines_are_not_sent_to_a_loopback_address(monkeypatch):

@@ -54,6 +54,9 @@ class DeviceWork(NamedTuple):
     flops: float = 0.0
     tags: tuple[str, ...] = ()
     dtype: str | None = None
+    #: see `spec.workload.Op`
+    needs: Sequence[Tensor] = ()
+    makes: Sequence[Tensor] = ()
 
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any], Any], Iterator[DeviceWork] | list[DeviceWork]]
@@ -441,28 +444,37 @@ def _plain_softmax_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: 
 @handles("nll_loss_forward", "nll_loss2d_forward")
 def _nll(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     # reads one log-probability per row: a gather followed by a small reduction in one block
-    return [DeviceWork("gather", [args[1]], tensors(out), (args[1].numel(),), tags=("single-block",))]
+    rows = (args[1].numel(),)
+    return [DeviceWork("gather", [args[1]], tensors(out), rows, tags=("single-block",), needs=[args[0]])]
 
 
 @handles("nll_loss_backward", "nll_loss2d_backward")
 def _nll_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     yield DeviceWork("fill", [], [out], (out.numel(),))
-    yield DeviceWork("gather", [args[2]], [args[2]], (args[2].numel(),), tags=("single-block",))
+    yield DeviceWork(
+        "gather",
+        [args[2]],
+        [args[2]],
+        (args[2].numel(),),
+        tags=("single-block",),
+        needs=[args[0]],
+        makes=[out],
+    )
 
 
 @handles("embedding", "index_select", "gather", "index", "take", "masked_select")
 def _gather(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[DeviceWork]:
     index = [t for t in tensors(args) if not t.is_floating_point()]
-    return [DeviceWork("gather", [*index, out], [out], (out.numel(),))]
+    source = [t for t in tensors(args) if t.is_floating_point()]
+    return [DeviceWork("gather", [*index, out], [out], (out.numel(),), needs=source)]
 
 
 @handles("embedding_dense_backward")
 def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     grad, index = args[0], args[1]
     yield DeviceWork("fill", [], [out], (out.numel(),))
-    yield DeviceWork(
-        "scatter", [grad, index], [grad], (grad.numel(),), tags=("sorted", f"rows{index.numel()}")
-    )
+    tags = ("sorted", f"rows{index.numel()}")
+    yield DeviceWork("scatter", [grad, index], [grad], (grad.numel(),), tags=tags, makes=[out])
 
 
 @handles(
@@ -487,7 +499,8 @@ def _scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterato
     # the out-of-place form copies first
     if writes and writes[0] is not target and not _shares(writes[0], target):
         yield DeviceWork("copy", [target], writes, (target.numel(),))
-    yield DeviceWork("scatter", tensors(args[1:]), [source], (source.numel(),), tags=("atomic",))
+    reads, size = tensors(args[1:]), (source.numel(),)
+    yield DeviceWork("scatter", reads, [source], size, tags=("atomic",), makes=writes)
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
@@ -548,7 +561,7 @@ def _is_padding(args: tuple[Any, ...]) -> bool:
 @handles("select_backward", "slice_backward", "diagonal_backward", "unfold_backward", "as_strided_scatter")
 def _view_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Iterator[DeviceWork]:
     yield DeviceWork("fill", [], [out], (out.numel(),))
-    yield DeviceWork("copy", [args[0]], [args[0]], (args[0].numel(),), tags=("strided",))
+    yield DeviceWork("copy", [args[0]], [args[0]], (args[0].numel(),), tags=("strided",), makes=[out])
 
 
 @handles(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import UnknownName
+from paceline.spec import checks
 from paceline.spec.workload import ITEMSIZE, Access, Op, Segment
 
 #: multi-tensor kernels take the tensors apart into chunks of so many elements,
@@ -56,9 +57,9 @@ def names() -> list[str]:
 
 def check(name: str) -> tuple[OptimizerRule, str]:
     """The rule and implementation of an optimizer name."""
-    base, _, how = (
-        name.rpartition("-") if name.endswith(tuple(f"-{h}" for h in IMPLEMENTATIONS)) else (name, "", "")
-    )
+    base, how = checks.text("optimizer", name), ""
+    if name.endswith(tuple(f"-{way}" for way in IMPLEMENTATIONS)):
+        base, _, how = name.rpartition("-")
     if base not in RULES:
         raise UnknownName(
             "optimizer",

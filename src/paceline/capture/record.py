@@ -251,7 +251,21 @@ class StepRecorder:
             ):
                 dtype = "tf32"
             reads, writes = self._accesses(work.reads), self._accesses(work.writes)
-            op = Op(name, work.kind, phase, module, dtype, work.flops, reads, writes, work.dims, work.tags)
+            needs, makes = (tuple(map(self.tensor_id, some)) for some in (work.needs, work.makes))
+            op = Op(
+                name,
+                work.kind,
+                phase,
+                module,
+                dtype,
+                work.flops,
+                reads,
+                writes,
+                work.dims,
+                work.tags,
+                needs,
+                makes,
+            )
             self.events.append(LogEntry("op", segment, op=op))
             self._traffic += op.bytes_read + op.bytes_written
             for access in (*reads, *writes):

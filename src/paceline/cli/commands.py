@@ -9,6 +9,8 @@ from cyclopts import App, Parameter
 
 from paceline import __version__
 from paceline.cli import (
+    analyze,
+    audit,
     bench,
     calibrate,
     capture,
@@ -45,6 +47,8 @@ for _command in (
     whatif.whatif,
     explain.explain,
     diagnose.diagnose,
+    analyze.analyze,
+    audit.audit,
     explore.explore,
     simulate.simulate,
     capture.capture,

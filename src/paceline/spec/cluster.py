@@ -32,7 +32,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline import units
 from paceline.errors import SpecError, nearest
 from paceline.spec import checks
 from paceline.spec.device import Device
@@ -172,8 +171,8 @@ class Cluster:
 
     def priced(self, per_s: float) -> Cluster:
         """This cluster at so many USD per second of each device, whatever the catalog says."""
-        if per_s <= 0:
-            raise SpecError(f"a price is above zero, got {units.show(per_s, 'price_rate')}")
+        if not 0 < per_s < math.inf:
+            raise SpecError(f"a price is above zero, got {per_s:g} USD per second of a device")
         fact = Fact(value=per_s, kind="declared", source="--price")
 
         def at(device: Device) -> Device:

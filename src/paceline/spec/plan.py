@@ -98,10 +98,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         for size in _SIZES:
-            if type(value := getattr(self, size)) is not int or value < 1:
-                object.__setattr__(
-                    self, size, checks.whole(f"plan: {size}", value, int(size not in _FILLED), PlanError)
-                )
+            value = getattr(self, size)
+            if type(value) is not int or not 1 <= value <= checks.LARGEST:
+                least = int(size not in _FILLED)
+                object.__setattr__(self, size, checks.whole(f"plan: {size}", value, least, PlanError))
         for field, kind in _ENUMS.items():
             if type(value := getattr(self, field)) is not kind:
                 object.__setattr__(self, field, member(kind, f"plan: {field}", value))
@@ -117,6 +117,7 @@ class Plan:
     @staticmethod
     def said(text: str) -> dict[str, Any]:
         """The fields that words of a plan set, those set to their usual values too; as `parse` reads them."""
+        text = checks.text("plan", text, PlanError)
         if text.strip().endswith(".toml") and "=" not in text:
             text = _from_file(Path(text.strip()))
         given: dict[str, Any] = {}

@@ -85,6 +85,20 @@ class Op:
     dims: tuple[int, ...] = ()
     #: what else the cost depends on: layout, alignment, mask, causal...
     tags: tuple[str, ...] = ()
+    #: tensors whose values it uses, where `reads` names others: a gather counts rows as those of its output
+    needs: tuple[int, ...] = ()
+    #: tensors that hold its result, where `writes` names others: a scatter writes into a part of its target
+    makes: tuple[int, ...] = ()
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Tensors whose values it uses."""
+        return (*(access.tensor for access in self.reads), *self.needs)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Tensors that depend on it."""
+        return self.makes or tuple(access.tensor for access in self.writes)
 
     @property
     def bytes_read(self) -> int:
@@ -195,6 +209,7 @@ class Workload:
                 [[a.tensor, a.bytes, a.reuse] for a in o.writes],
                 list(o.dims),
                 list(o.tags),
+                *([list(o.needs), list(o.makes)] if o.needs or o.makes else []),
             ]
 
         segments = [
@@ -249,6 +264,7 @@ class Workload:
                     tuple(Access(*a) for a in o[7]),
                     tuple(o[8]),
                     tuple(o[9]),
+                    *(tuple(tensors) for tensors in o[10:12]),
                 )
 
             segments = tuple(

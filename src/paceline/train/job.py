@@ -29,14 +29,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from paceline.errors import RunError, SpecError
+from paceline.train.asynchronous.store import serve_store
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.comm import TIMEOUT_S
 from paceline.train.launch import NOTE, Place
 from paceline.train.transport import give_back, said
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: seconds between two looks at the file that says how far a job may go
 _LOOK_S = 0.01
 
@@ -56,8 +59,22 @@ def join(backend: str = "gloo", *, timeout_s: float = 1800.0) -> None:
         dist.init_process_group(
             backend, init_method=place.rendezvous, rank=number, world_size=world, timeout=limit
         )
+    elif os.environ.get("MASTER_ADDR") in _LOOPBACK and "TORCHELASTIC_RUN_ID" not in os.environ:
+        number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = _local_store(number, timeout_s)
+        dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=limit)
     else:
         dist.init_process_group(backend, timeout=limit)
+
+
+def _local_store(rank: int, timeout_s: float) -> TCPStore:
+    """The store of ranks that are all on this machine: rank 0 keeps it, on the loopback interface only. That
+    which torch makes by itself listens on all interfaces.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        return serve_store(host, port, timeout_s)
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 class Job:

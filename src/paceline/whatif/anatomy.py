@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from paceline.cost.collectives import bus_factor, choice
+from paceline.cost.operator_depth import operator_work_depth
 from paceline.predict.captured import Module
 from paceline.predict.distributed import Step
 from paceline.predict.simulated import asked, simulation
@@ -153,43 +154,14 @@ def _put(
 
 
 def _layers(ops: Iterator[tuple[Op, str, int]]) -> tuple[Layer, ...]:
-    """Work and depth by layer: the operators of one run after another (branches are not seen), each as deep
-    as its longest reduction.
+    """Work and depth by layer: the operators of one run after another (branches are not seen; for those see
+    `concurrency`).
     """
     found: dict[str, Layer] = {}
     for op, name, count in ops:
         layer = found.get(name, Layer(name=name, count=count, work=0.0, depth=0.0))
+        cost = operator_work_depth(op)
         found[name] = replace(
-            layer, count=max(layer.count, count), work=layer.work + work(op), depth=layer.depth + depth(op)
+            layer, count=max(layer.count, count), work=layer.work + cost.work, depth=layer.depth + cost.depth
         )
     return tuple(sorted(found.values(), key=lambda layer: -layer.work * layer.count))
-
-
-def work(op: Op) -> float:
-    """Operations: FLOPs where these are counted, else one per element written."""
-    return op.flops or op.bytes_written / 4
-
-
-def depth(op: Op) -> float:
-    """The longest chain of dependent operations: a reduction of n values is log2(n) deep, anything pointwise
-    1.
-    """
-
-    def tree(n: float) -> float:
-        return float(np.log2(max(1.0, n)))
-
-    d = op.dims
-    if op.kind == "gemm" and len(d) == 4:
-        return 1 + tree(d[3])
-    if op.kind == "conv" and len(d) == 8:
-        n, c, k, groups, _, outputs, taps, _ = d
-        return 1 + tree(
-            n * outputs if "wgrad" in op.tags else (k if "dgrad" in op.tags else c) / groups * taps
-        )
-    if op.kind == "attention" and len(d) == 7:
-        return 4 + tree(d[5]) + 3 * tree(d[4])
-    if op.kind == "rnn" and len(d) == 5:
-        return d[0] * d[1] * (4 + tree(d[4]))
-    if op.kind in ("norm", "softmax", "batchnorm", "reduce") and len(d) >= 2:
-        return 2 + (1 if op.kind == "reduce" else 2) * tree(d[1])
-    return 1.0

@@ -48,11 +48,12 @@ def names() -> list[str]:
 def get(text: str) -> Cluster:
     """The cluster that `text` means:
 
-    `dgx-h100`, `32xdgx-h100`     one, or 32, of a kind of node (or pod) of the catalog, in that node's own
-    network `pod.toml`, `4xpod.toml`      of a file `8xh100-sxm`                  one node of eight such
-    devices `4x8xh100-sxm@400Gb/s/gpu`    four hosts of eight such devices, each device with a network of 400
-    Gb/s of its own `4x8xh100-sxm@400Gb/s/node`   the same, but the devices of a host share 400 Gb/s
-    `4xp100-pcie@10Gb/s`          four hosts of one device
+    dgx-h100, 32xdgx-h100       one, or 32, of a kind of node (or pod) of the catalog, in its own network
+    pod.toml, 4xpod.toml        of a file
+    8xh100-sxm                  one node of eight such devices
+    4x8xh100-sxm@400Gb/s/gpu    four hosts of eight such devices, each with 400 Gb/s of its own
+    4x8xh100-sxm@400Gb/s/node   the same, but the devices of a host share 400 Gb/s
+    4xp100-pcie@10Gb/s          four hosts of one device
     """
     match = _WRITTEN.match(checks.name("cluster", text).strip())
     assert match is not None  # it matches any text

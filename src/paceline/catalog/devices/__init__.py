@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline.errors import UnknownName
+from paceline.spec import checks
 from paceline.spec import device as spec
 from paceline.spec.device import Device
 
@@ -41,7 +42,7 @@ def names() -> list[str]:
 
 def get(name: str) -> Device:
     """The catalog device called `name` (or by an alias), or the one described by a `.toml` file."""
-    if name.endswith(".toml"):
+    if checks.text("device", name).endswith(".toml"):
         return spec.read(Path(name), get)
     if name in _files():
         return _load(name)

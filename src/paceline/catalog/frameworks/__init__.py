@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline.errors import PlanError, UnknownName
+from paceline.spec import checks
 from paceline.spec import framework as spec
 from paceline.spec.framework import Framework
 
@@ -33,7 +34,7 @@ def names() -> list[str]:
 
 def get(name: str) -> Framework:
     """The framework called `name`, or the one described by a `.toml` file."""
-    if name.endswith(".toml"):
+    if checks.text("framework", name).endswith(".toml"):
         return spec.read(Path(name), get)
     if name not in _files():
         raise UnknownName("framework", name, names(), f"known: {', '.join(names())}")
