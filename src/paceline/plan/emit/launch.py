@@ -94,8 +94,9 @@ def training(f: Facts, tool: str) -> str:
     each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
     chunks = p.pp * each
     stand_in = {"width": 32 * max(2, p.tp), "depth": max(2, chunks), "heads": max(2, p.tp)}
+    trained_as = replace(p, vpp=each, seq=0)  # SEQ says how long samples are
     names = [
-        f"PLAN = {str(replace(p, vpp=each))!r}",
+        f"PLAN = {str(trained_as)!r}",
         "# samples of a micro-batch, and micro-batches of a step on a replica",
         f"SAMPLES, MICRO_BATCHES = {p.mbs}, {f.accumulate}",
         "# tokens of a sample, and steps to take",
