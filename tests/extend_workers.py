@@ -28,6 +28,35 @@ def compressed(plan, steps=30):
     return {"losses": losses, "digest": hashlib.sha256(values).hexdigest(), "wire_bytes": sent}
 
 
+def turns(plan, steps=30):
+    """Losses of a rank, digests of its parameters after each step, the layers that each step changed, and a
+    digest of its own last gradients.
+    """
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
+    net, optimizer = pt.parallelize(net, torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9), plan=plan)
+    x = torch.randn(32, 20, generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses, digests, changed, own = [], [], [], ""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), x[:, :10].argmax(1))
+        loss.backward()
+        own = _digest([p.grad for p in net.parameters()])
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        optimizer.step()
+        moved = [name for name, p in net.named_parameters() if not torch.equal(p, before[name])]
+        changed.append(sorted({name.partition(".")[0] for name in moved}))
+        digests.append(_digest(net.parameters()))
+        losses.append(loss.item())
+    pt.close(net)
+    return {"losses": losses, "digests": digests, "changed": changed, "gradients": own}
+
+
+def _digest(tensors):
+    values = b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(values).hexdigest()
+
+
 def piped(plans, steps=3):
     """Losses under each plan with pipeline stages; the last stage has them."""
     return [_piped(plan, steps) for plan in plans]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline import cli, extend
+from paceline import cli, extend, sync
 from paceline.catalog import clusters, transformers
 from paceline.cost.compression import model_bytes
 from paceline.errors import PlanError, SpecError
@@ -30,12 +30,21 @@ from paceline.sched.simulate import simulate
 from paceline.sim.schedules import in_order
 from paceline.spec import compression, schedules
 from paceline.spec.plan import Plan
+from paceline.spec.synchronisation import AVERAGES
+from paceline.train import strategies
 from paceline.train.launch import run
 from paceline.whatif.compare import compare
 from paceline.whatif.subject import Subject
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extend"
-REGISTRIES = (policies.POLICIES, emit.EMITTERS, schedules.SCHEDULES, compression.SCHEMES)
+REGISTRIES = (
+    policies.POLICIES,
+    emit.EMITTERS,
+    schedules.SCHEDULES,
+    compression.SCHEMES,
+    sync.WAYS,
+    strategies.STRATEGIES,
+)
 #: ranks import their functions from here, and the package that is tested
 HERE = {"PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent, Path(pl.__file__).parents[1])))}
 
@@ -44,6 +53,7 @@ HERE = {"PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent, Path(pl._
 def forgotten():
     """Whatever is registered within is gone after it."""
     before, modules = [dict(registry) for registry in REGISTRIES], set(sys.modules)
+    averages = list(AVERAGES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extend, "_files", [])
         try:
@@ -52,6 +62,7 @@ def forgotten():
             for registry, kept in zip(REGISTRIES, before, strict=True):
                 registry.clear()
                 registry.update(kept)
+            AVERAGES[:] = averages
             for name in set(sys.modules) - modules:
                 if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXAMPLES)):
                     del sys.modules[name]
@@ -360,3 +371,53 @@ def test_compressor_makes_the_bytes_that_it_says(load):
     assert (out[0] - exact).abs().max() <= max(g.abs().max() for g in gradients) / 127
     gradients[1][0, 0] = torch.inf
     assert all(one.isnan().all() for one in lockstep(every, "w", gradients))
+
+
+# -- synchronisation -------------------------------------------------------------------------------
+
+
+def test_synchronisation_is_predicted_and_compared(load):
+    load("synchronisation")
+    workload = pl.capture("resnet18", batch=4, image=64, optimizer="sgd")
+    plain, turns = (
+        pl.predict(workload, plan=f"{name} mbs=4", cluster=ETHERNET) for name in ("ddp", "alternate")
+    )
+    assert 0.4 * plain.step_s < turns.step_s < plain.step_s
+    assert turns.accuracy.what.startswith("not measured") and turns.peak_bytes > plain.peak_bytes
+    table = compare(Subject.of(workload, ETHERNET, "mbs=4"), ["ddp", "alternate"])
+    assert [row.prediction.step_s for row in table.rows] == [plain.step_s, turns.step_s]
+    sized = [
+        pl.predict("gpt3-1.3b", plan=f"{name} framework=torch-compile", cluster=SLOW)
+        for name in ("ddp", "alternate")
+    ]
+    assert sized[1].step_s < sized[0].step_s
+
+
+def test_synchronisation_is_a_word_of_plans_and_refused_where_it_does_not_go(load, call):
+    with pytest.raises(PlanError, match="unknown 'alternate'"):
+        Plan.parse("alternate")
+    load("synchronisation")
+    assert str(Plan.parse("alternate mbs=4")) == str(Plan.parse("average=alternate mbs=4"))
+    with pytest.raises(PlanError, match="alternate averages whole replicas, but fsdp shards them"):
+        pl.predict("gpt3-1.3b", plan="fsdp alternate", cluster=SLOW)
+    code, _, err = call("--extend", EXAMPLES / "synchronisation.py", "train", "--strategy", "fsdp alternate")
+    assert code == 2 and "alternate goes with whole replicas" in err
+
+
+def test_synchronisation_is_planned(load):
+    load("synchronisation")
+    workload = pl.capture("resnet18", batch=4, image=64, optimizer="sgd")
+    found = pl.plan(workload, ETHERNET, gbs=16, fix=["mbs=4", "alternate"])
+    assert found.best.plan.relax.average == "alternate" and found.gap_pct == 0
+
+
+def test_synchronisation_is_trained(load):
+    load("synchronisation")
+    first, second = ranks("turns", plan="alternate")
+    assert first["digests"] == second["digests"]
+    assert first["gradients"] != second["gradients"]
+    assert sum(first["losses"][-5:]) < 0.5 * sum(first["losses"][:5])
+    # a step changes the layers whose turn it is, and no others
+    assert first["changed"][:4] == [["0"], ["2"], ["0"], ["2"]]
+    again, _ = ranks("turns", plan="ddp alternate fp32")
+    assert again["digests"] == first["digests"]

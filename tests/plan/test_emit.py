@@ -85,7 +85,9 @@ def test_megatron(pipelined):
 def test_what_a_tool_lacks_is_refused_before_anything_is_written(pipelined, tmp_path):
     for tool in ("deepspeed", "accelerate", "fsdp2"):
         with pytest.raises(PlanError, match=f"--emit {tool}: it has no .*plan with --fix"):
-            emit(pipelined, ["slurm", tool], tmp_path / "run")
+            emit(pipelined, ["megatron", "slurm", tool], tmp_path / "run")
+    with pytest.raises(PlanError, match="--emit slurm: it has no framework=megatron-core; it takes"):
+        emit(pipelined, ["slurm"], tmp_path / "run")  # torchrun's script, which trains in torch
     assert not (tmp_path / "run").exists()
     assert set(EMITTERS) == {
         "torchrun",

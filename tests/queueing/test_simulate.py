@@ -11,7 +11,7 @@ import pytest
 
 from paceline.bench.throughput.dataset import SET, curves
 from paceline.bench.throughput.score import distance, staleness
-from paceline.errors import DataError, SpecError, UnknownName
+from paceline.errors import DataError, SpecError
 from paceline.queueing import baselines
 from paceline.queueing.coarse import coarse
 from paceline.queueing.estimate import fine, knee, throughput
@@ -134,7 +134,7 @@ def test_profile_round_trip(tmp_path):
             JobProfile.load(tmp_path / "b.json")
     with pytest.raises(SpecError, match="cannot read"):
         JobProfile.load(tmp_path / "none.json")
-    with pytest.raises(UnknownName, match="async"):
+    with pytest.raises(SpecError, match="mode=asynch: expected one of .*; did you mean .async."):
         job(mode="asynch")
     with pytest.raises(DataError, match="at least 3 steps"):
         JobProfile(

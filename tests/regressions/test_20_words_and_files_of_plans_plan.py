@@ -116,7 +116,7 @@ def test_every_emitter_is_in_these_tests():
 
 @pytest.mark.parametrize("words", [("mbs=16",), ("mbs=4", "recompute=full")])
 def test_the_training_script_runs_as_it_is(words, tmp_path):
-    emit(planned(*words, where="1xa100-sxm-80gb"), ["slurm"], tmp_path)
+    emit(planned(*words, "framework=torch", where="1xa100-sxm-80gb"), ["slurm"], tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -143,6 +143,7 @@ def test_a_plan_that_training_does_not_run_is_refused(tmp_path):
     for words, says in (
         (("cp=2", "seq=2048"), "--emit slurm: it has no cp=2"),
         (("zb-h1",), "--emit slurm: it has no schedule=zb-h1"),
+        (("framework=megatron-core",), "--emit slurm: it has no framework=megatron-core"),
     ):
         with pytest.raises(PlanError, match=says):
             emit(planned(*words), ["slurm"], tmp_path / "run")

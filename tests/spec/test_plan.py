@@ -60,7 +60,7 @@ def test_what_is_left_out_is_filled_in():
     assert resolve(Plan.parse("tp=8 1f1b"), 64, LLAMA).schedule == ""  # without a pipeline
     assert (
         resolve(Plan.parse("hsdp"), 96, LLAMA).shard == 8
-        and resolve(Plan.parse("hsdp"), 100, LLAMA).shard == 5
+        and resolve(Plan.parse("hsdp"), 100, LLAMA).shard == 4
     )
     assert resolve(Plan.parse("pp=8 vpp=2 zb-v gbs=64"), 64, LLAMA) == resolve(
         Plan.parse("pp=8 zb-v gbs=64"), 64, LLAMA

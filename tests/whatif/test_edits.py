@@ -9,7 +9,7 @@ from paceline.errors import PacelineError, PlanError, SpecError, UnknownName
 from paceline.spec.plan import Plan
 from paceline.whatif.change import change
 from paceline.whatif.edits import BOUNDLESS, Edit, apply, paths
-from paceline.whatif.subject import Subject, read_plan
+from paceline.whatif.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,15 @@ def test_every_listed_path_is_known(gpt, cnn):
 )
 def test_plans_in_files(tmp_path, text):
     (tmp_path / "p.toml").write_text(text)
-    assert read_plan(str(tmp_path / "p.toml")) == Plan.parse("fsdp tp=2")
+    assert Plan.parse(str(tmp_path / "p.toml")) == Plan.parse("fsdp tp=2")
 
 
 def test_plan_files_with_mistakes(tmp_path):
     (tmp_path / "p.toml").write_text("tp = ")
-    with pytest.raises(SpecError, match="not valid TOML"):
-        read_plan(str(tmp_path / "p.toml"))
+    with pytest.raises(PlanError, match="not valid TOML"):
+        Plan.parse(str(tmp_path / "p.toml"))
     with pytest.raises(SpecError, match="cannot read plan file"):
-        read_plan(str(tmp_path / "none.toml"))
+        Plan.parse(str(tmp_path / "none.toml"))
 
 
 # -- changes ---------------------------------------------------------------------------------------

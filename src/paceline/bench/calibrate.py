@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 
-from paceline.catalog import devices
+from paceline.catalog import architectures, devices
 from paceline.cost.chip import chip
 from paceline.cost.curves import curves_for
 from paceline.cost.operators import times
@@ -46,6 +46,7 @@ from torch.nn import functional as F
 from paceline.bench.clock import Clock
 from paceline.bench.probes import probes
 from paceline.capture import capture
+from paceline.spec.vocabulary import Precision
 
 #: shares of the time allowed: peaks and bandwidth, host; the rest goes to the operators
 PEAK_SHARE, HOST_SHARE = 0.2, 0.1
@@ -66,19 +67,6 @@ COPIED = {"cpu": 1 << 25, "cuda": 1 << 28}
 REFERENCE_HOST = {"cpu": 1.0, "cuda": 0.47}
 #: width, depth and batch of the small network whose steps the host bounds
 SMALL_WIDTH, SMALL_DEPTH, SMALL_BATCH = 16, 12, 4
-#: major compute capability, or both parts of it -> architecture of the catalog
-CAPABILITIES = {
-    "3": "kepler",
-    "5": "maxwell",
-    "6": "pascal",
-    "7.0": "volta",
-    "7.5": "turing",
-    "8": "ampere",
-    "8.9": "ada",
-    "9": "hopper",
-    "10": "blackwell",
-    "12": "blackwell",
-}
 
 
 @dataclass(slots=True)
@@ -179,9 +167,7 @@ def _describe(name: str, target: torch.device) -> _Sheet:
         return _Sheet({"name": name, "title": found.name, "like": devices.get(found.name).name})
     except UnknownName:
         pass
-    architecture = (
-        CAPABILITIES.get(f"{found.major}.{found.minor}") or CAPABILITIES.get(str(found.major)) or "generic"
-    )
+    architecture = architectures.of_capability(found.major, found.minor)
     vendor = "amd" if torch.version.hip else "nvidia"
     facts = {
         "memory.size": found.total_memory,
@@ -308,7 +294,11 @@ def _scales(device: Device, clock: Clock, end: float) -> dict[str, float]:
     rest.
     """
     target, curves = chip(device), curves_for(device)
-    dtypes = [dtype for dtype in ("fp32", "bf16") if device.peak(dtype) >= EMULATED * device.peak("fp32")]
+    dtypes = [
+        dtype
+        for dtype in (Precision.FP32, Precision.BF16)
+        if device.peak(dtype) >= EMULATED * device.peak("fp32")
+    ]
     least: dict[int, tuple[float, Op]] = {}
     for left in range(ROUNDS * PROBES, 0, -PROBES):
         if least and time.perf_counter() > end:

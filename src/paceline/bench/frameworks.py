@@ -12,7 +12,7 @@ from typing import Any
 from paceline.catalog import frameworks
 from paceline.errors import SpecError
 from paceline.spec.framework import Framework
-from paceline.spec.vocabulary import Precision, Recompute, Sharding
+from paceline.spec.vocabulary import Precision, Recompute, Sharding, TensorOverlap
 
 #: of the usual fp8 products: PyTorch's that scale by rows (CUTLASS), of the same steps with one scale per
 #: tensor (cuBLAS)
@@ -96,7 +96,7 @@ def _torch(row: Mapping[str, Any]) -> Framework:
     if "rowwise" in row["precision"]:
         found = replace(found, fp8_rate=ROWWISE_RATE)
     if "asynctp" in options.lower().replace(" ", ""):
-        found = replace(found, tp_overlap="full")
+        found = replace(found, tp_overlap=TensorOverlap.FULL)
     return found
 
 
@@ -106,7 +106,7 @@ def _with_options(row: Mapping[str, Any], name: str) -> Framework:
     name = "deepspeed" if name == "megatron-deepspeed" and sharding(row) is Sharding.FSDP else name
     found = frameworks.get(_bridge(row) if "Megatron-Bridge" in row["framework"] and experts else name)
     if "overlap disabled" in (row.get("options") or ""):
-        return replace(found, tp_overlap="none", p2p_overlap=False, dp_overlap=False)
+        return replace(found, tp_overlap=TensorOverlap.NONE, p2p_overlap=False, dp_overlap=False)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.catalog import clusters, devices
 from paceline.errors import SpecError
 from paceline.spec.cluster import Cluster
+from paceline.spec.vocabulary import Precision
 
 if TYPE_CHECKING:
     from paceline.spec.workload import Workload
@@ -247,5 +248,5 @@ def dle_step(row: Mapping[str, Any]) -> Workload:
         image=int(row["image_size"] or 224),
         precision=precision,
         optimizer="sgd",
-        channels_last=precision == "amp_fp16",
+        channels_last=precision == Precision.AMP_FP16,
     )

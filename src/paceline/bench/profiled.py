@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import Op, Workload
 
 _PHASE = {"forward": "fwd", "backward": "bwd", "recompute": "bwd", "optimizer": "opt"}
@@ -270,7 +271,7 @@ def _op_key(op: Op) -> Any:
         out, source = (names.get(round(a.bytes / count)) for a in (op.writes[0], op.reads[0]))
         return phase, "copy", op.dims[0], out, source, "strided" not in op.tags if op.kind == "copy" else None
     if op.kind == "pool":
-        itemsize = 4 if op.dtype == "fp32" else 2
+        itemsize = 4 if op.dtype == Precision.FP32 else 2
         return phase, "pool", "max" in name, max(op.reads[0].bytes, op.writes[0].bytes) // itemsize
     if op.kind in ("fill", "cat", "gather", "scatter"):
         return phase, op.kind, op.dims[0]

@@ -34,7 +34,7 @@ from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Planned, Question, Ranked
-from paceline.spec.vocabulary import Sharding
+from paceline.spec.vocabulary import DeviceKind, Sharding
 from paceline.train.launch import run
 from paceline.units import parse
 
@@ -130,7 +130,7 @@ def _here(question: Question, count: int) -> Cluster:
     if count < 1:
         raise SpecError(f"--measure takes how many plans to run, at least 1; got {count}")
     where = clusters.get(question.cluster)
-    if where.device.kind != "cpu":
+    if where.device.kind != DeviceKind.CPU:
         raise SpecError(
             f"--measure runs on this machine's processors, and {where.name} has {where.device.name};"
             " `paceline calibrate -o this-machine.toml`, then --cluster 2xthis-machine.toml, or"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from paceline.capture.record import LogEntry, StepRecorder
+from paceline.spec.vocabulary import Phase
 from paceline.spec.workload import Op, Segment
 
 
@@ -67,7 +68,7 @@ def _settled(recorder: StepRecorder) -> list[LogEntry]:
 
     def counted(number: int) -> bool:
         return any(
-            twin in freed and freed[twin].path == path and freed[twin].phase != "forward"
+            twin in freed and freed[twin].path == path and freed[twin].phase != Phase.FORWARD
             for path, twin in recorder.twins.get(number, ())
         )
 

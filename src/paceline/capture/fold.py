@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.capture import _torch
 from paceline.capture.interpose import InterposeMode
 from paceline.capture.record import LogEntry, StepRecorder
+from paceline.spec.vocabulary import Phase
 
 #: blocks below this count are not worth folding
 MIN_REPEATS = 4
@@ -274,10 +275,10 @@ class BlockFolder:
             pattern.held = [reference() is not None for reference in pattern.inputs]
 
         def mark(phase: str) -> None:
-            if phase == "forward" and _torch.running_node() is not None:
+            if phase == Phase.FORWARD and _torch.running_node() is not None:
                 phase = "recompute"
             self.recorder.events.append(
-                LogEntry("fold", -1, data=(path, pattern.path, phase, call if phase != "backward" else 0))
+                LogEntry("fold", -1, data=(path, pattern.path, phase, call if phase != Phase.BACKWARD else 0))
             )
 
         # under checkpointing something must be kept, for asking for it triggers the recomputation

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.errors import SpecError
+from paceline.spec.vocabulary import Phase
 from paceline.spec.workload import ITEMSIZE, Access, Op, Segment, Workload
 
 #: a tensor at one time: its storage, and how often that was written before
@@ -69,7 +70,7 @@ def fuse(workload: Workload) -> Workload:
     saved = _Saved(lowered)
     fused = [
         [*segment.ops]
-        if segment.phase == "optimizer"
+        if segment.phase == Phase.OPTIMIZER
         else _schedule(_inline(nodes, lowered, saved), saved.outside)
         for segment, nodes in zip(workload.segments, lowered.nodes, strict=True)
     ]
@@ -77,7 +78,7 @@ def fuse(workload: Workload) -> Workload:
     memory = _memory_change(workload, [list(s.ops) for s in workload.segments], fused)
     segments = tuple(
         replace(segment, ops=tuple(ops), net=net, peak=peak, calls=len(ops), modules=0)
-        if segment.phase != "optimizer"
+        if segment.phase != Phase.OPTIMIZER
         else segment
         for segment, ops, (net, peak) in zip(workload.segments, fused, memory, strict=True)
     )
@@ -131,7 +132,7 @@ class _Lowering:
         for access in (a for s in workload.segments for o in s.ops for a in (*o.reads, *o.writes)):
             self.size[access.tensor] = max(self.size[access.tensor], access.bytes)
         self.nodes: list[list[_Node]] = [
-            list(self._segment(i, s)) if s.phase != "optimizer" else []
+            list(self._segment(i, s)) if s.phase != Phase.OPTIMIZER else []
             for i, s in enumerate(workload.segments)
         ]
         self.maker: dict[Key, _Node] = {
@@ -390,8 +391,8 @@ class _Saved:
             if not later:
                 continue
             backward = (
-                all(lowered.phases[r.segment] == "backward" for r in later)
-                and lowered.phases[maker.segment] != "backward"
+                all(lowered.phases[r.segment] == Phase.BACKWARD for r in later)
+                and lowered.phases[maker.segment] != Phase.BACKWARD
             )
             if backward and _repeatable(maker) and not any(r.direct for r in later):
                 cheap.append(key)
@@ -713,7 +714,7 @@ def _lifetimes(
                 dies[a.tensor] = (i, j)
     phases = [s.phase for s in workload.segments]
     kind = {
-        t: "activations" if phases[i] != "backward" and phases[dies[t][0]] == "backward" else "temporary"
+        t: "activations" if phases[i] != Phase.BACKWARD and phases[dies[t][0]] == "backward" else "temporary"
         for t, i in born.items()
     }
     ending: dict[tuple[int, int], list[int]] = defaultdict(list)

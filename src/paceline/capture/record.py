@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.capture import _torch, classify
 from paceline.capture.classify import DeviceWork, tensors
 from paceline.errors import CaptureError
+from paceline.spec.vocabulary import Phase, Precision
 from paceline.spec.workload import Access, Op
 
 #: a real tensor above this many elements moves to meta before it is computed with
@@ -135,13 +136,13 @@ class StepRecorder:
             self.scopes[self.current].phase,
         )
         phase = "recompute" if _torch.running_node() is not None else "forward"
-        self.recompute += phase == "recompute"
+        self.recompute += phase == Phase.RECOMPUTE
         self.current = self.scope(path, phase, call)
         try:
             yield self.current
         finally:
-            self.recompute -= phase == "recompute"
-            self.current = outer if phase == "recompute" else self.scope(outer_path, outer_phase)
+            self.recompute -= phase == Phase.RECOMPUTE
+            self.current = outer if phase == Phase.RECOMPUTE else self.scope(outer_path, outer_phase)
 
     # -- tensors -----------------------------------------------------------------------------
 
@@ -243,7 +244,11 @@ class StepRecorder:
         self.allocated(outputs)
         for work in works:
             dtype = work.dtype or self._dtype(work)
-            if dtype == "fp32" and self.precision == "tf32" and work.kind in ("gemm", "conv", "rnn"):
+            if (
+                dtype == Precision.FP32
+                and self.precision == Precision.TF32
+                and work.kind in ("gemm", "conv", "rnn")
+            ):
                 dtype = "tf32"
             reads, writes = self._accesses(work.reads), self._accesses(work.writes)
             needs, makes = (tuple(map(self.tensor_id, some)) for some in (work.needs, work.makes))

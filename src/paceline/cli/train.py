@@ -17,7 +17,9 @@ def train(
     task: Annotated[str, Parameter(help="digits-cnn, digits-deep or text-mlp")] = "digits-cnn",
     strategy: Annotated[
         str,
-        Parameter(help="strategies, separated by commas: ddp, allreduce, overlap, terngrad, dgc, auto..."),
+        Parameter(
+            help="strategies or plans, separated by commas: ddp, overlap, dgc, auto, 'diloco period=20'..."
+        ),
     ] = "ddp",
     world: Annotated[
         int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.catalog import architectures
 from paceline.spec.device import Device
 
 #: fp32 lanes of the multiprocessor that the curves count cycles of: turns a peak into a count where a file
@@ -14,23 +15,6 @@ LANES = 128
 DEFAULT_CLOCK_HZ = 1.5e9
 #: cache of a GPU for which no size is known
 DEFAULT_L2_BYTES = 8e6
-#: joules per fp32 FLOP of busy vector units, by architecture: a board given less power lowers its clock. The
-#: P4, T4 and
-#: A100 PCIe 40 GB come out at 14 to 15 pJ; those of other generations are estimates from their process
-FP32_J = {
-    "kepler": 40e-12,
-    "maxwell": 25e-12,
-    "pascal": 14.5e-12,
-    "volta": 15e-12,
-    "turing": 15e-12,
-    "ampere": 14.5e-12,
-    "ada": 6e-12,
-    "hopper": 9e-12,
-    "blackwell": 9e-12,
-}
-#: exponentials per cycle over those of the architecture's first chips: Blackwell Ultra has twice as many
-#: units for attention's softmax (NVIDIA, "Inside NVIDIA Blackwell Ultra", 2025)
-EXPONENTIALS = {"b300": 2.0, "gb300": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +27,7 @@ class Chip:
     sms: float
     clock: float
     assumed: tuple[str, ...] = ()
+    #: per cycle, over those of the first chips of its architecture
     exponentials: float = 1.0
 
     @property
@@ -70,14 +55,9 @@ def chip(device: Device) -> Chip:
         l2 = DEFAULT_L2_BYTES
         assumed.append("cache.l2")
     peaks = {dtype: device.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4")}
-    if device.tdp_w is not None and device.architecture in FP32_J:
-        peaks["fp32"] = min(peaks["fp32"], device.tdp_w / FP32_J[device.architecture])
+    per_flop = architectures.get(device.architecture).vector_J
+    if device.tdp_w is not None and per_flop is not None:  # a board given less power lowers its clock
+        peaks["fp32"] = min(peaks["fp32"], device.tdp_w / per_flop)
     return Chip(
-        peaks,
-        device.memory_bandwidth_Bps,
-        l2,
-        float(sms),
-        clock,
-        tuple(assumed),
-        EXPONENTIALS.get(device.name, 1.0),
+        peaks, device.memory_bandwidth_Bps, l2, float(sms), clock, tuple(assumed), device.exponentials
     )

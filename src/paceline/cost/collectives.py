@@ -36,6 +36,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from paceline.catalog import architectures
 from paceline.errors import SpecError, UnknownName
 from paceline.spec.cluster import Cluster, Group, Tier
 
@@ -56,9 +57,6 @@ LIBRARIES = ("nccl", "rccl", "gloo", "mpi")
 PROTOCOLS = ("ll", "ll128", "simple")
 #: share of the bandwidth of `simple` that a protocol's flags leave: every other word, one in sixteen
 PAYLOAD = {"ll": 0.5, "ll128": 0.92, "simple": 1.0}
-#: NVLink multicast per generation, as NCCL's own tuner weighs it (NVIDIA/nccl:src/graph/tuning.cc,
-#: nvlsEfficiency)
-NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
 #: parallel aggregated trees (NCCL's PAT): share of the ring's bandwidth, and seconds per rank (the same file)
 PAT_SHARE, PAT_RANK_S = 0.75, 2.8e-6
 TREE_SHARE = 0.92
@@ -69,6 +67,15 @@ LARGE = 2.0**20
 _HALF_DUPLEX = ("socket", "ethernet", "loopback")
 #: operations on lists of tensors, which gloo flattens first
 _LISTS = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+@cache
+def nvls_share(architecture: str) -> float:
+    """Share of NVLink's rate that multicast in the switches reaches; the least there is where an
+    architecture's is not known.
+    """
+    found = architectures.get(architecture).nvls_share
+    return found or min(one.nvls_share for one in architectures.known().values() if one.nvls_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ class LibraryConstants:
     base_s: float
     fill: float
     links: Mapping[str, LinkConstants]
-    #: what in-switch reduction reaches: of NVLink beyond NVLS_SHARE, of that where the domain spans nodes, of
+    #: what in-switch reduction reaches: of NVLink beyond its share, of that where the domain spans nodes, of
     #: a network
     nvls: float = 1.0
     nvls_nodes: float = 1.0
@@ -360,9 +367,7 @@ class _Place:
         slow, alpha = [], self.known.base_s
         if multicast:
             level = inside[0]
-            share = self.known.nvls * NVLS_SHARE.get(
-                self.cluster.device.architecture, min(NVLS_SHARE.values())
-            )
+            share = self.known.nvls * nvls_share(self.cluster.device.architecture)
             share *= self.known.nvls_nodes if level.fan > self.cluster.node_devices else 1.0
             slow.append((1 + 1 / level.fan) / (level.line * share))
             alpha += self.known.nvls_s + level.fan * self.known.nvls_rank_s

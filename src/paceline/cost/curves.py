@@ -15,14 +15,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from paceline.catalog import architectures
 from paceline.cost.attention import AttentionCurve
 from paceline.cost.matrix import MatrixCurve
 from paceline.cost.stream import StreamCurve
 from paceline.errors import SpecError
 from paceline.spec.device import Device
+from paceline.spec.vocabulary import DeviceKind
 
-#: what an architecture without a file of its own is taken for
-NEAREST = {"maxwell": "pascal", "ada": "ampere", "blackwell": "hopper"}
+#: what stands in where neither a device nor its architecture has curves, and the catalog names no other
+LAST = "hopper"
 #: groups tried in turn when a file has none of the exact name: the last part is dropped, then these
 _SIBLINGS = {
     "fp16": ("bf16", "tf32"),
@@ -192,15 +194,14 @@ def named(name: str) -> Curves | None:
 def curves_for(device: Device) -> Curves:
     """The constants for a device, with what `paceline calibrate` measured on it put on top."""
     available = _available()
-    name = next(
-        (
-            n
-            for n in (device.name, device.architecture, NEAREST.get(device.architecture, ""))
-            if n in available
-        ),
-        "cpu" if device.kind == "cpu" else "hopper",
-    )
+    last = "cpu" if device.kind is DeviceKind.CPU else LAST
+    own = (device.name, device.architecture)
+    names = (*own, architectures.get(device.architecture).curves)
+    name = next((one for one in names if one in available), last)
     curves = _named(name)
+    if name not in (*own, "cpu"):
+        instead = f"{name} stands in for {device.architecture}, which has no curves of its own"
+        curves = replace(curves, source=f"{instead}; {curves.source}")
     scale = {
         key.removeprefix("scale."): value
         for key, value in device.calibration.items()

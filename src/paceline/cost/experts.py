@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from paceline.cost import make
 from paceline.cost.tape import Piece, Shape, Tape, activation, feed, linear, moved_op
+from paceline.spec.vocabulary import Dispatch, ExpertKernels
 from paceline.spec.workload import ITEMSIZE, Op
 
 
@@ -33,9 +34,9 @@ def run_experts(t: Tape) -> None:
     # sorted by expert; after an all-to-all, copies of one expert come from every rank and are put together
     # once more
     sort = [moved_op("permute", "gather", s.dtype, routed * m.hidden)] * (
-        1 if s.framework.dispatch == "once" or s.ep == 1 or local == 1 else 2
+        1 if s.framework.dispatch == Dispatch.ONCE or s.ep == 1 or local == 1 else 2
     )
-    fused, per_expert = s.framework.experts == "fused", max(1, routed // local)
+    fused, per_expert = s.framework.experts == ExpertKernels.FUSED, max(1, routed // local)
     t.run(sort, sort)
     if not fused:
         t.forward.sync = len(t.forward.ops)
@@ -53,7 +54,7 @@ def _expert_linear(t: Tape, tokens: int, inputs: int, outputs: int, local: int) 
     pass over the tokens.
     """
     s = t.s
-    fused = s.framework.experts == "fused"
+    fused = s.framework.experts == ExpertKernels.FUSED
     first, undone = len(t.forward.ops), len(t.steps)
     linear(t, tokens, inputs, outputs, batch=local, bias=False, cast=not fused)
     if s.model.bias and not fused:

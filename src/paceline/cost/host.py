@@ -18,6 +18,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.spec.vocabulary import Phase
 from paceline.spec.workload import Workload
 
 Array = NDArray[np.float64]
@@ -51,21 +52,21 @@ def issue_times(workload: Workload, host: HostCurve, scale: float = 1.0) -> Arra
     """
     trained = max(1, workload.trained)
     counts = np.array([len(segment.ops) for segment in workload.segments])
-    backward = np.array([segment.phase == "backward" for segment in workload.segments])
+    backward = np.array([segment.phase == Phase.BACKWARD for segment in workload.segments])
     backward_ops = max(1, int((counts * backward)[list(workload.order)].sum()))
     totals = []
     for segment, count in zip(workload.segments, counts, strict=True):
-        if workload.options.get("compiled") and segment.phase != "optimizer":
+        if workload.options.get("compiled") and segment.phase != Phase.OPTIMIZER:
             gradients = (
-                host.gradient_s * trained * count / backward_ops if segment.phase == "backward" else 0.0
+                host.gradient_s * trained * count / backward_ops if segment.phase == Phase.BACKWARD else 0.0
             )
             totals.append(
                 gradients
                 + host.compiled_s * sum(op.dims[3] if op.kind == "fused" else 1 for op in segment.ops)
             )
-        elif segment.phase == "backward":
+        elif segment.phase == Phase.BACKWARD:
             totals.append(count * (host.backward_s + host.gradient_s * trained / backward_ops))
-        elif segment.phase == "optimizer":
+        elif segment.phase == Phase.OPTIMIZER:
             totals.append(trained * host.update_s)
         else:
             totals.append(segment.calls * host.call_s + segment.modules * host.module_s)

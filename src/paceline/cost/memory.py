@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.catalog import architectures
 from paceline.spec.device import Device
 from paceline.spec.prediction import Fit, Memory
+from paceline.spec.vocabulary import DeviceKind, Phase, Precision
 from paceline.spec.workload import MEMORY_KINDS, Workload
 
-#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, by architecture (32 MiB each since
-#: Hopper)
-WORKSPACE_BYTES = {"hopper": 2 * 32 * 2**20, "blackwell": 2 * 32 * 2**20}
+#: what cuBLAS and cuBLASLt take as workspace through torch's allocator, where an architecture's is not known
 DEFAULT_WORKSPACE_BYTES = 2 * 8 * 2**20
 #: context, kernels and what the driver keeps: not available to a training step
 CONTEXT_BYTES = 600e6
@@ -60,18 +60,18 @@ def memory(
     )
     for column, kind in enumerate(MEMORY_KINDS):
         live[:, column] = live[:, column] * (held or {}).get(kind, 1.0) + (more or {}).get(kind, 0.0)
-        within = blocks & (phases == "backward" if kind == "gradients" else phases != "optimizer")
+        within = blocks & (phases == Phase.BACKWARD if kind == "gradients" else phases != Phase.OPTIMIZER)
         live[within, column] += (inside or {}).get(kind, 0.0)
-    live[phases == "optimizer", MEMORY_KINDS.index("temporary")] *= (held or {}).get("optimizer", 1.0)
+    live[phases == Phase.OPTIMIZER, MEMORY_KINDS.index("temporary")] *= (held or {}).get("optimizer", 1.0)
     at = int(live.sum(axis=1).argmax())
     by_kind = {kind: max(0, int(size)) for kind, size in zip(MEMORY_KINDS, live[at], strict=True)}
     segment = workload.segments[order[at]]
     where = f"{segment.path or 'outside blocks'}, {segment.phase}"
-    if device.kind == "gpu":
+    if device.kind == DeviceKind.GPU:
         by_kind["workspace"] += workspace_bytes(device)
     peak = sum(by_kind.values())
-    reserved = int(peak * (FRAGMENTATION if device.kind == "gpu" else 1.0))
-    available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == "gpu" else 0))
+    reserved = int(peak * (FRAGMENTATION if device.kind == DeviceKind.GPU else 1.0))
+    available = int(device.memory_bytes - (CONTEXT_BYTES if device.kind == DeviceKind.GPU else 0))
     return Memory(
         peak_bytes=peak, reserved_bytes=reserved, by_kind=by_kind, available_bytes=available, peak_at=where
     )
@@ -89,7 +89,7 @@ def with_more(found: Memory, more: float) -> Memory:
 
 def workspace_bytes(device: Device) -> int:
     """What matrix products take as workspace."""
-    return WORKSPACE_BYTES.get(device.architecture, DEFAULT_WORKSPACE_BYTES)
+    return int(architectures.get(device.architecture).workspace_bytes or DEFAULT_WORKSPACE_BYTES)
 
 
 def _by_kind(sizes: Iterable[Mapping[str, int]]) -> NDArray[np.int64]:
@@ -112,19 +112,21 @@ def fit(workload: Workload, found: Memory) -> Fit:
         if batch >= 1:
             remedies.append((f"batch {batch}", int((fixed + per_sample * batch / workload.batch) * ratio)))
     if not workload.options.get("checkpointing"):
-        blocks = [s for s in workload.segments if s.phase == "forward" and s.path]
+        blocks = [s for s in workload.segments if s.phase == Phase.FORWARD and s.path]
         largest = max((sum(s.net.values()) for s in blocks), default=0)
         kept = sum(
-            1 for i in workload.order if workload.segments[i].phase == "forward" and workload.segments[i].path
+            1
+            for i in workload.order
+            if workload.segments[i].phase == Phase.FORWARD and workload.segments[i].path
         )
         if largest and kept:
             saved = sum(
                 max(0, sum(s.net.values()))
                 for s in (workload.segments[i] for i in workload.order)
-                if s.phase == "forward" and s.path
+                if s.phase == Phase.FORWARD and s.path
             )
             remedies.append(("--checkpointing", int((found.peak_bytes - saved * 0.85 + largest) * ratio)))
-    if workload.precision in ("fp32", "tf32"):
+    if workload.precision in (Precision.FP32, Precision.TF32):
         remedies.append(
             (
                 "--precision bf16",

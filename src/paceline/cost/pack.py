@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import ITEMSIZE, Op, Workload
 
 Array = NDArray[np.float64]
@@ -294,9 +295,9 @@ def _conv(b: _Builder, i: int, op: Op) -> str:
         kind = "conv" if taps > 1 else "conv1"
         if c < FEW_CHANNELS:
             kind = "stem"
-        if op.dtype == "fp32" and taps == 9 and op.dims[7] == 1 and min(c, k) >= 32:
+        if op.dtype == Precision.FP32 and taps == 9 and op.dims[7] == 1 and min(c, k) >= 32:
             kind = "winograd"
-        if layout == "nchw" and op.dtype != "fp32":
+        if layout == "nchw" and op.dtype != Precision.FP32:
             kind += "-nchw"  # the matrix units want channels last: kernels transpose on the way
         group = f"{kind}.{which}.{op.dtype}"
         batch, rows, columns, depth = conv_shape(which, op.dims, itemsize)
@@ -403,7 +404,7 @@ def _stream_group(op: Op) -> str:
     if kind in ("elementwise", "copy", "cat"):
         return ".".join((kind, *tags[:1]))
     if kind == "batchnorm":
-        engine = "native" if op.dtype == "bf16" else "cudnn"
+        engine = "native" if op.dtype == Precision.BF16 else "cudnn"
         return f"batchnorm.{tags[0]}.{engine}.{tags[1]}"
     if kind == "norm":
         return f"norm.{tags[0]}" + (".rms" if "rms" in tags else "")

@@ -24,33 +24,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.catalog import architectures
 from paceline.spec.device import Device
+from paceline.spec.vocabulary import DeviceKind
 
 #: share of the limit that leakage, fans, links and idle memory take
 IDLE_SHARE = 0.15
-#: joules per FLOP of 16-bit products at the boost clock, by architecture, and what other precisions take of
-#: it;
-#: Blackwell's steps in fp8 show less than half
-FLOP_J = {"volta": 1.2e-12, "ampere": 1.55e-12, "hopper": 1.23e-12, "blackwell": 1.33e-12}
+#: joules of a FLOP over those of a 16-bit one, by precision, where an architecture has no others
 RELATIVE = {"fp8": 0.5, "fp4": 0.25, "fp16": 1.0, "bf16": 1.0, "tf32": 2.0}
-RELATIVE_OF = {"blackwell": {**RELATIVE, "fp8": 0.35, "fp4": 0.175}}
 #: joules per byte that an operator moves, DRAM and caches together
 BYTE_J = 40e-12
 #: seconds over which a board averages what it draws: fitted once to eager steps on an H200, whose products
 #: take 0.02 to
 #: 0.4 ms, beside published steps of large models, whose products take milliseconds
 WINDOW_S = 1.5e-4
-#: architectures without measured steps -> the one of a similar process whose joules per FLOP they are given
-SIMILAR = {
-    "turing": ("volta", "TSMC 12 nm, as Volta"),
-    "ada": ("hopper", "TSMC 4N, as Hopper"),
-    "cdna1": ("ampere", "TSMC 7 nm, as the A100"),
-    "cdna2": ("ampere", "TSMC 6 nm, near the A100's 7 nm"),
-    "cdna3": ("hopper", "TSMC 5 nm, near Hopper's 4N"),
-    "cdna4": ("blackwell", "TSMC 3 nm, near Blackwell's 4NP"),
-}
-#: architectures without matrix units: the limit of their vector units is all there is (`cost/chip.py`)
-VECTOR_ONLY = ("kepler", "maxwell", "pascal")
 #: standard deviation of the logarithm of joules per FLOP taken from a similar process; the fitted ones differ
 #: by 1.25
 SIMILAR_SIGMA = 0.3
@@ -72,26 +59,19 @@ class PowerLimit:
 
 def rule(device: Device) -> PowerLimit | None:
     """How the power limit of a device acts on its matrix units; None where it has none of them."""
-    if device.kind == "cpu" or device.architecture in VECTOR_ONLY:
+    architecture = architectures.get(device.architecture)
+    if device.kind is DeviceKind.CPU or not architecture.matrix_units:
         return None
     if device.tdp_w is None:
         return PowerLimit(
             None, "guessed", "no source for the board's limit: products are not slowed", UNKNOWN_SIGMA
         )
-    if device.architecture in FLOP_J:
-        joules = FLOP_J[device.architecture]
-        return PowerLimit(
-            joules,
-            "fitted",
-            f"{joules * 1e12:.2g} pJ per 16-bit FLOP, from published steps of {device.architecture}",
-            0.0,
-        )
-    if device.architecture in SIMILAR:
-        other, why = SIMILAR[device.architecture]
-        joules = FLOP_J[other]
-        return PowerLimit(
-            joules, "guessed", f"{joules * 1e12:.2g} pJ per 16-bit FLOP: {why}", SIMILAR_SIGMA / 2
-        )
+    if (joules := architecture.product_J) is not None:
+        source = f"{joules * 1e12:.2g} pJ per 16-bit FLOP, from published steps of {architecture.name}"
+        return PowerLimit(joules, "fitted", source, 0.0)
+    if (joules := architectures.get(architecture.similar).product_J) is not None:
+        source = f"{joules * 1e12:.2g} pJ per 16-bit FLOP: {architecture.similar_source}"
+        return PowerLimit(joules, "guessed", source, SIMILAR_SIGMA / 2)
     return PowerLimit(
         None,
         "guessed",
@@ -103,7 +83,7 @@ def rule(device: Device) -> PowerLimit | None:
 def relative(device: Device) -> Mapping[str, float]:
     """Joules of a FLOP over those of a 16-bit one, by precision of the matrix units; vector products have a
     limit of their own (`cost/chip.py`)."""
-    return RELATIVE_OF.get(device.architecture, RELATIVE)
+    return {**RELATIVE, **architectures.get(device.architecture).relative}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

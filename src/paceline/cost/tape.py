@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cost import make
 from paceline.spec.framework import Framework
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Fusion, Precision, TensorOverlap
 from paceline.spec.workload import ITEMSIZE, Op
 
 
@@ -137,16 +138,16 @@ def linear(
     s = t.s
     dtype, size = matrix or s.matrix, ITEMSIZE[s.dtype]
     biased, overlap = s.model.bias if bias is None else bias, s.framework.tp_overlap
-    cast = cast and dtype in ("fp8", "fp4")
+    cast = cast and dtype in (Precision.FP8, Precision.FP4)
     if cast:
         t.forward.add(cast_op(s, batch * tokens * inputs))
     places = t.forward.add(
-        make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == "none")
+        make.gemm(batch, tokens, outputs, inputs, dtype, bias=biased and s.framework.fusion == Fusion.NONE)
     )
     if parallel == "column":
-        gather_parts(s, t.forward, places if overlap == "full" else ())
+        gather_parts(s, t.forward, places if overlap == TensorOverlap.FULL else ())
     elif parallel == "row":
-        reduce_parts(s, t.forward, places if overlap == "full" else ())
+        reduce_parts(s, t.forward, places if overlap == TensorOverlap.FULL else ())
 
     def back(piece: Piece) -> None:
         if cast:
@@ -171,10 +172,10 @@ def linear(
         # reduced
         if parallel == "column":
             if s.framework.regathers:
-                gather_parts(s, piece, data if overlap != "none" else ())
-            reduce_parts(s, piece, weight if overlap != "none" else ())
+                gather_parts(s, piece, data if overlap != TensorOverlap.NONE else ())
+            reduce_parts(s, piece, weight if overlap != TensorOverlap.NONE else ())
         elif parallel == "row":
-            gather_parts(s, piece, data if overlap == "full" else ())
+            gather_parts(s, piece, data if overlap == TensorOverlap.FULL else ())
 
     t.steps.append(back)
 
@@ -259,7 +260,7 @@ def activation(t: Tape, elements: int) -> None:
     dtype, math = t.s.dtype, ("math",)
     if not t.s.model.gated:
         t.run([make.pointwise(elements, dtype, 1, 1, math)], [make.pointwise(elements, dtype, 2, 1, math)])
-    elif t.s.framework.fusion == "none":
+    elif t.s.framework.fusion == Fusion.NONE:
         product = make.pointwise(elements, dtype, 2)
         t.run(
             [make.pointwise(elements, dtype, 1, 1, math), product],

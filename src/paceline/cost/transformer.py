@@ -28,6 +28,17 @@ from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, lin
 from paceline.cost.tape import Shape as Shape
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
+from paceline.spec.vocabulary import (
+    AttentionKernel,
+    ContextExchange,
+    Fusion,
+    NormKind,
+    Positions,
+    Precision,
+    Recompute,
+    Selective,
+    StateKeeper,
+)
 from paceline.spec.workload import ITEMSIZE, Op
 
 Array = NDArray[np.float64]
@@ -99,7 +110,7 @@ def piece_times(
         limit = packed.flops / (framework.attention_flops_per_cycle * chip.sm_hz)
         costs = replace(costs, seconds=np.where(fused, np.maximum(costs.seconds, limit), costs.seconds))
     if framework.fp8_rate < 1:
-        slower = packed.dtypes.map(lambda dtype: 1 / framework.fp8_rate if dtype == "fp8" else 1.0)
+        slower = packed.dtypes.map(lambda dtype: 1 / framework.fp8_rate if dtype == Precision.FP8 else 1.0)
         costs = replace(costs, seconds=costs.seconds * slower)
     costs = sustained(costs, packed, device)
     out = {}
@@ -172,7 +183,7 @@ def _latent(t: Tape) -> None:
 
 
 def _norm(t: Tape) -> None:
-    s, rms = t.s, t.s.model.norm == "rms"
+    s, rms = t.s, t.s.model.norm == NormKind.RMS
     t.run(
         [make.norm(s.local, s.model.hidden, s.dtype, rms=rms)],
         [make.norm(s.local, s.model.hidden, s.dtype, True, rms)],
@@ -187,17 +198,18 @@ def _residual(t: Tape) -> None:
     if not s.framework.dropout:
         t.run([make.pointwise(elements, s.dtype, 2)], [meet])
         return
-    drop, undo = dropout_ops(s, elements, residual=s.framework.fusion != "none")
+    drop, undo = dropout_ops(s, elements, residual=s.framework.fusion != Fusion.NONE)
     t.run(
-        [drop] if s.framework.fusion != "none" else [drop, make.pointwise(elements, s.dtype, 2)], [undo, meet]
+        [drop] if s.framework.fusion != Fusion.NONE else [drop, make.pointwise(elements, s.dtype, 2)],
+        [undo, meet],
     )
 
 
 def _rotary(t: Tape) -> None:
     s = t.s
-    if s.model.positions != "rotary":
+    if s.model.positions != Positions.ROTARY:
         return
-    passes = ROTARY_PASSES if s.framework.fusion == "none" else 1
+    passes = ROTARY_PASSES if s.framework.fusion == Fusion.NONE else 1
     for width in (s.model.q_size // s.tp, max(s.model.kv_size // s.tp, s.model.head_dim)):
         ops = [make.pointwise(s.tokens * width, s.dtype, min(2, passes), 1)] * passes
         t.run(ops, ops)
@@ -207,7 +219,7 @@ def _core(t: Tape) -> None:
     """Attention between queries, keys and values of this rank's heads."""
     s, m = t.s, t.s.model
     heads, queries = max(1, m.heads // s.tp), s.seq // s.cp
-    if s.framework.attention != "fused":
+    if s.framework.attention != AttentionKernel.FUSED:
         _unfused_core(t, s.mbs * heads, queries)
         return
     # with context parallelism each rank's queries meet half of all keys on average: work is balanced over the
@@ -215,7 +227,7 @@ def _core(t: Tape) -> None:
     keys, causal = s.seq, m.causal
     if s.cp > 1:
         keys, causal = (s.seq // 2 if m.causal else s.seq), False
-    if s.context == "all-to-all" and s.cp > 1:
+    if s.context == ContextExchange.ALL_TO_ALL and s.cp > 1:
         heads, queries, keys, causal = max(1, heads // s.cp), s.seq, s.seq, m.causal
     if s.framework.unpadded:  # gathers, and scatters into zeros
         moved = moved_op("index", "gather", s.dtype, s.framework.unpadded * s.tokens * m.q_size // s.tp)
@@ -270,7 +282,7 @@ def _context(s: Shape, piece: Piece, behind: tuple[int, ...], backward: bool = F
         return
     size = ITEMSIZE[s.dtype]
     kv = 2.0 * s.tokens * max(s.model.kv_size // s.tp, s.model.head_dim) * size
-    if s.context == "ring":
+    if s.context == ContextExchange.RING:
         piece.send("all_gather", kv * s.cp, "cp", behind, s.cp)
         if backward:
             piece.send("reduce_scatter", kv * s.cp, "cp", behind, s.cp)
@@ -293,7 +305,7 @@ def _embedding(t: Tape) -> None:
     )
     reduce_parts(s, t.forward)
     t.steps.append(lambda piece: gather_parts(s, piece))
-    if m.positions == "learned":
+    if m.positions == Positions.LEARNED:
         t.run(
             [make.pointwise(elements, s.dtype, 2)], [moved_op("aten.sum", "elementwise", s.dtype, elements)]
         )
@@ -309,7 +321,7 @@ def _head(t: Tape) -> None:
     vocab = m.padded_vocab(s.tp) // s.tp if s.tp > 1 else m.vocab
     linear(t, s.tokens, m.hidden, vocab, "column", matrix=s.dtype, bias=not m.causal)
     logits = s.tokens * vocab
-    if s.framework.fused_loss or s.framework.fusion == "compile":
+    if s.framework.fused_loss or s.framework.fusion == Fusion.COMPILE:
         t.run(
             [make.make_op("loss", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))],
             [make.make_op("loss_backward", "elementwise", "fp32", [logits * 2], [logits * 2], (logits,))],
@@ -338,18 +350,19 @@ def saved_bytes(s: Shape, recompute: str) -> float:
     """What one layer keeps of one micro-batch for its backward pass."""
     m, size = s.model, ITEMSIZE[s.dtype]
     wide = float(s.local * m.hidden)
-    if recompute == "full":
+    if recompute == Recompute.FULL:
         return wide * size
     # the input, attention's output and every second product
-    if recompute == "selective" and s.framework.selective == "ops":
+    if recompute == Recompute.SELECTIVE and s.framework.selective == Selective.OPS:
         products = s.tokens * (m.q_size + 2 * m.kv_size + m.ffn * (2 if m.gated else 1)) / s.tp + 2 * wide
         return size * (wide + s.tokens * m.q_size / s.tp + products / 2)
     masks = 2 * wide if s.framework.dropout else 0.0
     # what goes into the products: outputs of both norms, attention's output, the activation's output
-    inside = 1 if s.framework.fp8_saved and s.matrix == "fp8" else size
-    whole = float(s.tokens * m.hidden) if s.framework.state == "torch" else wide  # gathered, and kept so
+    inside = 1 if s.framework.fp8_saved and s.matrix == Precision.FP8 else size
+    gathered = s.framework.state is StateKeeper.TORCH  # and kept so
+    whole = float(s.tokens * m.hidden) if gathered else wide
     # adapters sit at attention
-    norms = (2 if s.framework.fusion != "compile" else 1) * wide * size + (
+    norms = (2 if s.framework.fusion != Fusion.COMPILE else 1) * wide * size + (
         2 if s.trained else 1
     ) * whole * inside
     # queries, keys, values, attention's output
@@ -361,10 +374,11 @@ def saved_bytes(s: Shape, recompute: str) -> float:
         )
     scores = s.mbs * m.heads / s.tp * (s.seq / s.cp) * s.seq
     score_bytes = 2 * size + 1 if s.framework.dropout else size
-    kept = s.framework.attention != "fused" and recompute != "selective"
+    kept = s.framework.attention is not AttentionKernel.FUSED and recompute != Recompute.SELECTIVE
     core = scores * score_bytes if kept else 0.0
-    lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if s.framework.attention == "fused" else 0.0
-    passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == "none" else 0)
+    flash = s.framework.attention is AttentionKernel.FUSED
+    lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if flash else 0.0
+    passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == Fusion.NONE else 0)
     tokens = (
         s.tokens * m.ffn / s.tp
         if not m.experts

@@ -12,6 +12,7 @@ from paceline.diagnose.activity import Activity
 from paceline.diagnose.findings import Finding
 from paceline.readers.kineto import Inputs
 from paceline.spec.device import Device
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import ITEMSIZE
 from paceline.units import show
 
@@ -145,7 +146,7 @@ def _advice(found: tuple[Product, ...]) -> str:
     """What would help the products that lose most."""
     words = []
     worst = found[0]
-    if worst.dtype == "fp32":
+    if worst.dtype == Precision.FP32:
         words.append("bf16, or TF32 (torch.set_float32_matmul_precision('high'))")
     odd = [size for size in (worst.m, worst.n, worst.k) if size % 64]
     if odd:

@@ -10,7 +10,7 @@ from paceline.errors import PlanError
 from paceline.sim.cuts import places
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan, divisors, fewest_micro_batches, problems
+from paceline.spec.plan import Plan, divisors, fewest_micro_batches, problems, with_defaults
 from paceline.spec.vocabulary import Offload, Precision, Recompute, Sharding
 from paceline.spec.workload import Workload
 
@@ -32,7 +32,7 @@ def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
 def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     devices = cluster.device_count
     dp = plan.dp or max(1, devices // plan.pp)
-    shard = plan.shard or (math.gcd(dp, cluster.node_devices) if plan.sharding is Sharding.HSDP else 0)
+    plan = with_defaults(plan, dp, cluster.node_devices)
     schedule = (plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")) if plan.pp > 1 else ""
     whole = dp * workload.batch
     sharding = plan.sharding
@@ -49,7 +49,6 @@ def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         mbs=workload.batch,
         gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1),
         seq=workload.seq or 0,
-        shard=shard,
         sharding=sharding,
         schedule=schedule,
         vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,

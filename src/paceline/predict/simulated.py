@@ -63,7 +63,7 @@ def asked(
 ) -> Asked:
     """A model on the ranks of a plan, which is filled in first; PlanError where it cannot run."""
     if isinstance(model, Transformer):
-        chosen = alone_on_islands(resolve(plan, cluster.device_count, model))
+        chosen = alone_on_islands(resolve(plan, cluster, model))
         step = Step.of(model, cluster, chosen, conditions.framework, conditions.curves, conditions.host_speed)
         return replace(step, way=way_of(chosen))
     workload = as_run(model, cluster.device)

@@ -22,6 +22,7 @@ import numpy as np
 from paceline.queueing.mva import Station, Vector, regular, solve
 from paceline.queueing.order_statistics import kth_of, slowest_by_count
 from paceline.queueing.profile import JobProfile
+from paceline.spec.vocabulary import ServerMode
 
 #: of further workers' transfers, the part that does not hide behind others': what ordered uploads and shared
 #: downloads leave
@@ -43,7 +44,7 @@ class CoarseCurve:
 
 def coarse(job: JobProfile, workers: int) -> CoarseCurve:
     """The curve for 1..`workers`."""
-    return _rounds(job, workers) if job.mode in ("sync", "backup") else _network(job, workers)
+    return _rounds(job, workers) if job.mode.in_rounds else _network(job, workers)
 
 
 def stations(job: JobProfile) -> list[Station]:
@@ -113,7 +114,7 @@ def _rounds(job: JobProfile, workers: int) -> CoarseCurve:
     if two and each > 0:
         seen = (2 / two - alone - (slowest_by_count(usual, slow, 0, 2)[1] - mean)) / each
         overlap += _TRUST * (float(np.clip(seen, 0.3, 1.3)) - _OVERLAP)
-    spare = job.backups if job.mode == "backup" else 0
+    spare = job.backups if job.mode == ServerMode.BACKUP else 0
     n = np.arange(1, workers + 1)
     useful = np.maximum(1, n - spare)
     barrier = (

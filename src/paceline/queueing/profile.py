@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import DataError, SpecError, UnknownName
+from paceline.errors import DataError, SpecError
+from paceline.spec.vocabulary import ServerMode, member
 
 Vector = NDArray[np.float64]
-MODES = ("async", "sync", "bounded", "backup")
 #: the share of a full Ethernet frame that TCP payload fills: 1448 bytes of 1514
 WIRE = 1514 / 1448
 #: the first steps of a run warm caches, connections and congestion windows
@@ -135,7 +135,7 @@ class JobProfile:
     batch: int
     up_bytes: float
     down_bytes: float
-    mode: str
+    mode: ServerMode
     servers: int
     link: HostLink
     runs: tuple[ProfiledRun, ...]
@@ -146,8 +146,7 @@ class JobProfile:
     slow_workers: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UnknownName("mode", self.mode, MODES, f"modes: {', '.join(MODES)}")
+        object.__setattr__(self, "mode", member(ServerMode, "job: mode", self.mode, SpecError))
         if not self.runs or any(len(steps) < 3 for run in self.runs for steps in run.steps):
             raise DataError(
                 f"profile {self.name!r} needs a run with at least 3 steps per worker; profile for longer"

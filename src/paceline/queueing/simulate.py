@@ -27,6 +27,7 @@ from functools import partial
 from paceline.errors import SpecError
 from paceline.queueing.profile import WIRE, JobProfile
 from paceline.sim.timeline import Span, Timeline
+from paceline.spec.vocabulary import ServerMode
 
 _TINY = 1e-9
 #: how unevenly TCP shares: shapes of the gamma weights of flows down (of one server to many workers) and up
@@ -255,7 +256,7 @@ class _Run:
         worker.missing -= 1
         if worker.missing == 0:
             worker.ends.append(self.net.now)
-            if self.job.mode == "bounded":
+            if self.job.mode == ServerMode.BOUNDED:
                 for other in range(len(self.servers)):
                     self.release(other)
             self.start(i)
@@ -294,12 +295,12 @@ class _Run:
         if server.locked or not server.queue:
             return
         i = server.queue.popleft()
-        rounds = self.job.mode in ("sync", "backup")
+        rounds = self.job.mode.in_rounds
         if rounds:
             late = server.base.get(i, 0) < server.version
             if not late:
                 server.round.append(i)
-            needed = len(self.workers) - (self.job.backups if self.job.mode == "backup" else 0)
+            needed = len(self.workers) - (self.job.backups if self.job.mode == ServerMode.BACKUP else 0)
             if late or len(server.round) < needed:
                 if late:
                     self.send(s, i)
@@ -330,7 +331,7 @@ class _Run:
         free = [
             i
             for i in server.held
-            if self.job.mode != "bounded" or self.workers[i].clock - slowest <= self.job.staleness
+            if self.job.mode != ServerMode.BOUNDED or self.workers[i].clock - slowest <= self.job.staleness
         ]
         server.held = [i for i in server.held if i not in free]
         for i in free:

@@ -14,6 +14,7 @@ from paceline.errors import DataError, missing_extra
 from paceline.readers import deepspeed
 from paceline.readers.configuration import LONGEST, Keys, Settings, ignored
 from paceline.readers.stream import opened, printable
+from paceline.spec.vocabulary import Precision
 
 _KINDS = {
     "no": "none", "multi_gpu": "ddp", "fsdp": "fsdp", "deepspeed": "deepspeed", "megatron_lm": "megatron",
@@ -75,7 +76,7 @@ def _parsed(text: str, path: str) -> dict[str, Any]:
 
 def _common(keys: Keys, out: Settings) -> None:
     precision = keys.word("mixed_precision")
-    if precision in ("bf16", "fp16", "fp8"):
+    if precision in (Precision.BF16, Precision.FP16, Precision.FP8):
         out.said["precision"] = precision
     elif precision is not None:
         out.usual["precision"] = "fp32"

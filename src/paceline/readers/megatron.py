@@ -10,6 +10,7 @@ from paceline.catalog import transformers
 from paceline.errors import DataError
 from paceline.readers import shell
 from paceline.readers.configuration import Keys, Settings, ignored
+from paceline.spec.vocabulary import NormKind
 
 _SIZES = {
     "num-layers": "layers",
@@ -143,6 +144,6 @@ def _model(out: Settings, gated: bool, rms: bool) -> str:
         sizes = {size: getattr(model, size) for size in wanted}
         if sizes["experts"] == 0 and "kv_heads" in wanted:
             sizes["kv_heads"] = model.kv_heads or model.heads
-        if sizes == wanted and model.gated == gated and (model.norm == "rms") == rms:
+        if sizes == wanted and model.gated == gated and (model.norm == NormKind.RMS) == rms:
             found.append(name)
     return found[0] if len(found) == 1 else ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.spec.vocabulary import Phase
 from paceline.spec.workload import Op, Workload
 
 Array = NDArray[np.float64]
@@ -36,7 +37,9 @@ def written_out(workload: Workload) -> list[tuple[int, Op]]:
 
 def places(workload: Workload) -> list[Place]:
     """All places to cut the forward pass at, in order."""
-    forward = [(i, entry, op) for i, (entry, op) in enumerate(written_out(workload)) if op.phase == "forward"]
+    forward = [
+        (i, entry, op) for i, (entry, op) in enumerate(written_out(workload)) if op.phase == Phase.FORWARD
+    ]
     count, passing = _passing(
         [op for _, _, op in forward], {p.name.rpartition(".")[0] for p in workload.parameters}
     )
@@ -94,7 +97,7 @@ def backward_places(
     """
     ops = written_out(workload)
     chunk = np.full(len(ops), -1, dtype=np.int64)
-    forward = [i for i, (_, op) in enumerate(ops) if op.phase == "forward"]
+    forward = [i for i, (_, op) in enumerate(ops) if op.phase == Phase.FORWARD]
     chunk[forward] = np.searchsorted(np.array(cut), np.array(forward), side="right")
     pair = {entry: n for n, (_, undone) in enumerate(visits) for entry in undone}
     homes: list[dict[str, int]] = [{} for _ in visits]
@@ -105,7 +108,7 @@ def backward_places(
             homes[of_entry[entry]][op.module] = int(chunk[i])
     at = len(cut)
     for i, (entry, op) in enumerate(ops):
-        if op.phase in ("backward", "recompute"):
+        if op.phase in (Phase.BACKWARD, Phase.RECOMPUTE):
             home = homes[pair[entry]] if entry in pair else {}
             found = home.get(op.module) if op.module else None
             if found is None and home and op.module:  # fused with another, or the sum of two branches

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from paceline.errors import PlanError
 from paceline.spec import schedules
 from paceline.spec.schedules import Action
+from paceline.spec.vocabulary import PassKind
 
 
 def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1) -> list[Action]:
@@ -16,10 +17,10 @@ def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1)
 
 def sources(action: Action, chunks: int) -> list[tuple[int, str, int]]:
     """What of another chunk a pass needs: (chunk, F or B, micro-batch)."""
-    neighbour = action.chunk - 1 if action.kind == "F" else action.chunk + 1
+    neighbour = action.chunk - 1 if action.kind == PassKind.FORWARD else action.chunk + 1
     return (
         [(neighbour, action.passes, action.micro_batch)]
-        if action.kind != "W" and 0 <= neighbour < chunks
+        if action.kind != PassKind.WEIGHT and 0 <= neighbour < chunks
         else []
     )
 
@@ -35,7 +36,11 @@ def in_order(ranks: Sequence[Sequence[Action]], chunks: int) -> Iterator[tuple[i
                 action = mine[places[rank]]
                 yield rank, action
                 done.add(
-                    (action.chunk, action.kind if action.kind == "W" else action.passes, action.micro_batch)
+                    (
+                        action.chunk,
+                        action.kind if action.kind == PassKind.WEIGHT else action.passes,
+                        action.micro_batch,
+                    )
                 )
                 places[rank] += 1
         if len(done) == before:

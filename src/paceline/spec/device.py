@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import SpecError
 from paceline.spec import checks
 from paceline.spec.facts import KINDS, Fact, FactReader, read_text
+from paceline.spec.vocabulary import DeviceKind, member
 
 __all__ = ["DTYPES", "FIELDS", "KINDS", "Device", "Fact", "parse", "read"]
 
@@ -36,6 +38,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "chip.lanes": ("sm_lanes", "count"),
     "chip.clock": ("clock_hz", "frequency"),
     "chip.launch": ("launch_s", "time"),
+    "chip.exponentials": ("exponentials", "fraction"),
     "chip.tdp": ("tdp_w", "power"),
     "link.host": ("host_bandwidth_Bps", "bandwidth"),
     "link.peer": ("peer_bandwidth_Bps", "bandwidth"),
@@ -66,7 +69,7 @@ class Device:
     title: str
     vendor: str = "unknown"
     architecture: str = "generic"
-    kind: str = "gpu"
+    kind: DeviceKind = DeviceKind.GPU
     year: int | None = None
     aliases: tuple[str, ...] = ()
     notes: str = ""
@@ -82,6 +85,8 @@ class Device:
     sm_lanes: float | None = None
     clock_hz: float | None = None
     launch_s: float | None = None
+    #: exponentials per cycle, over those of the first chips of its architecture
+    exponentials: float = 1.0
     tdp_w: float | None = None
     host_bandwidth_Bps: float | None = None
     peer_bandwidth_Bps: float | None = None
@@ -94,6 +99,9 @@ class Device:
 
     def __post_init__(self) -> None:
         checks.names("device", self)
+        if type(self.kind) is not DeviceKind:
+            kind = member(DeviceKind, f"device {self.name}: kind", self.kind, SpecError)
+            object.__setattr__(self, "kind", kind)
 
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for `dtype`; a type the device lacks runs as the next wider one it has."""

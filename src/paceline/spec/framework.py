@@ -16,16 +16,37 @@ overlapped one after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import nearest
+from paceline.errors import SpecError, nearest
 from paceline.spec.facts import KINDS, FactReader, read_text
+from paceline.spec.vocabulary import (
+    AttentionKernel,
+    Dispatch,
+    ExpertKernels,
+    Fusion,
+    Selective,
+    StateKeeper,
+    TensorOverlap,
+    Word,
+    member,
+)
 
 #: models that a framework is known to run: transformers by their sizes, captured modules, or both
 RUNS = ("transformers", "modules", "both")
+#: fields whose values are a closed set of words
+_WORDS: Mapping[str, type[Word]] = {
+    "attention": AttentionKernel,
+    "fusion": Fusion,
+    "selective": Selective,
+    "tp_overlap": TensorOverlap,
+    "experts": ExpertKernels,
+    "dispatch": Dispatch,
+    "state": StateKeeper,
+}
 #: what a field of each type may be given as in a file
 _GIVEN: dict[str, tuple[type[Any], ...]] = {
     "float": (int, float),
@@ -62,7 +83,7 @@ class Framework:
     # -- transformers: which operators there are, and what they overlap -------------------------------------
 
     #: fused: one flash-attention kernel; softmax: two products round a fused softmax
-    attention: str = "fused"
+    attention: AttentionKernel = AttentionKernel.FUSED
     #: the most FLOPs per multiprocessor and cycle of its attention kernel; 0: of the best there is.
     #: FlashAttention 1 reaches about
     #: 690, on Ampere and Hopper alike, FlashAttention 2 about 1400
@@ -71,7 +92,7 @@ class Framework:
     fp8_rate: float = 1.0
     #: pointwise work: none (a kernel each), jit (bias with activation or dropout and residual), compile (with
     #: norms too)
-    fusion: str = "jit"
+    fusion: Fusion = Fusion.JIT
     #: trains with dropout (masks are drawn, written and read)
     dropout: bool = False
     #: gradients are kept in fp32, and weight-gradient products add to them in place
@@ -81,12 +102,12 @@ class Framework:
     reduce_fp32: bool = False
     #: what selective recomputation runs again: core (of attention), ops (all but every second product and
     #: attention)
-    selective: str = "core"
+    selective: Selective = Selective.CORE
     #: the loss is one kernel, not a chain of passes over fp32 logits
     fused_loss: bool = False
     #: what tensor-parallel collectives hide behind: none; wgrad (the weight-gradient product, in the backward
     #: pass); full (the product they belong to, in pieces)
-    tp_overlap: str = "wgrad"
+    tp_overlap: TensorOverlap = TensorOverlap.WGRAD
     #: gradients are reduced during the last backward pass, and sharded parameters gathered during the first
     #: forward pass
     dp_overlap: bool = True
@@ -115,10 +136,10 @@ class Framework:
     unpadded: int = 0
     #: how the experts of a rank run. apart: products, casts and biases of each by kernels of its own; fused:
     #: grouped products that apply biases and activations and cast their results
-    experts: str = "apart"
+    experts: ExpertKernels = ExpertKernels.APART
     #: how tokens get to them. alltoall: sorted, one copy to each expert, sorted again by local expert; once:
     #: one copy to each rank, or to each node, which passes it on (DeepEP, HybridEP)
-    dispatch: str = "alltoall"
+    dispatch: Dispatch = Dispatch.ALL_TO_ALL
     #: experts' exchanges run beside the computation of another micro-batch
     exchange_overlap: bool = False
     #: host seconds to launch one kernel of one expert, and to cast one tensor of one expert, which makes
@@ -135,7 +156,7 @@ class Framework:
     whole_batch: bool = False
     #: who holds parameters, gradients and optimizer state, and what its update copies: megatron, deepspeed,
     #: torch (predict/memory.py)
-    state: str = "megatron"
+    state: StateKeeper = StateKeeper.MEGATRON
     #: bytes per gradient that is kept; 0: 4 in fp32, else those of a parameter
     kept_gradients: int = 0
     #: bytes per logit when most of the loss is live; 0: in low precision, in fp32 and, unless it is one
@@ -159,6 +180,12 @@ class Framework:
     step_s: float = 0.0
     #: host seconds per micro-batch that no kernel hides
     micro_batch_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key, kind in _WORDS.items():
+            if type(value := getattr(self, key)) is not kind:
+                word = member(kind, f"framework {self.name}: {key}", value, SpecError)
+                object.__setattr__(self, key, word)
 
     def sped_up(self, times: float) -> Framework:
         """The framework on a host that is so many times as fast."""
@@ -197,6 +224,10 @@ def _check(reader: FactReader, key: str, value: Any) -> None:
         near = nearest(key, _STEP)
         hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(sorted(_STEP))}"
         raise reader.error(f"step.{key}", f"unknown key {key!r}; {hint}")
+    if key in _WORDS:
+        if value not in tuple(_WORDS[key]):
+            raise reader.error(f"step.{key}", f"{value!r} is not one of {', '.join(_WORDS[key])}")
+        return
     wanted = _GIVEN[_STEP[key]]
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise reader.error(f"step.{key}", f"expected {_STEP[key]}, got {value!r}")

@@ -19,12 +19,14 @@ from typing import Any
 
 from paceline import units
 from paceline.errors import PlanError, UnitError, nearest
-from paceline.spec import checks, schedules
+from paceline.spec import checks, defaults, schedules
+from paceline.spec.cluster import Cluster
 from paceline.spec.facts import read_text
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.synchronisation import PLAIN, RELAXED_KEYS, Relaxation, read_relaxation, relaxed_words
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import (
+    ALIASES,
     PLAN_PRECISIONS,
     ContextExchange,
     Offload,
@@ -35,16 +37,6 @@ from paceline.spec.vocabulary import (
     member,
 )
 
-_SYNONYMS = {
-    "zero3": "fsdp",
-    "zero-1": "zero1",
-    "zero-2": "zero2",
-    "zero-3": "fsdp",
-    "fsdp2": "fsdp",
-    "1F1B": "1f1b",
-    "zbv": "zb-v",
-    "zbh1": "zb-h1",
-}
 _ENUMS: dict[str, type[Word]] = {
     "sharding": Sharding,
     "recompute": Recompute,
@@ -91,7 +83,8 @@ class Plan:
     recompute: Recompute = Recompute.NONE
     precision: Precision = Precision.BF16
     context: ContextExchange = ContextExchange.RING
-    bucket_bytes: float = 25e6
+    #: of gradients that are sent together; at this value, the default of the way that sends them
+    bucket_bytes: float = defaults.PLAIN.bucket_bytes
     #: layers whose parameters are gathered ahead, and whether they are dropped again after the forward pass
     prefetch: int = 1
     reshard: bool = True
@@ -131,6 +124,7 @@ class Plan:
         relaxed: dict[str, Any] = {}
         for word in text.replace(",", " ").split():
             key, equals, value = word.partition("=")
+            key, value = (key, ALIASES.get(value, value)) if equals else (ALIASES.get(key, key), value)
             found = list(read_relaxation(key, value if equals else None))
             for into, pairs in (
                 (relaxed, found),
@@ -184,46 +178,52 @@ class Plan:
 
 
 def _from_file(path: Path) -> str:
-    """The words of a plan in a TOML file: `tp = 8`, `sharding = "fsdp"`, `sp = true`."""
+    """The words of a plan in a TOML file: `plan = "words"`, or a key for each (`tp = 8`, `sharding = "fsdp"`,
+    `sp = true`), on their own or in a table `[plan]`.
+    """
     try:
         data = tomllib.loads(read_text(path, "plan"))
     except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{path}: {error}") from None
-    words = []
-    for key, value in data.items():
-        if isinstance(value, bool):
-            words.append(key if value else f"no-{key}")
-        elif isinstance(value, (str, int, float)):
-            words.append(f"{key}={value}".replace(" ", ""))
-        else:
-            raise PlanError(f"{path}: {key} must be a number, a word, true or false, got {value!r}")
-    return " ".join(words)
+        raise PlanError(f"{path}: not valid TOML: {error}") from None
+    found = data.get("plan", data)
+    if isinstance(found, str):
+        return found
+    if not isinstance(found, dict):
+        raise PlanError(f"{path}: plan must be words or a table of keys, got {found!r}")
+    return " ".join(_word(path, key, value) for key, value in found.items())
+
+
+def _word(path: Path, key: str, value: Any) -> str:
+    """One key of a plan's file as a word."""
+    if isinstance(value, bool):
+        return key if value else f"no-{key}"
+    if isinstance(value, (str, int, float)):
+        return f"{key}={value}".replace(" ", "")
+    raise PlanError(f"{path}: {key} must be a number, a word, true or false, got {value!r}")
 
 
 def _read(key: str, value: str | None, word: str) -> Iterator[tuple[str, Any]]:
     """What one word of a plan says."""
     if value is None:
-        plain = _SYNONYMS.get(key, key)
-        if plain in _FLAGS or plain.removeprefix("no-") in _FLAGS:
-            yield plain.removeprefix("no-"), not plain.startswith("no-")
+        if key in _FLAGS or key.removeprefix("no-") in _FLAGS:
+            yield key.removeprefix("no-"), not key.startswith("no-")
             return
         for field, words in _WORDS.items():
-            if plain in words and plain != "none":
-                yield field, plain
+            if key in words and key != "none":
+                yield field, key
                 return
-        if plain == "none":
+        if key == "none":
             fields_with = [f"{field}=none" for field, words in _WORDS.items() if "none" in words]
             raise PlanError(
                 f"plan: 'none' does not say of what; write {', '.join(fields_with[:-1])} or {fields_with[-1]}"
             )
         alone = [w for words in _WORDS.values() for w in words if w != "none"]
         raise PlanError(_unknown(word, [*_FLAGS, *alone, *relaxed_words(), *_SIZES]))
-    value = _SYNONYMS.get(value, value)
     if key == "dp" and not value.isdigit():  # dp=fsdp, dp=8:zero1
         degree, colon, kind = value.partition(":")
         if colon:
             yield "dp", _whole("dp", degree)
-        yield "sharding", _choice("plan: dp", _SYNONYMS.get(kind, kind) if colon else degree, tuple(Sharding))
+        yield "sharding", _choice("plan: dp", ALIASES.get(kind, kind) if colon else degree, tuple(Sharding))
     elif key == "zero":
         yield (
             "sharding",
@@ -275,11 +275,21 @@ def _choice(what: str, value: str, allowed: Collection[str]) -> str:
     return value
 
 
-def resolve(plan: Plan, devices: int, model: Transformer | None = None) -> Plan:
-    """The plan with every degree and size filled in for `devices` devices and a model; PlanError where that
-    cannot be.
+def resolve(
+    plan: Plan,
+    where: int | Cluster,
+    model: Transformer | None = None,
+    *,
+    node_devices: int = defaults.NODE_DEVICES,
+) -> Plan:
+    """The plan with every degree, size and setting filled in for a cluster (or so many devices, in nodes of
+    `node_devices`) and a model; PlanError where that cannot be.
     """
-    filled = _fill(plan, devices, model)
+    if isinstance(where, Cluster):
+        devices, node_devices = where.device_count, where.node_devices
+    else:
+        devices = where
+    filled = _fill(plan, devices, node_devices, model)
     found = list(problems(filled, devices, model))
     if found:
         suggestion = _nearest_plan(plan, filled, devices, model)
@@ -288,13 +298,13 @@ def resolve(plan: Plan, devices: int, model: Transformer | None = None) -> Plan:
     return filled
 
 
-def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
+def _fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
     used = plan.tp * plan.pp * plan.cp
     dp = plan.dp or max(1, devices // used)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
-    shard = plan.shard or (max(d for d in divisors(dp) if d <= 8) if plan.sharding is Sharding.HSDP else 0)
+    plan = with_defaults(plan, dp, node_devices)
     sharding = plan.sharding
     if sharding.whole:
         sharding = Sharding.DDP if dp * plan.cp > 1 else Sharding.NONE
@@ -302,16 +312,18 @@ def _fill(plan: Plan, devices: int, model: Transformer | None) -> Plan:
     vpp = 1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp
     seq = plan.seq or (model.seq if model else 1)
     return replace(
-        plan,
-        dp=dp,
-        mbs=mbs,
-        gbs=plan.gbs or dp * mbs,
-        seq=seq,
-        schedule=schedule,
-        vpp=vpp,
-        shard=shard,
-        sharding=sharding,
+        plan, dp=dp, mbs=mbs, gbs=plan.gbs or dp * mbs, seq=seq, schedule=schedule, vpp=vpp, sharding=sharding
     )
+
+
+def with_defaults(plan: Plan, replicas: int, node_devices: int) -> Plan:
+    """The plan with the settings of its sharding and of its way of synchronising, where it does not say."""
+    shard = plan.shard
+    if plan.sharding is Sharding.HSDP and not shard:
+        shard = defaults.shard(replicas, node_devices)
+    said = plan.bucket_bytes != Plan.bucket_bytes
+    bucket = plan.bucket_bytes if said else plan.relax.defaults.bucket_bytes
+    return replace(plan, shard=shard, bucket_bytes=bucket, relax=plan.relax.filled(replicas))
 
 
 def problems(plan: Plan, devices: int, model: Transformer | None) -> Iterator[str]:
@@ -439,9 +451,9 @@ def _variants(plan: Plan, given: Plan, model: Transformer | None) -> Iterator[Pl
         for d in divisors(plan.dp * plan.cp * plan.tp)
         if d <= plan.ep and (d == 1 or (experts and experts % d == 0))
     )
-    shard = (
-        max(d for d in divisors(plan.dp) if d <= plan.shard) if plan.shard and plan.sharding == "hsdp" else 0
-    )
+    shard = 0
+    if plan.shard and plan.sharding is Sharding.HSDP:
+        shard = max(d for d in divisors(plan.dp) if d <= plan.shard)
     kind = Sharding.NONE
     if plan.dp * plan.cp > 1:
         kind = given.sharding if given.sharding is not Sharding.NONE else Sharding.DDP

@@ -7,13 +7,15 @@ through what, as frameworks do it; a `Relaxation` says what is sent less, or lat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from paceline import units
-from paceline.errors import PlanError, UnitError, UnknownName
+from paceline.errors import PlanError, SpecError, UnitError, UnknownName
+from paceline.spec import defaults
 from paceline.spec.compression import SCHEMES, Scheme, from_dict
+from paceline.spec.defaults import Defaults
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Mode, member
 
@@ -48,7 +50,10 @@ class Synchronisation:
 #: torch.nn.parallel.DistributedDataParallel: buckets in the order in which gradients become ready, a first
 #: one of 1 MiB
 DDP = Synchronisation(
-    name="ddp", title="PyTorch DistributedDataParallel", first_bucket_bytes=2.0**20, copies=2.0
+    name="ddp",
+    title="PyTorch DistributedDataParallel",
+    first_bucket_bytes=defaults.DDP_FIRST_BYTES,
+    copies=2.0,
 )
 #: Horovod: a background thread fuses what has become ready in a cycle, up to 64 MiB, and reduces it beside
 #: the backward pass
@@ -108,10 +113,19 @@ def get(name: str) -> Synchronisation:
 #: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the
 #: next forward pass, with activations and errors in place of the gradients of fully connected layers (Lee et
 #: al. 2018); or what the next pass needs first, first
-AVERAGES = ("allreduce", "overlap", "priority")
-#: steps between two exchanges where a plan does not say: Lin et al. 2020, Douillard et al. 2023, Zhang et al.
-#: 2015
-PERIODS = {Mode.LOCAL_SGD: 8, Mode.DILOCO: 500, Mode.EASGD: 10}
+AVERAGES = ["allreduce", "overlap", "priority"]
+
+
+_SERVED = (Mode.PS_SYNC, Mode.PS_ASYNC, Mode.PS_BOUNDED, Mode.PS_BACKUP, Mode.EASGD)
+_ISLANDS = (Mode.LOCAL_SGD, Mode.DILOCO)
+#: settings of a relaxation -> the modes that have them
+SETTINGS: Mapping[str, tuple[Mode, ...]] = {
+    "period": (*_ISLANDS, Mode.EASGD, Mode.GOSSIP),
+    "island": _ISLANDS,
+    "servers": _SERVED,
+    "staleness": (Mode.PS_BOUNDED,),
+    "backup": (Mode.PS_BACKUP,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +161,24 @@ class Relaxation:
     @property
     def every(self) -> int:
         """Steps from one exchange to the next."""
-        return self.period or PERIODS.get(self.mode, 1)
+        return self.period or self.defaults.period
+
+    @property
+    def defaults(self) -> Defaults:
+        """What this way does where the plan does not say."""
+        if self.mode is not Mode.REPLICAS:
+            return defaults.DEFAULTS.get(self.mode, defaults.PLAIN)
+        return defaults.ENGINE if self.compress else defaults.PLAIN
+
+    def filled(self, replicas: int) -> Relaxation:
+        """The same with its way's period, bound and backups, for so many replicas."""
+        usual = self.defaults
+        return replace(
+            self,
+            period=self.period or (usual.period if usual.period > 1 else 0),
+            staleness=self.staleness or usual.staleness,
+            backup=self.backup or min(usual.backup, replicas - 1),
+        )
 
     @property
     def scheme(self) -> Scheme:
@@ -187,6 +218,19 @@ RELAXED_KEYS = tuple(field.name for field in fields(Relaxation))
 _WITH_THEIR_KEY = ("fp16", "bf16", "replicas")
 
 
+def register_average(name: str) -> None:
+    """Makes `name` a word of a plan: gradients are averaged every step, in a way of its own. What it costs is
+    registered with `paceline.sync`, what runs it with `paceline.train.strategies`.
+    """
+    if not name:
+        raise SpecError("a way of averaging is registered by its name; give it one")
+    taken = {*compressions(), *Mode}
+    if name in taken:
+        raise SpecError(f"way of averaging {name!r} is a word of a plan already; choose another name")
+    if name not in AVERAGES:
+        AVERAGES.append(name)
+
+
 def compressions() -> tuple[str, ...]:
     """What a gradient may become before it is sent: the schemes of `spec.compression` that are registered."""
     return tuple(name for name in SCHEMES if name != "fp32")
@@ -199,7 +243,7 @@ def relaxed_words() -> tuple[str, ...]:
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    return {"compress": compressions(), "average": AVERAGES, "mode": tuple(Mode)}
+    return {"compress": compressions(), "average": tuple(AVERAGES), "mode": tuple(Mode)}
 
 
 def read_relaxation(key: str, value: str | None) -> Iterator[tuple[str, Any]]:

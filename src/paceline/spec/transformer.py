@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import SpecError, UnknownSizes
 from paceline.spec import checks
+from paceline.spec.vocabulary import NormKind, Positions
 
 #: what Megatron pads a vocabulary to, times the tensor-parallel degree
 VOCABULARY_UNIT = 128
@@ -83,7 +84,7 @@ class Transformer:
 
     @property
     def _norm_parameters(self) -> int:
-        return self.hidden * (2 if self.norm == "layer" else 1)
+        return self.hidden * (2 if self.norm == NormKind.LAYER else 1)
 
     def _feed(self, ffn: int) -> int:
         biases = ffn * (2 if self.gated else 1) + self.hidden if self.bias else 0
@@ -134,7 +135,7 @@ class Transformer:
     @cached_property
     def embedding_parameters(self) -> int:
         """Tokens, positions, and what an encoder has besides (segments and a norm)."""
-        learned = (self.context or self.seq) * self.hidden if self.positions == "learned" else 0
+        learned = (self.context or self.seq) * self.hidden if self.positions == Positions.LEARNED else 0
         return (
             self.vocab * self.hidden
             + learned

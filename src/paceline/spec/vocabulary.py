@@ -1,4 +1,5 @@
-"""The closed sets of words of a plan, as enums whose members are the words that users type.
+"""The closed sets of words of plans, devices, frameworks and steps, as enums whose members are the words that
+users type.
 
 Schedules, compressors and ways of averaging are open sets: they are registered by name (`spec.schedules`,
 `spec.compression`, `spec.synchronisation`).
@@ -6,10 +7,24 @@ Schedules, compressors and ways of averaging are open sets: they are registered 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from paceline.errors import PacelineError, PlanError
+from paceline.errors import PacelineError, PlanError, nearest
+
+#: other spellings of words, which plans and training take -> the word
+ALIASES: Mapping[str, str] = {
+    "zero3": "fsdp",
+    "zero-1": "zero1",
+    "zero-2": "zero2",
+    "zero-3": "fsdp",
+    "fsdp2": "fsdp",
+    "1F1B": "1f1b",
+    "zbv": "zb-v",
+    "zbh1": "zb-h1",
+    "local": "local-sgd",
+}
 
 
 class Word(StrEnum):
@@ -126,9 +141,136 @@ class Mode(Word):
         return self in (Mode.LOCAL_SGD, Mode.DILOCO)
 
 
+class DeviceKind(Word):
+    """What a device is, as far as it changes how it runs."""
+
+    GPU = "gpu"
+    TPU = "tpu"
+    CPU = "cpu"
+
+
+class Phase(Word):
+    """Part of a training step that an operator belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+
+
+class BoundBy(Word):
+    """What limits a part of a step."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    LATENCY = "latency"
+    COMMUNICATION = "communication"
+    BUBBLE = "bubble"
+    HOST = "host"
+
+
+class PassKind(Word):
+    """A pass through a chunk, in the letters of torch; I and W are the two halves of a backward pass."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+class NormKind(Word):
+    """Norms of a transformer: with a mean and a bias, or the root mean square alone."""
+
+    LAYER = "layer"
+    RMS = "rms"
+
+
+class Positions(Word):
+    """How a transformer knows the order of tokens."""
+
+    LEARNED = "learned"
+    ROTARY = "rotary"
+    ALIBI = "alibi"
+
+
+class AttentionKernel(Word):
+    """One flash-attention kernel, or two products round a fused softmax."""
+
+    FUSED = "fused"
+    SOFTMAX = "softmax"
+
+
+class Fusion(Word):
+    """Pointwise work of a framework: a kernel each, by torch.jit, or by torch.compile."""
+
+    NONE = "none"
+    JIT = "jit"
+    COMPILE = "compile"
+
+
+class Selective(Word):
+    """What selective recomputation runs again: the core of attention, or most operators."""
+
+    CORE = "core"
+    OPS = "ops"
+
+
+class TensorOverlap(Word):
+    """What tensor-parallel collectives hide behind: nothing, weight gradients, or the product they feed."""
+
+    NONE = "none"
+    WGRAD = "wgrad"
+    FULL = "full"
+
+
+class ExpertKernels(Word):
+    """How the experts of a rank run: each by kernels of its own, or in grouped products."""
+
+    APART = "apart"
+    FUSED = "fused"
+
+
+class Dispatch(Word):
+    """How tokens get to experts: one copy to each expert, or one to each rank."""
+
+    ALL_TO_ALL = "alltoall"
+    ONCE = "once"
+
+
+class StateKeeper(Word):
+    """Whose way of holding parameters, gradients and optimizer state a framework has."""
+
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    TORCH = "torch"
+
+
+class ServerMode(Word):
+    """When a parameter server applies the updates of its workers."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+    BOUNDED = "bounded"
+    BACKUP = "backup"
+
+    @property
+    def in_rounds(self) -> bool:
+        """Updates are applied together, once enough of them have come."""
+        return self in (ServerMode.SYNC, ServerMode.BACKUP)
+
+
+class ServerRule(Word):
+    """What workers send to a parameter server: gradients, or parameters that it and they move towards."""
+
+    GRADIENT = "gradient"
+    ELASTIC = "elastic"
+
+
 def member(kind: type[Kind], what: str, value: str, error: type[PacelineError] = PlanError) -> Kind:
     """The member of `kind` that `value` spells; `error` names `what` and the words that are allowed."""
     try:
         return kind(value)
     except ValueError:
-        raise error(f"{what}={value}: expected one of {', '.join(kind)}") from None
+        near = nearest(str(value), list(kind))
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise error(f"{what}={value}: expected one of {', '.join(kind)}{hint}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.spec.prediction import DistributedPrediction, Evidence
+from paceline.spec.vocabulary import BoundBy
 from paceline.units import show
 
 
@@ -28,7 +29,7 @@ class Reason:
     def __str__(self) -> str:
         name = (
             f"exposed {self.part}"
-            if self.bound_by == "communication" and self.part != "contention"
+            if self.bound_by == BoundBy.COMMUNICATION and self.part != "contention"
             else self.part
         )
         if not self.before_s or not self.after_s:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import PlanError
+from paceline.extend import claim
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import Relaxation
+from paceline.spec.synchronisation import SETTINGS, Relaxation, register_average
 from paceline.spec.vocabulary import Mode
 from paceline.sync import rarely
 from paceline.sync.compressed import compressed
@@ -34,13 +35,15 @@ WAYS: dict[str, Callable[[Relaxation], Way]] = {
     "priority": prioritised,
     "ps-sync": served,
 }
-#: settings of a relaxation -> the modes that have them
-_SETTINGS = {
-    "servers": (Mode.PS_SYNC, Mode.PS_ASYNC, Mode.PS_BOUNDED, Mode.PS_BACKUP, Mode.EASGD),
-    "staleness": (Mode.PS_BOUNDED,),
-    "backup": (Mode.PS_BACKUP,),
-    "island": (Mode.LOCAL_SGD, Mode.DILOCO),
-}
+
+
+def register(name: str, make: Callable[[Relaxation], Way]) -> None:
+    """Makes `name` a word of a plan: gradients are averaged every step, in the way that `make` returns for
+    the plan's settings.
+    """
+    claim("way of averaging", name, make, WAYS)
+    register_average(name)
+    WAYS[name] = make
 
 
 def way_of(plan: Plan) -> Way:
@@ -72,6 +75,6 @@ def check(plan: Plan) -> None:
             f"plan cannot run: {relax.compress} is modelled for gradients that are averaged every step, not"
             f" with {other}"
         )
-    for name, modes in _SETTINGS.items():
+    for name, modes in SETTINGS.items():
         if getattr(relax, name) and relax.mode not in modes:
             raise PlanError(f"plan cannot run: {name}={getattr(relax, name)} does not go with {relax.label}")

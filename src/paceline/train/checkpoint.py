@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import PacelineError, RunError, SpecError
+from paceline.spec.vocabulary import ALIASES
 from paceline.train.comm import agree
 from paceline.train.hooks import unwrapped
 from paceline.train.split_state import gathered, load_model, optimizer_parts
@@ -224,7 +225,8 @@ class Checkpoints:
             return step
         ranks = range(world) if world != self.world else [self.rank]
         states = [_read(place / f"rank{r}.pt") for r in ranks]
-        if states[0].get("name", strategy.name) != strategy.name:
+        saved = states[0].get("name", strategy.name)
+        if ALIASES.get(saved, saved) != strategy.name:
             return step  # what another strategy kept says nothing to this one
         if world == self.world:
             strategy.load_state_dict(states[0]["strategy"])

@@ -34,6 +34,11 @@ RESULTS = "PACELINE_RESULTS"
 NOTE = "paceline: "
 
 
+def local_ranks(world: int) -> int:
+    """Ranks on this node, as the launcher says; all `world` of them where nobody does."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where this process stands in a job of `paceline schedule`, which starts it once on each node."""

@@ -20,6 +20,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from paceline.errors import PlanError
+from paceline.spec.vocabulary import Offload, Recompute
 
 RECOMPUTE = ("none", "selective", "full", "recursive")
 _KEPT = {
@@ -32,9 +33,9 @@ _KEPT = {
 }
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module, but: list[nn.Module] | None = None) -> list[nn.Module]:
     """The repeated blocks of a model: members of its longest list of modules, or else the children of its
-    longest sequence.
+    longest sequence; `but` where there are none.
     """
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
     lists += (
@@ -42,6 +43,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         if lists
         else [list(m.children()) for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 1]
     )
+    if not lists and but is not None:
+        return but
     if not lists:
         raise PlanError(
             f"{type(model).__name__} has no repeated blocks (no ModuleList, no Sequential); leave recompute"
@@ -57,11 +60,14 @@ def recompute(model: nn.Module, kind: str, blocks: Sequence[nn.Module] | None = 
     """
     if kind not in RECOMPUTE:
         raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}; got {kind!r}")
-    if kind == "none":
+    if kind == Recompute.NONE:
         return model
     found = blocks_of(model) if blocks is None else list(blocks)
     for block in found:
-        _wrap(block, partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None)
+        _wrap(
+            block,
+            partial(create_selective_checkpoint_contexts, _policy) if kind == Recompute.SELECTIVE else None,
+        )
     if kind == "recursive":
         _group(model, found)
     return model
@@ -114,13 +120,23 @@ def _chain(members: list[nn.Module]) -> None:
         member.forward = MethodType(lambda _, x, *args: x, member)
 
 
+def compiled(model: nn.Module, framework: str) -> nn.Module:
+    """Has torch.compile fuse each repeated block, or the whole of a model without any, where the framework
+    says so; the model, changed.
+    """
+    if framework == "torch-compile":
+        for part in blocks_of(model, but=[model]):
+            part.compile()
+    return model
+
+
 def offload(model: nn.Module, kind: str) -> nn.Module:
     """Keeps activations of the model in host memory between the passes ("activations"); the model,
     changed.
     """
-    if kind == "none":
+    if kind == Offload.NONE:
         return model
-    if kind != "activations":
+    if kind != Offload.ACTIVATIONS:
         raise PlanError(
             f"offload={kind} is not run here; with fsdp, optimizer state stays where parameters are; allowed:"
             " none, activations"

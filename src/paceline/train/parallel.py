@@ -12,9 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError, RunError, SpecError
+from paceline.spec import trained
 from paceline.spec.plan import Plan
+from paceline.spec.synchronisation import PLAIN, Relaxation
+from paceline.spec.vocabulary import ALIASES, Mode, Sharding
 from paceline.train import asynchronous, strategies
-from paceline.train.comm import TIMEOUT_S, Engine
+from paceline.train.comm import TIMEOUT_S, Engine, agree
+from paceline.train.first_step import FirstStep
+from paceline.train.launch import local_ranks
+from paceline.train.precision import autocast, multiply_in
 from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.foreign import Foreign
 from paceline.train.strategies.hooked import within_ddp
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 
 _DDP = nn.parallel.DistributedDataParallel
 _attached: WeakKeyDictionary[nn.Module, Strategy] = WeakKeyDictionary()
+#: first steps of loops whose plans say a batch
+_watched: WeakKeyDictionary[nn.Module, FirstStep] = WeakKeyDictionary()
 
 
 def parallelize(
@@ -41,16 +49,14 @@ def parallelize(
     the planner (also in its words: "fsdp tp=2 bf16"), or a strategy object. Plans with pipeline stages run
     through `paceline.train.Pipeline`.
     """
-    if not dist.is_initialized() and not (
-        isinstance(plan, str) and plan.partition(":")[0] in asynchronous.NAMES
-    ):
+    if not dist.is_initialized() and not _meets_elsewhere(plan):
         raise RunError(
             "torch.distributed has no process group yet; call torch.distributed.init_process_group before"
             " parallelize"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise SpecError("the model has no parameter that needs a gradient; there is nothing to keep the same")
-    name = plan.partition(":")[0] if isinstance(plan, str) else ""
+    name = name_of(plan) if isinstance(plan, str) else ""
     if name in asynchronous.NAMES:
         return _joined(model, optimizer, name, {"timeout_s": timeout_s, **_words(str(plan)), **options})
     if model in _attached:
@@ -86,19 +92,54 @@ def parallelize(
     return model, optimizer
 
 
+def _meets_elsewhere(plan: str | Plan | Strategy) -> bool:
+    """Whether ranks need no process group: workers of servers and of neighbours find each other by
+    themselves.
+    """
+    if isinstance(plan, str):
+        if name_of(plan) in strategies.names():
+            return name_of(plan) in asynchronous.NAMES
+        plan = _parse(plan)
+    return isinstance(plan, Plan) and plan.relax.mode in asynchronous.NAMES
+
+
 def check(text: str, world: int) -> None:
     """Raises what `parallelize` on so many ranks would say of a name with its options, or of a plan in words;
     nothing is started or touched.
     """
-    name = text.partition(":")[0]
+    name = name_of(text)
     if name not in strategies.names():
-        _check(_parse(text), world)
+        name, settings = strategy_of(_filled(_parse(text), world, world))
+        if name in asynchronous.NAMES:
+            from paceline.train.asynchronous import wrap
+
+            wrap.check(name, settings, world)
     elif name in asynchronous.NAMES:
         from paceline.train.asynchronous import wrap
 
         wrap.check(name, _words(text), world)
     else:
         strategies.make(text)
+
+
+def name_of(text: str) -> str:
+    """The name in `text`, with the word that plans have for it; options and settings are left out."""
+    name = text.partition(":")[0]
+    return ALIASES.get(name, name)
+
+
+def strategy_in(text: str) -> str:
+    """The strategy that a name with its options, or a plan in words, runs; empty for sharded parameters."""
+    name = name_of(text)
+    if name in strategies.names():
+        return name
+    plan = _parse(text)
+    return "" if plan.sharding in trained.SHARDED or plan.tp > 1 else strategy_of(plan)[0].partition(":")[0]
+
+
+def batch_in(text: str) -> int:
+    """Samples of a step that a plan in words says; 0 where it, or a name, does not."""
+    return 0 if name_of(text) in strategies.names() else _parse(text).gbs
 
 
 def _words(text: str) -> dict[str, Any]:
@@ -130,71 +171,91 @@ def _parse(text: str) -> Plan:
         raise
 
 
-def _check(plan: Plan, world: int) -> None:
-    """Raises where a plan cannot be run by `parallelize`."""
-    from paceline.train.sharded import SHARDED
-
+def _filled(plan: Plan, world: int, node_devices: int) -> Plan:
+    """A plan for the ranks that were started; PlanError where `parallelize` cannot run it."""
     if plan.pp > 1:
         raise PlanError(
             f"a plan with pp={plan.pp} has no single model to return; run it with paceline.train.Pipeline"
         )
-    if plan.cp > 1 or plan.ep > 1:
-        raise PlanError(
-            f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
-        )
-    if plan.sharding not in SHARDED and plan.tp == 1:
-        return
-    dp = plan.dp or world // plan.tp
-    if plan.sharding not in SHARDED and dp > 1:
-        raise PlanError(
-            f"tp={plan.tp} with {plan.sharding} over dp={dp} is not run; use fsdp or hsdp with it"
-        )
-    if plan.precision not in ("bf16", "fp32", "tf32"):
-        raise PlanError(f"precision {plan.precision} with sharded parameters is not run; allowed: bf16, fp32")
-    if plan.relax.compress and (plan.sharding == "hsdp" or plan.tp > 1):
-        raise PlanError(
-            f"{plan.relax.compress} goes with fsdp over all ranks; got {plan.sharding} and tp={plan.tp}"
-        )
-    if plan.relax.compress:
+    filled = trained.resolved(plan, world, node_devices)
+    if plan.relax.compress and plan.sharding in trained.SHARDED:
         from paceline.train.scatter import check
 
         check(plan.relax.scheme)
+    return filled
 
 
 def _planned(
     model: nn.Module, optimizer: Optimizer, plan: Plan, timeout_s: float, options: dict[str, Any]
 ) -> tuple[nn.Module, Optimizer]:
-    """Memory, precision, then sharding or a strategy."""
-    from paceline.train.memory import offload, recompute
-    from paceline.train.precision import autocast
-    from paceline.train.sharded import SHARDED, shard
+    """Memory, precision and kernels, then sharding or a strategy."""
+    from paceline.train.memory import compiled, offload, recompute
 
-    _check(plan, dist.get_world_size())
-    offload(recompute(model, plan.recompute), plan.offload if plan.offload != "optimizer" else "none")
-    if plan.sharding in SHARDED or plan.tp > 1:
-        undo = shard(model, optimizer, plan)
-        _attached[model] = Foreign(str(plan), model, optimizer, undo)
-        if plan.relax.compress:
-            from paceline.train.scatter import compress
+    world = dist.get_world_size() if dist.is_initialized() else asynchronous.world()
+    here = agree(local_ranks(world)) if dist.is_initialized() else world
+    filled = _filled(plan, world, here)
+    multiply_in(plan.precision)
+    compiled(offload(recompute(model, plan.recompute), plan.offload), plan.framework)
+    if plan.sharding in trained.SHARDED or plan.tp > 1:
+        _shard(model, optimizer, filled, options)
+    else:
+        autocast(model, plan.precision)
+        name, settings = strategy_of(filled)
+        model, optimizer = parallelize(model, optimizer, name, timeout_s=timeout_s, **{**settings, **options})
+    watching = FirstStep(model, optimizer, plan, filled)
+    if not watching.done:
+        _watched[model] = watching
+    return model, optimizer
 
-            compress(model, plan.relax.scheme)
-        return model, optimizer
-    autocast(model, plan.precision)
-    return parallelize(model, optimizer, _name(plan), timeout_s=timeout_s, **options)
+
+def _shard(model: nn.Module, optimizer: Optimizer, plan: Plan, options: dict[str, Any]) -> None:
+    """Splits a model by FSDP2 and by tensor parallelism."""
+    from paceline.train.scatter import compress
+    from paceline.train.sharded import shard
+
+    strategies.known(str(plan), options, ())
+    undo = shard(model, optimizer, plan)
+    _attached[model] = Foreign(str(plan), model, optimizer, undo)
+    if plan.relax.compress:
+        compress(model, plan.relax.scheme)
 
 
-def _name(plan: Plan) -> str:
-    """The strategy of a plan without model parallelism."""
+def strategy_of(plan: Plan) -> tuple[str, dict[str, Any]]:
+    """Name and options of the strategy that runs a resolved plan without sharded parameters."""
     relax = plan.relax
+    if relax.mode.averages_rarely:
+        return relax.mode, {"period": relax.every, "island": relax.island or None}
+    if relax.mode is not Mode.REPLICAS:
+        return relax.mode, _asynchronous(relax)
     if relax.compress:
-        return str(relax.scheme)
-    if relax.mode in ("local-sgd", "diloco"):
-        return {"local-sgd": "local", "diloco": "diloco"}[relax.mode]
-    if relax.mode != "replicas":
-        return relax.mode
-    if plan.sharding == "zero1":
-        return "overlap"  # optimizer state shared out, parameters gathered under the next forward pass
-    return relax.average
+        return str(relax.scheme), _engine_buckets(plan)
+    if relax.average != PLAIN.average:
+        return relax.average, {}
+    if plan.sharding is Sharding.ZERO1:
+        # optimizer state shared out, parameters gathered under the next forward pass
+        size = int(plan.bucket_bytes)
+        return "overlap", {"least_bytes": size, "most_bytes": size}
+    return "ddp", {"bucket_cap_mb": plan.bucket_bytes / 2**20}
+
+
+def _engine_buckets(plan: Plan) -> dict[str, Any]:
+    """Sizes of the buckets of our own engine, where they are not its default: with that it also looks at the
+    cores.
+    """
+    usual = plan.relax.defaults
+    if plan.bucket_bytes == usual.bucket_bytes:
+        return {}
+    first = min(usual.first_bucket_bytes, plan.bucket_bytes)
+    return {"bucket_bytes": plan.bucket_bytes, "first_bytes": first}
+
+
+def _asynchronous(relax: Relaxation) -> dict[str, Any]:
+    """Options of an asynchronous strategy."""
+    names = {"period": "period", "servers": "servers", "staleness": "staleness", "backup": "backups"}
+    options = {option: value for field, option in names.items() if (value := getattr(relax, field))}
+    if relax.compress:
+        options["up"] = f"{relax.compress}:{relax.ratio:g}" if relax.ratio else relax.compress
+    return options
 
 
 def of(model: nn.Module) -> Strategy:
@@ -213,6 +274,8 @@ def close(model: nn.Module | Pipeline) -> None:
     if not isinstance(model, nn.Module):
         model.close()
         return
+    if (watching := _watched.pop(model, None)) is not None:
+        watching.close()
     strategy = _attached.pop(model, None)
     if strategy is None:
         return

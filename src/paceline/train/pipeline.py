@@ -23,11 +23,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError, RunError
-from paceline.spec import schedules
+from paceline.spec import schedules, trained
 from paceline.spec.plan import Plan, stage_layers
 from paceline.train import _torch
-from paceline.train.memory import offload, recompute
-from paceline.train.precision import autocast
+from paceline.train.comm import agree
+from paceline.train.launch import local_ranks
+from paceline.train.memory import compiled, offload, recompute
+from paceline.train.precision import autocast, multiply_in
 from paceline.train.sharded import axes, mesh_of, spread, tensor
 from paceline.train.whole import Split, leave
 
@@ -85,21 +87,21 @@ class Pipeline:
                     f"pp={plan.pp} runs the catalog's decoders (embed, blocks, norm, head);"
                     f" {type(model).__name__} has no {name}"
                 )
-        if plan.cp > 1 or plan.ep > 1:
-            raise PlanError(
-                f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
-            )
+        plan = trained.resolved(plan, dist.get_world_size(), agree(local_ranks(dist.get_world_size())))
         self.plan, self._order = plan, schedules.get(plan.schedule)
+        #: of the whole model
+        self._chunks = plan.pp * self._order.chunks_per_rank(plan.vpp)
         if not self._order.trains:
             runs = [name for name, order in schedules.SCHEDULES.items() if order.trains]
             raise PlanError(f"pipelines run under {', '.join(runs)}; got {plan.schedule!r}")
         #: optimizer state at least is shared out; gradients go with it
-        self.shares = plan.sharding not in ("none", "ddp")
+        self.shares = not plan.sharding.whole
+        multiply_in(plan.precision)
         device = next(model.parameters()).device
         self._mesh: DeviceMesh | None = (mesh := mesh_of(plan, device))
         self.replica, place, _ = self._arranged(mesh)
-        chunks = plan.pp * plan.vpp
-        counts = stage_layers(len(model.blocks), plan.pp * plan.vpp)  # type: ignore[arg-type]
+        chunks = self._chunks
+        counts = stage_layers(len(model.blocks), chunks)  # type: ignore[arg-type]
         starts = [sum(counts[:i]) for i in range(chunks)]
         mine = [i for i in range(chunks) if self._owner(i) == place]
         everything = list(model.blocks)  # type: ignore[arg-type]
@@ -130,7 +132,7 @@ class Pipeline:
         plan, ranks = self.plan, mesh.mesh.reshape(-1, self.plan.pp, self.plan.tp)
         self.dp = len(ranks)
         replica, place, lane = ((ranks == dist.get_rank()).nonzero()[0]).tolist()
-        ends = sorted({0, self._owner(plan.pp * plan.vpp - 1)})
+        ends = sorted({0, self._owner(self._chunks - 1)})
         # every rank takes part in making every group
         peers = {
             (p, t): dist.new_group(ranks[:, p, t].tolist()) for p in range(plan.pp) for t in range(plan.tp)
@@ -157,7 +159,8 @@ class Pipeline:
         plan = self.plan
         blocks = list(stage.blocks)
         recompute(stage, plan.recompute, blocks)
-        offload(stage, plan.offload if plan.offload != "optimizer" else "none")
+        offload(stage, plan.offload)
+        compiled(stage, plan.framework)
         split = Split(stage)
         if plan.tp > 1:
             tensor(stage, axes(mesh, "tensor"), plan)

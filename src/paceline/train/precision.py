@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError, RunError, SpecError
+from paceline.spec.vocabulary import Precision
 from paceline.train.comm import Collective, Job
 from paceline.train.strategies.deferral import Deferred
 
@@ -40,6 +41,14 @@ def autocast(model: nn.Module, precision: str) -> nn.Module:
 
     model.forward = MethodType(forward, model)
     return model
+
+
+def multiply_in(precision: str) -> None:
+    """Has float32 products of this process run in TF32, for the precision of that name; others leave them as
+    they are.
+    """
+    if precision == Precision.TF32:
+        torch.set_float32_matmul_precision("high")
 
 
 class Scaler:

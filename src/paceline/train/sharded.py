@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -22,32 +21,24 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.optim import Optimizer
 
 from paceline.errors import PlanError
+from paceline.spec import trained
 from paceline.spec.plan import Plan
+from paceline.spec.vocabulary import Precision, Sharding
 from paceline.train.memory import blocks_of
 from paceline.train.split_state import refuse_parts_of_one_rank
 from paceline.train.whole import Split, leave
 
-SHARDED = ("fsdp", "hsdp", "zero2")
 #: part of the names of a mesh's axes: torch's caches take meshes of the same names and ranks for one, and
 #: would use groups that were given back
 _numbers = itertools.count()
 
 
 def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
-    """Ranks arranged as the plan says: replicas, shards, stages, tensor, the last side by side."""
-    world = dist.get_world_size()
-    dp = plan.dp or world // (plan.pp * plan.tp)
-    if dp * plan.pp * plan.tp != world:
-        raise PlanError(
-            f"the plan's dp {dp} x pp {plan.pp} x tp {plan.tp} = {dp * plan.pp * plan.tp} is not the {world}"
-            " ranks that were started"
-        )
+    """Ranks arranged as a resolved plan says: replicas, shards, stages, tensor, the last side by side."""
+    dp = plan.dp
     sizes: dict[str, int] = {}
-    if plan.sharding == "hsdp":
-        shard = plan.shard or dp
-        if dp % shard:
-            raise PlanError(f"hsdp: shard={shard} does not divide dp={dp}")
-        sizes["replicate"], sizes["shard"] = dp // shard, shard
+    if plan.sharding is Sharding.HSDP:
+        sizes["replicate"], sizes["shard"] = dp // plan.shard, plan.shard
     else:
         sizes["shard"] = dp
     if plan.pp > 1:
@@ -82,7 +73,7 @@ def shard(model: nn.Module, optimizer: Optimizer, plan: Plan) -> Callable[[], No
     renamed: dict[str, list[str]] = {}
     if plan.tp > 1:
         renamed = tensor(model, axes(mesh, "tensor"), plan)
-    if plan.sharding in SHARDED:
+    if plan.sharding in trained.SHARDED:
         spread(model, blocks_of(model), mesh, plan)
     new = dict(model.named_parameters())
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
@@ -104,19 +95,29 @@ def _before_load(_: nn.Module, state: dict[str, Any], *rest: Any) -> None:
 
 def spread(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, plan: Plan) -> None:
     """FSDP2 over the data-parallel axes of a mesh, block by block."""
-    chosen = axes(mesh, "replicate", "shard") if plan.sharding == "hsdp" else axes(mesh, "shard")
+    chosen = axes(mesh, "replicate", "shard") if plan.sharding is Sharding.HSDP else axes(mesh, "shard")
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        if plan.precision == "bf16"
+        if plan.precision is Precision.BF16
         else MixedPrecisionPolicy()
     )
-    for part in (*blocks, model):
+    listed = list(blocks)
+    for part in (*listed, model):
         fully_shard(
             part,
             mesh=chosen,
             mp_policy=policy,
-            reshard_after_forward=plan.reshard and plan.sharding in ("fsdp", "hsdp"),
+            reshard_after_forward=plan.reshard and plan.sharding.shards_parameters,
         )
+    if plan.prefetch > 1:
+        _prefetch(listed, plan.prefetch)
+
+
+def _prefetch(blocks: list[Any], count: int) -> None:
+    """Has each block gather so many that follow it in the forward pass, and in the backward pass."""
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + count])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - count) : i][::-1])
 
 
 def tensor(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> dict[str, list[str]]:

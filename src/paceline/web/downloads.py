@@ -85,7 +85,7 @@ def _as_planned(subject: Subject) -> Planned:
     """A subject's plan as a search would answer it that had no other."""
     found = subject.predict()
     sized = None if isinstance(subject.model, Workload) else subject.model
-    plan = subject.plan if sized is None else resolve(subject.plan, subject.cluster.device_count, sized)
+    plan = subject.plan if sized is None else resolve(subject.plan, subject.cluster, sized)
     only = Ranked(plan=plan, cluster=subject.cluster, prediction=found, value=found.step_s, bound_s=0.0)
     return Planned(
         model=found.model,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paceline.api import sizes
 from paceline.errors import SpecError
+from paceline.spec.plan import Plan
 from paceline.web.scenario import Scenario, Sources
 from paceline.web.server import serve
-from paceline.whatif.subject import read_plan
 
 #: a folder without uploads
 _NOWHERE = Path("/nonexistent")
@@ -27,7 +27,7 @@ def start(model: str, cluster: str, plan: str, *, port: int, browser: bool) -> N
     if mark and link.startswith("http://"):
         first, given = Scenario(model="llama3-70b", cluster="16xdgx-h100"), frozenset[str]()
     else:
-        words = str(read_plan(plan)) if plan.strip().endswith(".toml") else plan
+        words = str(Plan.parse(plan)) if plan.strip().endswith(".toml") else plan
         first = Scenario(model=model, cluster=cluster, plan=words or _usual(model))
         given = frozenset({model, cluster})
         Sources(uploads=_NOWHERE, given=given).subject(first)

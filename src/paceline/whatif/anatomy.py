@@ -23,6 +23,7 @@ from paceline.predict.distributed import Step
 from paceline.predict.simulated import asked, simulation
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.vocabulary import BoundBy
 from paceline.spec.whatif import Anatomy, Layer, Roof, Sent
 from paceline.spec.workload import Op, Workload
 from paceline.whatif.subject import Subject
@@ -132,7 +133,11 @@ def _put(
             roofs.append(
                 Roof(name=tier.name, intensity=flops / carried, ceiling=flops / seconds, seconds=seconds)
             )
-    busy = sum(part.seconds for part in found.breakdown if part.bound_by in ("compute", "memory", "latency"))
+    busy = sum(
+        part.seconds
+        for part in found.breakdown
+        if part.bound_by in (BoundBy.COMPUTE, BoundBy.MEMORY, BoundBy.LATENCY)
+    )
     return Anatomy(
         flops=flops,
         moved_bytes=moved,

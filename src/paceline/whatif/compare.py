@@ -12,7 +12,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import PLAIN
 from paceline.spec.whatif import BreakEven, Comparison, Row
 from paceline.whatif.edits import Edit, apply
-from paceline.whatif.subject import Subject, read_plan
+from paceline.whatif.subject import Subject
 
 #: factors of the network's rate at which a relaxation is tried, two in a decade, and how near a break-even is
 #: found
@@ -26,7 +26,7 @@ def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False)
     otherwise.
     """
     rows = []
-    for text, plan in [(text, _merged(subject.plan, read_plan(text))) for text in plans]:
+    for text, plan in [(text, _merged(subject.plan, Plan.parse(text))) for text in plans]:
         try:
             edited = replace(subject, plan=plan)
             found = edited.predict()

@@ -8,6 +8,7 @@ from paceline.cost.energy import power
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import BoundBy
 from paceline.spec.whatif import Anatomy, Explanation, Form
 from paceline.spec.workload import Workload
 from paceline.whatif.anatomy import anatomy
@@ -29,7 +30,8 @@ def explain(subject: Subject) -> Explanation:
     found = subject.predict()
     inside = anatomy(subject, found)
     busy = (
-        sum(part.seconds for part in found.breakdown if part.bound_by in ("compute", "memory")) / found.step_s
+        sum(part.seconds for part in found.breakdown if part.bound_by in (BoundBy.COMPUTE, BoundBy.MEMORY))
+        / found.step_s
     )
     moved = inside.moved_bytes / found.step_s
     drawn = power(subject.cluster.device, inside.achieved, busy, found.precision, moved)
@@ -48,7 +50,7 @@ def _forms(subject: Subject, found: DistributedPrediction, inside: Anatomy) -> I
     plan = (
         subject.plan
         if isinstance(subject.model, Workload)
-        else resolve(subject.plan, subject.cluster.device_count, subject.model)
+        else resolve(subject.plan, subject.cluster, subject.model)
     )
     used = {"tensor": plan.tp, "pipeline": plan.pp, "context": plan.cp, "expert": plan.ep}
     ranks = found.devices // (plan.tp * plan.pp * plan.cp)

@@ -17,6 +17,7 @@ from paceline.errors import SpecError
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.prediction import DistributedPrediction, Evidence
+from paceline.spec.vocabulary import BoundBy
 from paceline.spec.whatif import Job, Span
 
 #: samples of an epoch where nobody says, and those of an evaluation after each, by unit: ImageNet-1k
@@ -127,7 +128,8 @@ def _units(step: DistributedPrediction, budget: Budget) -> tuple[float, float]:
 def _busy(step: DistributedPrediction) -> float:
     """The share of a step in which devices compute."""
     return (
-        sum(part.seconds for part in step.breakdown if part.bound_by in ("compute", "memory")) / step.step_s
+        sum(part.seconds for part in step.breakdown if part.bound_by in (BoundBy.COMPUTE, BoundBy.MEMORY))
+        / step.step_s
     )
 
 

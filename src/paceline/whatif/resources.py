@@ -16,9 +16,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.spec.vocabulary import Mode, Offload
 from paceline.spec.whatif import Bottleneck, Resources
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject
+
+#: modes in which replicas need no server
+_APART = (Mode.REPLICAS, Mode.LOCAL_SGD, Mode.DILOCO, Mode.GOSSIP)
 
 #: by how much a resource is changed each way
 STEP = 0.005
@@ -54,9 +58,7 @@ def knobs(subject: Subject) -> dict[str, Knob]:
             out[f"{tier.name} bandwidth"] = Knob(path=f"network.{tier.name}.bandwidth")
     if cluster.straggler_cv:
         out["stragglers"] = Knob(path="stragglers.cv", less=True)
-    if cluster.device.host_bandwidth_Bps and (
-        plan.offload != "none" or plan.relax.mode not in ("replicas", "local-sgd", "diloco", "gossip")
-    ):
+    if cluster.device.host_bandwidth_Bps and (plan.offload != Offload.NONE or plan.relax.mode not in _APART):
         out["link to the host"] = Knob(path="device.link.host")
     return out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from paceline.errors import SpecError
 from paceline.predict import simulated
 from paceline.predict.step import Conditions
 from paceline.spec.cluster import Cluster
-from paceline.spec.facts import read_text
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
@@ -49,7 +47,7 @@ class Subject:
         """The subject that a user names; `options` are those of `paceline.capture`, for models that are
         captured.
         """
-        chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+        chosen = plan if isinstance(plan, Plan) else Plan.parse(plan)
         where = clusters.get(cluster) if isinstance(cluster, str) else cluster
         sized = api.sizes(model)
         if sized is not None:
@@ -104,26 +102,6 @@ class Subject:
             )
         settings = {**self.settings, **changes}
         return replace(self, model=_captured(self.source, settings), settings=settings)
-
-
-def read_plan(text: str) -> Plan:
-    """The plan written as words, or in a TOML file: `plan = "words"`, or a key for each of them."""
-    if not text.strip().endswith(".toml"):
-        return Plan.parse(text)
-    path = Path(text.strip())
-    try:
-        data = tomllib.loads(read_text(path, "plan"))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
-    words = data["plan"] if isinstance(data.get("plan"), str) else None
-    table = data["plan"] if isinstance(data.get("plan"), dict) else data
-    return Plan.parse(
-        words
-        or " ".join(
-            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-            for key, value in table.items()
-        )
-    )
 
 
 def _captured(name: str, settings: Mapping[str, Any]) -> Workload:

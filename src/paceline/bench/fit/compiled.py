@@ -23,6 +23,7 @@ from paceline.cost.chip import chip
 from paceline.cost.curves import from_tables
 from paceline.cost.operators import features, times
 from paceline.cost.pack import pack, pack_ops
+from paceline.spec.vocabulary import Phase
 from paceline.spec.workload import Workload
 
 #: kernels over fewer elements are a matter of launching: one sum per pass
@@ -116,7 +117,7 @@ def _predicted(workload: Workload) -> Iterator[tuple[tuple[bool, int], Any]]:
             continue
         for owner, terms in zip(entries.owner, features(entries, target), strict=True):
             op, count = where[owner]
-            forward, more = op.phase != "backward", terms[0] - 1
+            forward, more = op.phase != Phase.BACKWARD, terms[0] - 1
             weights = np.array([sum(terms[c] for g, c in places if g == group) for places in _TERMS])
             finishing = np.zeros(len(_TERMS))
             finishing[0] = more

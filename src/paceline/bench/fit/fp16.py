@@ -23,6 +23,7 @@ from paceline.catalog import devices
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves
 from paceline.cost.pack import pack_ops
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import Op
 
 DEVICE = "a100-sxm-80gb"
@@ -72,7 +73,7 @@ def fit(folder: Path, base: Curves, report: list[str]) -> dict[str, Any]:
         elements: min(1.0, share * faster) for elements, share in base.matrix["gemm.bf16"].alignment.items()
     }
     curve = replace(curve, alignment=ragged)
-    tables["matrix"] |= {f"gemm.{dtype}": plain(curve) for dtype in ("fp16", "bf16")}
+    tables["matrix"] |= {f"gemm.{dtype}": plain(curve) for dtype in (Precision.FP16, Precision.BF16)}
     report.append(line(f"gemm.fp16 {DEVICE}", quality))
     ops, seconds = read(folder, ("flash_atten",))
     for group, attention in pack_ops(ops).attention.items():

@@ -20,6 +20,7 @@ from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import from_tables
 from paceline.cost.operators import times
 from paceline.cost.pack import AttentionEntries, MatrixEntries, PackedOps, StreamEntries, pack_ops
+from paceline.spec.vocabulary import Precision
 from paceline.spec.workload import Op
 
 Array = NDArray[np.float64]
@@ -168,7 +169,7 @@ def _fit_matrices(
             for v in ("tn", "nt", "nn")
             if parts[0] == "gemm" and entries.layout.total(np.ones(len(seconds))).get(v, 0) >= 20
         ]
-        full = 8 if dtype in ("fp16", "bf16") else 4
+        full = 8 if dtype in (Precision.FP16, Precision.BF16) else 4
         alignments = [
             a
             for a in ("1", "2", "4")
@@ -182,7 +183,7 @@ def _fit_matrices(
             fixed=_KEPT if few else (),
             layouts=layouts,
             alignments=alignments,
-            vector=dtype == "fp32",
+            vector=dtype == Precision.FP32,
         )
         dense[group] = curve
         tables["matrix"][group] = plain(curve)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from paceline.bench.validate.sets import SETS
-from paceline.catalog import devices
-from paceline.cost.power import FLOP_J
+from paceline.catalog import architectures, devices
 from paceline.errors import PacelineError
 
 #: sets of dense models whose steps products dominate
@@ -55,8 +55,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
     tried: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    fitted = {name: one for name, one in architectures.known().items() if one.product_J is not None}
     for joules in GRID_PJ:
-        FLOP_J.update(dict.fromkeys(FLOP_J, joules * 1e-12))
+        for name, one in fitted.items():
+            architectures.known()[name] = replace(one, product_J=joules * 1e-12)
         for architecture, found in errors(data).items():
             everything = np.abs(np.concatenate([np.asarray(logs) for logs in found.values()]))
             shown = ", ".join(

@@ -16,6 +16,7 @@ from paceline.bench.validate.case import csv_rows
 from paceline.errors import DataError
 from paceline.queueing.profile import HostLink, JobProfile, from_rows
 from paceline.spec.tables import Row
+from paceline.spec.vocabulary import ServerMode
 
 #: what a run is
 KEY = ("model", "mode", "link_Mbps", "servers", "workers", "slow", "overlap")
@@ -126,7 +127,7 @@ def _profile(key: Key, found: Mapping[int, Mapping[str, Any]], row: Row) -> JobP
         batch=int(row["batch"]),
         up_bytes=size,
         down_bytes=size,
-        mode=mode,
+        mode=ServerMode(mode),
         servers=servers,
         slow_workers=int(slow > 1),
         link=link,

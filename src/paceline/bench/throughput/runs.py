@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from paceline.bench.throughput.jobs import JOBS
+from paceline.spec.vocabulary import ServerMode
 
 #: profiles are taken from runs with at most this many workers
 PROFILED = 2
@@ -63,7 +64,7 @@ class ThroughputRun:
         for profiles and histograms.
         """
         transfer, compute = 8 * megabytes()[self.model] / self.link_Mbps, JOBS[self.model].compute_s
-        if self.mode == "sync":
+        if self.mode == ServerMode.SYNC:
             cycle = compute * self.slow + 2 * transfer * max(1.0, self.workers / self.servers)
         else:
             cycle = max(compute + 2 * transfer, transfer * self.workers / self.servers)

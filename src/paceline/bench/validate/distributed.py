@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline import api
 from paceline.bench import frameworks
 from paceline.bench.validate.case import Case, PredictedValue, Row, csv_rows, find
-from paceline.catalog import clusters, devices, models, transformers
+from paceline.catalog import architectures, clusters, devices, models, transformers
 from paceline.errors import PacelineError, PlanError, SpecError
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import Device
@@ -21,10 +21,9 @@ from paceline.spec.prediction import Memory
 from paceline.spec.transformer import Transformer, from_columns
 from paceline.spec.vocabulary import Precision, Recompute
 
-#: Gbit/s of a node's network where a row does not say: one 400 Gbit/s port per device since Hopper, 200 on
-#: Ampere nodes
-DEFAULT_GBPS = {"ampere": 1600.0, "volta": 800.0, "hopper": 3200.0, "blackwell": 3200.0}
 GBIT = 1e9 / 8
+#: Gbit/s of a node's network where neither a row nor its device's architecture says
+DEFAULT_GBPS = 800.0
 #: stages
 LONG_PIPELINE = 8
 
@@ -416,7 +415,8 @@ def _read(row: Row) -> Made:
 def _cluster(row: Row, device: Device, count: int) -> Cluster:
     """The nodes of a row."""
     per_node = _number(row, "gpus_per_node", 8)
-    gbps = float(row.get("inter_node_gbps_per_node") or DEFAULT_GBPS.get(device.architecture, 800.0))
+    usual = architectures.get(device.architecture).node_Bps or DEFAULT_GBPS * GBIT
+    gbps = float(row.get("inter_node_gbps_per_node") or usual / GBIT)
     domain = 72 if device.name.startswith("gb") else per_node
     kind = "omnipath" if "Omni-Path" in (row.get("inter_node") or "") else "infiniband"
     return cluster_of(device.name, count, per_node, gbps, domain, kind)

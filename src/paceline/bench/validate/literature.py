@@ -25,6 +25,7 @@ from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import parse as parse_device
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import Synchronisation
+from paceline.spec.vocabulary import DeviceKind
 from paceline.spec.workload import Workload
 
 #: images of an epoch of ImageNet-1k
@@ -368,7 +369,7 @@ def _ratio(step: DistributedPrediction, base: DistributedPrediction, value: floa
 
 def run(found: PaperSetup, count: int, batch: int, plan: str) -> DistributedPrediction:
     """One step of a setup on so many devices."""
-    usual = frameworks.get("tensorflow-1" if devices.get(found.device).kind == "gpu" else "native")
+    usual = frameworks.get("tensorflow-1" if devices.get(found.device).kind == DeviceKind.GPU else "native")
     workload = _workload(found.model, batch, found.precision)
     return api.predict(workload, plan, cluster(found, count), framework=replace(usual, sync=found.style.name))
 

@@ -10,13 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from paceline import units
-from paceline.catalog import devices
+from paceline.catalog import architectures, devices
 from paceline.errors import SpecError, UnitError, UnknownName
 from paceline.spec import checks
 from paceline.spec import cluster as spec
 from paceline.spec.cluster import Cluster, Tier
 from paceline.spec.device import Device
 from paceline.spec.facts import Fact
+from paceline.spec.vocabulary import DeviceKind
 
 _WRITTEN = re.compile(r"^(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([^@]*?)\s*(?:@\s*(.+))?$", re.IGNORECASE)
 
@@ -144,7 +145,7 @@ def _network(text: str, rate: str, each: int) -> Tier:
 def link(device: Device, each: int) -> Tier:
     """What joins the devices of a node of which nothing else is known: their own links, else PCI Express."""
     if device.peer_bandwidth_Bps is None:
-        if device.kind == "cpu":
+        if device.kind == DeviceKind.CPU:
             return Tier(
                 name="host", kind="loopback", domain=each, bandwidth_Bps=device.memory_bandwidth_Bps / 4
             )
@@ -152,7 +153,8 @@ def link(device: Device, each: int) -> Tier:
     kind, topology = {"amd": ("xgmi", "mesh"), "google": ("ici", "torus-3d")}.get(
         device.vendor, ("nvswitch", "switch")
     )
-    nvls = device.architecture in ("hopper", "blackwell") and kind == "nvswitch"
+    multicasts = architectures.get(device.architecture).nvls_share is not None
+    nvls = multicasts and kind == "nvswitch"
     return Tier(
         name=kind,
         kind=kind,

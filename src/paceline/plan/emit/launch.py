@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from paceline.errors import PlanError
 from paceline.plan.emit.facts import Facts
-from paceline.spec import schedules
+from paceline.spec import schedules, trained
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
-#: precisions in which `paceline.train` runs replicas, and sharded parameters
-_REPLICATED, _SHARDED = ("fp32", "tf32", "bf16", "fp16"), ("fp32", "tf32", "bf16")
-#: plans whose gradients FSDP2 reduces
-_FSDP = ("fsdp", "hsdp", "zero2")
 _PIPELINES = ("", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipev")
 
 _BUILD = '''
@@ -79,20 +76,27 @@ def training(f: Facts, tool: str) -> str:
     not run the plan.
     """
     p = f.plan
-    sharded = p.sharding in _FSDP or p.tp > 1
+    sharded = p.sharding in trained.SHARDED or p.tp > 1
     f.refuse(
         tool,
         cp=(1,),
         ep=(1,),
         offload=("none", "activations"),
-        precision=_SHARDED if sharded else _REPLICATED,
+        precision=trained.SPLIT if sharded else trained.REPLICATED,
         schedule=_PIPELINES,
+        framework=("", *trained.FRAMEWORKS),
+        sp=(False,),
     )
+    try:
+        trained.resolved(p, p.ranks)
+    except PlanError as error:
+        raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
     each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
     chunks = p.pp * each
     stand_in = {"width": 32 * max(2, p.tp), "depth": max(2, chunks), "heads": max(2, p.tp)}
+    trained_as = replace(p, vpp=each, seq=0)  # SEQ says how long samples are
     names = [
-        f"PLAN = {str(replace(p, vpp=each))!r}",
+        f"PLAN = {str(trained_as)!r}",
         "# samples of a micro-batch, and micro-batches of a step on a replica",
         f"SAMPLES, MICRO_BATCHES = {p.mbs}, {f.accumulate}",
         "# tokens of a sample, and steps to take",
@@ -163,7 +167,7 @@ def _waits(f: Facts) -> bool:
     """Whether gradients of all but a step's last micro-batch stay where they are; FSDP2 scatters those of
     each, as was predicted.
     """
-    return f.plan.pp == 1 and f.plan.tp == 1 and f.plan.sharding not in _FSDP and f.accumulate > 1
+    return f.plan.pp == 1 and f.plan.tp == 1 and f.plan.sharding not in trained.SHARDED and f.accumulate > 1
 
 
 def command(f: Facts, script: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from paceline.errors import PlanError
 from paceline.spec.schedules.schedule import Action, Schedule
+from paceline.spec.vocabulary import PassKind
 
 
 class DualPipeV(Schedule):
@@ -43,10 +44,10 @@ class _Dual:
         self.out: list[Action] = []
 
     def run(self, which: int, kind: str) -> None:
-        counter = which, "F" if kind == "F" else "B"
+        counter = which, "F" if kind == PassKind.FORWARD else "B"
         self.out.append(Action(self.chunks[which], kind, self.done[counter]))
         self.done[counter] += 1
-        if kind == "I":
+        if kind == PassKind.INPUT:
             self.late.append(self.out[-1]._replace(kind="W"))
 
     def weight(self) -> None:

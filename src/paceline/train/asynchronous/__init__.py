@@ -24,6 +24,13 @@ Factory = Callable[..., "tuple[torch.nn.Module, Any]"]
 NAMES = ("ps-async", "ps-sync", "ps-bounded", "ps-backup", "easgd", "easgd-sync", "hogwild", "gossip")
 
 
+def world() -> int:
+    """Workers of a run, as the launcher says."""
+    from paceline.train.asynchronous import meeting
+
+    return meeting.world(None)
+
+
 def strategies() -> dict[str, Factory]:
     """Every strategy by name; each takes the model, the optimizer and keyword options, and returns both ready
     for the loop.
@@ -33,4 +40,4 @@ def strategies() -> dict[str, Factory]:
     return wrap.FACTORIES
 
 
-__all__ = ["NAMES", "Factory", "strategies"]
+__all__ = ["NAMES", "Factory", "strategies", "world"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import SpecError
+from paceline.spec.defaults import PLAIN
 from paceline.train.asynchronous.client import Exchange
 from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.launch import announce
@@ -28,7 +29,7 @@ class GossipOptimizer(Distributed):
 
     def __init__(self, optimizer: torch.optim.Optimizer, peers: Peers, *, period: int, seed: int) -> None:
         super().__init__(optimizer, peers)
-        self._peers, self._period, self._steps, self._random = (
+        self._peers, self.period, self._steps, self._random = (
             peers,
             period,
             0,
@@ -49,7 +50,7 @@ class GossipOptimizer(Distributed):
             self.inner.step()
             self._open = mine = self.flat.values()
         self._steps += 1
-        neighbours = [] if self._steps % self._period else self._peers.others()
+        neighbours = [] if self._steps % self.period else self._peers.others()
         if not neighbours:
             return None
         theirs, exchange = self._peers.meet(self._random.choice(neighbours), mine.clone())
@@ -72,7 +73,7 @@ def gossip(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    period: int = 1,
+    period: int = PLAIN.period,
     workers: int | None = None,
     seed: int = 0,
     timeout_s: float = TIMEOUT_S,

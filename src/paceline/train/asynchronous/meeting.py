@@ -72,6 +72,12 @@ def world(workers: int | None) -> int:
     return int(os.environ.get("PACELINE_WORKERS", os.environ.get("WORLD_SIZE", "1")))
 
 
+def nodes() -> int:
+    """Nodes of this run, as the launcher says; 1 where nobody does."""
+    everywhere, here = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return max(1, everywhere // here) if here else 1
+
+
 def _met_by() -> tuple[Any, int, float]:
     """A store that all ranks share, the rank of this process, and seconds to wait for the others."""
     if dist.is_initialized():

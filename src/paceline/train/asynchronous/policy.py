@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.errors import SpecError, UnknownName
-
-MODES = ("async", "sync", "bounded", "backup")
-RULES = ("gradient", "elastic")
+from paceline.errors import SpecError
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode, ServerMode, ServerRule, member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +23,25 @@ class Policy:
     Choromanska and LeCun 2015).
     """
 
-    mode: str = "async"
-    rule: str = "gradient"
+    mode: ServerMode = ServerMode.ASYNC
+    rule: ServerRule = ServerRule.GRADIENT
     workers: int = 1
-    staleness: int = 8
-    backups: int = 1
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup
     elasticity: float = 0.5
     #: divides the learning rate of an update by its staleness (Zhang et al. 2016)
     staleness_aware: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UnknownName("mode", self.mode, MODES, f"modes: {', '.join(MODES)}")
-        if self.rule not in RULES:
-            raise UnknownName("rule", self.rule, RULES, f"rules: {', '.join(RULES)}")
+        object.__setattr__(self, "mode", member(ServerMode, "policy: mode", self.mode, SpecError))
+        object.__setattr__(self, "rule", member(ServerRule, "policy: rule", self.rule, SpecError))
         if self.workers < 1 or self.staleness < 0 or not 0 < self.elasticity <= 1:
             raise SpecError(
                 f"a policy needs workers >= 1, staleness >= 0 and elasticity in (0, 1], got {self}"
             )
-        if self.mode == "backup" and not 0 <= self.backups < self.workers:
+        if self.mode == ServerMode.BACKUP and not 0 <= self.backups < self.workers:
             raise SpecError(
                 f"of {self.workers} workers at most {self.workers - 1} can be backups, got {self.backups}"
             )
-        if self.rule == "elastic" and self.mode not in ("async", "sync"):
+        if self.rule == ServerRule.ELASTIC and self.mode not in (ServerMode.ASYNC, ServerMode.SYNC):
             raise SpecError(f"elastic averaging runs async or sync, got {self.mode!r}")

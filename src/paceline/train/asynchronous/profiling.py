@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.errors import RunError, SpecError
 from paceline.queueing.profile import UNEVEN, WARM_UP, WIRE, HostLink, JobProfile, ProfiledRun, from_rows
+from paceline.spec.vocabulary import ServerMode
 from paceline.train.asynchronous.launch import Local
 from paceline.train.asynchronous.record import VARIABLE
 from paceline.train.asynchronous.remote import SLOW
@@ -55,7 +56,7 @@ def profile(
         )
         runs.append(from_rows(rows))
     first = rows[0][-1]
-    if facts["mode"] == "backup" and workers <= facts["backups"]:
+    if facts["mode"] == ServerMode.BACKUP and workers <= facts["backups"]:
         raise SpecError("backup workers need more workers than backups in the profile")
     rate = link_Bps if link_Bps is not None else _rate(runs[0], first["up_bytes"])
     return JobProfile(

@@ -18,6 +18,7 @@ from paceline.train._torch import mark_stepped
 from paceline.train.asynchronous.client import Client, Exchange, Joined
 from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.moments import divided, whole
+from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.record import Recorder
 
 #: how many times as long this worker is to take for its compute: to try out what a slow one does to the
@@ -95,6 +96,9 @@ class Wrapper(Optimizer, ABC):
 
 class Distributed(Wrapper):
     """Workers with parameters of their own, which others bring up to date."""
+
+    #: of the servers, where there are any
+    policy: Policy | None = None
 
     def __init__(self, optimizer: Optimizer, run: Joined) -> None:
         self._run = run
@@ -227,15 +231,15 @@ class ElasticOptimizer(Distributed):
     centre pull at each other.
     """
 
-    def __init__(self, optimizer: Optimizer, client: Client, *, period: int = 4) -> None:
+    def __init__(self, optimizer: Optimizer, client: Client, *, period: int) -> None:
         super().__init__(optimizer, client)
         self._client = client
-        self._period, self._steps = period, 0
+        self.period, self._steps = period, 0
 
     def _step(self) -> Exchange | None:
         self.inner.step()
         self._steps += 1
-        if self._steps % self._period:
+        if self._steps % self.period:
             return None
         moves, exchange = self._client.exchange(self.flat.values())
         assert moves is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.spec.vocabulary import ServerMode, ServerRule
 from paceline.train.asynchronous.policy import Policy
 
 #: what became of an update
@@ -50,7 +51,7 @@ class Shard:
         self._parts = tuple(parts)
         self._views = [view.requires_grad_() for view in self.values.split([part.count for part in parts])]
         groups = [{**part.options, "params": [view]} for part, view in zip(parts, self._views, strict=True)]
-        self._optimizer = optimizer(groups) if policy.rule == "gradient" else None  # type: ignore[call-arg]
+        self._optimizer = optimizer(groups) if policy.rule == ServerRule.GRADIENT else None  # type: ignore[call-arg]
         #: of each parameter group, as the last update was computed under; None: as at the start
         self._options: Sequence[Mapping[str, Any]] | None = None
         self.version = 0
@@ -96,8 +97,8 @@ class Shard:
         staleness = max(0, self.version - base)
         if sequence <= self.last[worker]:
             return Outcome(kind=AGAIN, staleness=staleness)
-        if self.policy.mode in ("sync", "backup"):
-            if staleness and self.policy.rule == "gradient":  # of a round that has closed
+        if self.policy.mode.in_rounds:
+            if staleness and self.policy.rule == ServerRule.GRADIENT:  # of a round that has closed
                 self.last[worker] = sequence
                 self.dropped += 1
                 return Outcome(kind=LATE, staleness=staleness)
@@ -117,7 +118,7 @@ class Shard:
         """Whether the answer to this worker has to wait for others."""
         if worker in self._round:
             return True
-        if self.policy.mode != "bounded" or worker not in self.active:
+        if self.policy.mode != ServerMode.BOUNDED or worker not in self.active:
             return False
         if not self._started:  # those who are still to come count as at the start
             return self.clock[worker] > self.policy.staleness
@@ -146,14 +147,14 @@ class Shard:
 
     def _close_round(self) -> None:
         """Applies a round once enough workers are in it."""
-        spare = self.policy.backups if self.policy.mode == "backup" else 0
+        spare = self.policy.backups if self.policy.mode == ServerMode.BACKUP else 0
         if not self._round or not self._started or len(self._round) < max(1, len(self.active) - spare):
             return
         updates, self._round = self._round, {}
         for worker in updates:
             self.clock[worker] += 1
         self.seen[0] += len(updates)
-        if self.policy.rule == "gradient":
+        if self.policy.rule == ServerRule.GRADIENT:
             self._apply(-1, torch.stack(list(updates.values())).mean(dim=0), 0)
             return
         centre = self.values.detach()

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from paceline.errors import SpecError
+from paceline.spec import defaults
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode, ServerMode, ServerRule
 from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
@@ -19,7 +22,7 @@ from paceline.train.asynchronous.flat import Flat
 from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
 from paceline.train.asynchronous.launch import announce
-from paceline.train.asynchronous.meeting import rendezvous, world
+from paceline.train.asynchronous.meeting import nodes, rendezvous, world
 from paceline.train.asynchronous.moments import divided
 from paceline.train.asynchronous.policy import Policy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
@@ -31,15 +34,15 @@ def served(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    mode: str,
-    rule: str = "gradient",
+    mode: ServerMode,
+    rule: ServerRule = ServerRule.GRADIENT,
     workers: int | None = None,
     servers: int | None = None,
-    staleness: int = 8,
-    backups: int = 1,
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup,
     staleness_aware: bool = False,
     elasticity: float | None = None,
-    period: int = 4,
+    period: int = DEFAULTS[Mode.EASGD].period,
     push_every: int = 1,
     fetch_every: int = 1,
     up: str = "none",
@@ -76,7 +79,7 @@ def served(
         streams=streams,
         overlap=overlap,
     )
-    count = servers if servers is not None else int(os.environ.get("PACELINE_SERVERS", "1"))
+    count = servers if servers is not None else _usual_servers()
     flat = Flat(optimizer)
     shards = flat.shards(count)
     server.check_optimizer(kind, trusted=None if VARIABLE in os.environ else kind)
@@ -96,7 +99,7 @@ def served(
                     parts=parts,
                     optimizer=kind,
                     policy=policy,
-                    moments=moments[number] if rule == "gradient" and any(moments[number]) else (),
+                    moments=moments[number] if rule == ServerRule.GRADIENT and any(moments[number]) else (),
                     groups=len(optimizer.param_groups),
                     up=up,
                     down=down,
@@ -109,14 +112,21 @@ def served(
         announce(place, workers=policy.workers, servers=count)
     client = Client(place, [size for size, _ in shards], up=up, down=down, retry_s=retry_s)
     wrapped: Distributed
-    if rule == "elastic":
+    if rule == ServerRule.ELASTIC:
         wrapped = ElasticOptimizer(optimizer, client, period=period)
     else:
         wrapped = ServerOptimizer(
             optimizer, client, push_every=push_every, fetch_every=fetch_every, overlap=overlap
         )
+    wrapped.policy = policy
     wrapped.recorder.describe(mode=mode, servers=count, staleness=staleness, backups=backups)
     return model, wrapped
+
+
+def _usual_servers() -> int:
+    """As many as `paceline train` or the launcher says; else one for each node."""
+    told = os.environ.get("PACELINE_SERVERS")
+    return int(told) if told is not None else defaults.servers(nodes())
 
 
 #: folders in which servers of this process's runs save
@@ -140,14 +150,14 @@ def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
 
 def _checked(
     *,
-    mode: str,
+    mode: ServerMode,
     workers: int,
-    rule: str = "gradient",
-    staleness: int = 8,
-    backups: int = 1,
+    rule: ServerRule = ServerRule.GRADIENT,
+    staleness: int = DEFAULTS[Mode.PS_BOUNDED].staleness,
+    backups: int = DEFAULTS[Mode.PS_BACKUP].backup,
     staleness_aware: bool = False,
     elasticity: float | None = None,
-    period: int = 4,
+    period: int = DEFAULTS[Mode.EASGD].period,
     push_every: int = 1,
     fetch_every: int = 1,
     up: str = "none",
@@ -162,7 +172,7 @@ def _checked(
     """
     if min(period, push_every, fetch_every, streams, 1 if servers is None else servers) < 1:
         raise SpecError("servers, period, push_every, fetch_every and streams count from 1")
-    if overlap and (rule == "elastic" or max(push_every, fetch_every) > 1):
+    if overlap and (rule == ServerRule.ELASTIC or max(push_every, fetch_every) > 1):
         raise SpecError(
             "overlap sends every gradient during its backward pass; it does not go with elastic averaging,"
             " push_every or fetch_every"
@@ -189,12 +199,12 @@ def check(name: str, options: Mapping[str, Any], workers: int) -> None:
 
 
 FACTORIES: dict[str, Factory] = {
-    "ps-async": partial(served, mode="async"),
-    "ps-sync": partial(served, mode="sync"),
-    "ps-bounded": partial(served, mode="bounded"),
-    "ps-backup": partial(served, mode="backup"),
-    "easgd": partial(served, mode="async", rule="elastic"),
-    "easgd-sync": partial(served, mode="sync", rule="elastic"),
+    "ps-async": partial(served, mode=ServerMode.ASYNC),
+    "ps-sync": partial(served, mode=ServerMode.SYNC),
+    "ps-bounded": partial(served, mode=ServerMode.BOUNDED),
+    "ps-backup": partial(served, mode=ServerMode.BACKUP),
+    "easgd": partial(served, mode=ServerMode.ASYNC, rule=ServerRule.ELASTIC),
+    "easgd-sync": partial(served, mode=ServerMode.SYNC, rule=ServerRule.ELASTIC),
     "hogwild": hogwild,
     "gossip": gossip,
 }

@@ -5,7 +5,7 @@ allreduce     the same from our engine: buckets reduced during the backward pass
 overlap       gradients exchanged during the backward pass, parameters gathered under the next forward pass
 priority      all-reduce; the layers needed first go first, updates hide under the next forward pass
 lazy          as priority; gradients of bottom layers add up for a few steps first
-local, post-local, diloco     replicas averaged now and then
+local-sgd, post-local, diloco     replicas averaged now and then
 auto          watches a few steps, then takes what is fastest here; exact, unless `loss` allows more
 terngrad, dgc, powersgd, qsgd, signsgd, onebit, topk, randomk, fp16, bf16     compressed averaging, settings
 as in `dgc:ratio=0.01`
@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from paceline.errors import SpecError, UnknownName
+from paceline.extend import claim
 from paceline.spec.compression import SCHEMES
+from paceline.spec.vocabulary import ALIASES
 from paceline.train import asynchronous
 from paceline.train.strategies.auto import Auto
 from paceline.train.strategies.averaging import Averaging
@@ -42,7 +44,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "priority": Priority,
     "auto": Auto,
     "lazy": Lazy,
-    "local": LocalSGD,
+    "local-sgd": LocalSGD,
     "post-local": PostLocalSGD,
     "diloco": DiLoCo,
 }
@@ -53,11 +55,18 @@ def names() -> list[str]:
     return [*STRATEGIES, *SCHEMES, *asynchronous.NAMES]
 
 
+def register(name: str, make: Callable[..., Strategy]) -> None:
+    """Makes `name` a strategy: `make` returns one for keyword options."""
+    claim("strategy", name, make, STRATEGIES)
+    STRATEGIES[name] = make
+
+
 def make(text: str, **options: Any) -> Strategy:
     """The strategy called `name`, with options as keywords or in words: `overlap:fc=rows`, `dgc:ratio=0.01`
     (settings of the scheme).
     """
     name, _, given = text.partition(":")
+    name = ALIASES.get(name, name)
     if name in STRATEGIES:
         return called(name, STRATEGIES[name], **{**words(name, given, STRATEGIES[name]), **options})
     if name in SCHEMES:

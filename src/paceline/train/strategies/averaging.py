@@ -21,6 +21,7 @@ from paceline.cost.compression import wire_bytes
 from paceline.errors import SpecError
 from paceline.sim.program import buckets
 from paceline.spec import compression as spec
+from paceline.spec.defaults import ENGINE
 from paceline.train.comm import Job, agree
 from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.probe import cores
@@ -29,7 +30,7 @@ from paceline.train.strategies.averager import Averager, title
 #: where a state keeps the order in which parameters lie in buckets
 _ORDER = "order"
 #: of gradients put into one bucket, and of the first, which starts communication early
-BUCKET_BYTES, FIRST_BYTES = 4e6, 1e6
+BUCKET_BYTES, FIRST_BYTES = ENGINE.bucket_bytes, ENGINE.first_bucket_bytes
 #: bytes of a gradient that count for a byte of it on the wire, at most, where encoders share the core of the
 #: passes: a full bucket then sends 250 kB, for whose bytes a core works about as long as for the message
 #: itself (0.2 ms; 0.55 to 0.8 ns a byte, by `probe` on emulated links)

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from paceline.errors import RunError, SpecError
+from paceline.spec.defaults import PLAIN
 from paceline.train.strategies.base import Strategy
 
 
-class _Inner(nn.Module):
+class Inner(nn.Module):
     """What DDP wraps: the model, called by the `forward` that it had."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,7 +33,9 @@ class _Inner(nn.Module):
 
 
 class DDP(Strategy):
-    """The baseline. Options are those of `torch.nn.parallel.DistributedDataParallel`."""
+    """The baseline. Options are those of `torch.nn.parallel.DistributedDataParallel`; buckets are those of a
+    plan.
+    """
 
     name = "ddp"
     paper = "Li et al., PyTorch Distributed, VLDB 2020"
@@ -41,16 +44,17 @@ class DDP(Strategy):
     def __init__(
         self,
         *,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: float = PLAIN.bucket_bytes / 2**20,
         broadcast_buffers: bool | None = None,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> None:
         super().__init__()
-        asked = {"bucket_cap_mb": bucket_cap_mb, "broadcast_buffers": broadcast_buffers}
+        asked = {"broadcast_buffers": broadcast_buffers}
         self._options: dict[str, Any] = {
             **{name: value for name, value in asked.items() if value is not None},
+            "bucket_cap_mb": bucket_cap_mb,
             "find_unused_parameters": find_unused_parameters,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
@@ -63,7 +67,7 @@ class DDP(Strategy):
             self._undo.callback(setattr, self.model, "forward", self.model.forward)
         else:
             self._undo.callback(self.model.__dict__.pop, "forward", None)
-        inner = _Inner(self.model)
+        inner = Inner(self.model)
         # parameters are the same already
         self._ddp: Any = nn.parallel.DistributedDataParallel(inner, init_sync=False, **self._options)
         self._undo.callback(delattr, self, "_ddp")  # with its hooks

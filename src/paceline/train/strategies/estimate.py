@@ -21,6 +21,8 @@ from paceline.errors import SpecError
 from paceline.sim.engine import run
 from paceline.sim.program import COMPUTE, Builder, Label, buckets
 from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
+from paceline.spec.defaults import DEFAULTS, PLAIN
+from paceline.spec.vocabulary import ALIASES, Mode
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.probe import Machine, Rates
@@ -406,7 +408,7 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
     """Seconds of a step under a strategy of this name; `none` does not communicate, `auto` takes what is
     fastest.
     """
-    name = strategy.partition(":")[0]
+    name = ALIASES.get(kind := strategy.partition(":")[0], kind)
     if at.world == 1 or name == "none":
         return profile.compute_s
     if name == "auto":
@@ -449,8 +451,12 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
 NO_LOSS = "none"
 #: what `auto` chooses from in any case
 EXACT = ("allreduce", "overlap", "priority")
-#: DDP's own, in its default settings
-DDP_BUCKET_BYTES, DDP_FIRST_BYTES = 25 * 2.0**20, 2.0**20
+#: buckets of torch's DDP, as plans have them by default
+DDP_BUCKET_BYTES, DDP_FIRST_BYTES = PLAIN.bucket_bytes, PLAIN.first_bucket_bytes
 #: steps between two averages, as the strategies have them by default
-PERIODS = {"local": 8, "post-local": 8, "diloco": 50}
+PERIODS: Mapping[str, int] = {
+    "local-sgd": DEFAULTS[Mode.LOCAL_SGD].period,
+    "post-local": DEFAULTS[Mode.LOCAL_SGD].period,
+    "diloco": DEFAULTS[Mode.DILOCO].period,
+}
 FLOAT32 = Float32()

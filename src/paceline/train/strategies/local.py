@@ -1,11 +1,14 @@
 """Replicas that drift apart and are averaged now and then.
 
-    local       every `period` steps parameters are averaged
+    local-sgd   every `period` steps parameters are averaged
                 (Stich, Local SGD Converges Fast, ICLR 2019)
     post-local  every step at first, then as local
                 (Lin et al., Don't Use Large Mini-Batches, ICLR 2020)
     diloco      every `period` steps the mean drift is the gradient of an outer SGD with Nesterov momentum
                 (Douillard et al., DiLoCo, 2023)
+
+With `island`, so many neighbouring ranks average gradients in every backward pass, through torch's DDP, and
+replicas of islands meet once in a period.
 
 Bytes per step: 2 (P-1)/P N 4 / period in the ring, against 2 (P-1)/P N 4. Cost: F + B + update, and every
 `period` steps the average. Optimizer state stays local. `drop_momentum` clears it after averaging.
@@ -17,33 +20,49 @@ Between two averages each rank's model is its own, and so is what `model.state_d
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job
+from paceline.spec import defaults
+from paceline.spec.defaults import DEFAULTS
+from paceline.spec.vocabulary import Mode
+from paceline.train.comm import Collective, Job, agree
 from paceline.train.hooks import Gradients
+from paceline.train.launch import local_ranks
 from paceline.train.strategies.base import Strategy, average
+from paceline.train.strategies.island import Island
 
 
 class Drifting(Strategy):
     """Replicas that meet every `period` steps; `drop_momentum` then clears the optimizer's tensors."""
 
     exact = False
+    #: as plans call it
+    mode: ClassVar[Mode] = Mode.LOCAL_SGD
 
-    def __init__(self, *, period: int, after: int = 0, drop_momentum: bool = False) -> None:
+    def __init__(
+        self, *, period: int, after: int = 0, drop_momentum: bool = False, island: int | None = None
+    ) -> None:
         super().__init__()
         if period < 1 or after < 0:
             raise SpecError(f"period counts from 1 and after from 0; got {period} and {after}")
         self.period, self.after, self.drop_momentum = period, after, drop_momentum
+        #: neighbouring ranks that average gradients in every backward pass; None: as predicted
+        self.island = island
         self.steps = 0
         #: the step after which all replicas were last the same
         self._met = 0
 
     def _begin(self) -> None:
         self._hear_of_scaler()
+        if self.island is None:
+            here = agree(local_ranks(self.world))
+            self.island = defaults.island(self.mode, self.world, here, self.world // here)
+        if self.island > 1:
+            self._undo.callback(Island(self.model, self.island).close)
 
     def due(self, step: int) -> bool:
         """Whether replicas meet after this step, counted from 1."""
@@ -130,11 +149,18 @@ class Drifting(Strategy):
 class LocalSGD(Drifting):
     """Averages parameters every `period` steps; before step `after`, every step."""
 
-    name = "local"
+    name = "local-sgd"
     paper = "Stich, ICLR 2019"
 
-    def __init__(self, *, period: int = 8, after: int = 0, drop_momentum: bool = False) -> None:
-        super().__init__(period=period, after=after, drop_momentum=drop_momentum)
+    def __init__(
+        self,
+        *,
+        period: int = DEFAULTS[Mode.LOCAL_SGD].period,
+        after: int = 0,
+        drop_momentum: bool = False,
+        island: int | None = None,
+    ) -> None:
+        super().__init__(period=period, after=after, drop_momentum=drop_momentum, island=island)
 
 
 class PostLocalSGD(Drifting):
@@ -143,7 +169,9 @@ class PostLocalSGD(Drifting):
     name = "post-local"
     paper = "Lin et al., ICLR 2020"
 
-    def __init__(self, *, period: int = 8, after: int = 100, drop_momentum: bool = False) -> None:
+    def __init__(
+        self, *, period: int = DEFAULTS[Mode.LOCAL_SGD].period, after: int = 100, drop_momentum: bool = False
+    ) -> None:
         super().__init__(period=period, after=after, drop_momentum=drop_momentum)
 
     def _begin(self) -> None:
@@ -171,9 +199,17 @@ class DiLoCo(Drifting):
 
     name = "diloco"
     paper = "Douillard et al., 2023"
+    mode = Mode.DILOCO
 
-    def __init__(self, *, period: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
-        super().__init__(period=period)
+    def __init__(
+        self,
+        *,
+        period: int = DEFAULTS[Mode.DILOCO].period,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        island: int | None = None,
+    ) -> None:
+        super().__init__(period=period, island=island)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def _begin(self) -> None:

@@ -125,7 +125,7 @@ def compare(
     Started by `paceline schedule`, it is a job: one rank on each device that it was given, checkpoints where
     the scheduler says, progress told.
     """
-    from paceline.train.parallel import check
+    from paceline.train.parallel import check, strategy_in
     from paceline.train.tasks import get
     from paceline.train.tasks.course import course
     from paceline.train.tasks.loop import optimizer_for, shared
@@ -145,7 +145,9 @@ def compare(
     for name in names:
         check(name, world)
     _check_servers(names, servers, staleness)
-    shared(course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth), world)
+    for name in names:
+        size = _batch(name, batch)
+        shared(course(chosen, steps=steps, batch=size, warmup=warmup, growth=growth), world)
     optimizer_for(optimizer, chosen.model(), chosen, lr, weight_decay)
     for name in names if noise else ():
         allowed(name)
@@ -153,7 +155,7 @@ def compare(
         raise SpecError(_ONE_RUN)
     if seeds > 1 and any("checkpoint=" in name for name in names):
         raise SpecError(_ONE_RUN)
-    if place is not None and names[0].partition(":")[0] in ASYNCHRONOUS:
+    if place is not None and strategy_in(names[0]) in ASYNCHRONOUS:
         raise SpecError(f"a scheduled job takes strategies that wait for all ranks; got {names[0]!r}")
     if board and record is None:
         raise SpecError("--board writes into the record's folder; name one with --record FOLDER")
@@ -167,7 +169,7 @@ def compare(
             "strategy": name,
             "seed": number,
             "steps": steps,
-            "batch": batch,
+            "batch": _batch(name, batch),
             "lr": lr,
             "optimizer": optimizer,
             "warmup": warmup,
@@ -263,12 +265,24 @@ def _check_servers(names: Sequence[str], servers: int | None, staleness: int | N
             raise SpecError(f"--{name} must be {1 if name == 'servers' else 0} or more, got {value}")
 
 
+def _batch(strategy: str, batch: int | None) -> int | None:
+    """Samples of a step: as `--batch` says, or as a plan does."""
+    from paceline.train.parallel import batch_in
+
+    said = batch_in(strategy)
+    if said and batch is not None and said != batch:
+        raise SpecError(f"--batch {batch}, but the plan {strategy!r} says gbs={said}; leave one of them out")
+    return said or batch
+
+
 def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:
     """What of these a strategy takes."""
     given = {
         name: value for name, value in (("servers", servers), ("staleness", staleness)) if value is not None
     }
-    name = strategy.partition(":")[0]
+    from paceline.train.parallel import strategy_in
+
+    name = strategy_in(strategy)
     if name not in ASYNCHRONOUS:
         return {}
     from paceline.train.asynchronous.wrap import options_of

@@ -28,6 +28,7 @@ from paceline.errors import PacelineError, SpecError, UnknownName
 from paceline.train.comm import Event
 from paceline.train.job import Job, join
 from paceline.train.optim import LARS
+from paceline.train.parallel import strategy_in
 from paceline.train.record import Record
 from paceline.train.tasks import Task, get
 from paceline.train.tasks.course import Step, batches, course
@@ -103,7 +104,7 @@ def train(
     planned = shared(course(chosen, steps=steps, batch=batch, warmup=warmup, growth=growth), world)
     torch.manual_seed(seed)
     model = chosen.model()
-    if lr is None and optimizer == "sgd" and strategy.partition(":")[0] in _ONE_BY_ONE:
+    if lr is None and optimizer == "sgd" and strategy_in(strategy) in _ONE_BY_ONE:
         # the linear scaling rule: as many updates as ranks make up one of the whole batch
         lr = chosen.lr / world
     own = optimizer_for(optimizer, model, chosen, lr, weight_decay)
