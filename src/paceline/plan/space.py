@@ -12,9 +12,10 @@ into a plan, and into the keys of `plan.table`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -114,7 +115,8 @@ EFFECTIVE: dict[Sharding, tuple[str, ...]] = {
     Sharding.FSDP: ("reshard", "prefetch"),
     Sharding.HSDP: ("shard", "reshard", "prefetch"),
 }
-_SIZED = ("shard", "bucket_bytes", "reshard", "prefetch")
+#: usual values of the fields of a state
+_USUAL: dict[str, Any] = {f.name: f.default for f in fields(StateOptions)[1:]}
 PARTS = (Mesh, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
 #: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
 #: of them
@@ -139,7 +141,8 @@ def plan_of(*parts: Any, **more: Any) -> Plan:
 
 def ineffective(sharding: Sharding) -> tuple[str, ...]:
     """Fields of a state that have no effect under a sharding."""
-    return tuple(name for name in _SIZED if name not in EFFECTIVE.get(sharding, ("bucket_bytes",)))
+    effective = EFFECTIVE.get(sharding, ("bucket_bytes",))
+    return tuple(name for name in _USUAL if name not in (*effective, "offload"))
 
 
 @dataclass(frozen=True)
@@ -154,25 +157,25 @@ class Block:
     orders: tuple[PassOrder, ...]
     states: tuple[StateOptions, ...]
 
+    @property
+    def choices(self) -> tuple[Sequence[Any], ...]:
+        """Of what a plan has one each."""
+        return self.shapes, self.orders, self.states
+
     def __len__(self) -> int:
-        return len(self.shapes) * len(self.orders) * len(self.states)
+        return math.prod(map(len, self.choices))
 
     def plan(self, index: int) -> Plan:
         """The plan at a place of the block's array (shapes x orders x states, the last one fastest)."""
-        rest, state = divmod(index, len(self.states))
-        shape, order = divmod(rest, len(self.orders))
-        return plan_of(
-            self.mesh, self.batch, self.kernels, self.shapes[shape], self.orders[order], self.states[state]
-        )
+        places = map(int, np.unravel_index(index, [*map(len, self.choices)]))
+        chosen = [choice[place] for choice, place in zip(self.choices, places, strict=True)]
+        return plan_of(self.mesh, self.batch, self.kernels, *chosen)
 
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
-        shapes, orders, states = (
-            np.array([not evidence.unmeasured(vars(part)) for part in parts])
-            for parts in (self.shapes, self.orders, self.states)
-        )
-        return np.asarray(shapes[:, None, None] & orders[None, :, None] & states[None, None, :])
+        each = (np.array([not evidence.unmeasured(vars(part)) for part in parts]) for parts in self.choices)
+        return reduce(np.logical_and.outer, each)
 
     @property
     def micro_batches(self) -> int:
@@ -197,27 +200,26 @@ class Limits:
         forbid: Sequence[str] = (),
         allow: Sequence[str] = (),
         *,
-        searched: frozenset[str] = SEARCHED,
         refused: Mapping[str, str] = REFUSED,
         lossy: Collection[str] = LOSSY.keys(),
     ) -> Limits:
         """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
         allow (one of `lossy`, such as "fp8").
 
-        A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
+        A fixed field that is `refused` raises PlanError, with what to do instead.
         """
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
         fixed = Plan.said(" ".join(fix))
         for name, value in fixed.items():
-            if name not in searched and value != getattr(Plan, name):
-                raise PlanError(
-                    f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}"
-                )
-        words = [Plan.said(word) for word in forbid if word not in WHOLE]
-        forbidden = frozenset(item for said in words for item in said.items())
-        limits = Limits(forbidden=forbidden, plain=frozenset(forbid) & {*WHOLE}, allowed=frozenset(allow))
+            if name in refused and value != getattr(Plan, name):
+                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+        whole = frozenset(forbid) & {*WHOLE}
+        forbidden = frozenset(
+            item for word in forbid if word not in whole for item in Plan.said(word).items()
+        )
+        limits = Limits(forbidden=forbidden, plain=whole, allowed=frozenset(allow))
         both = next((name for name, value in fixed.items() if not limits.keep({name: value})), None)
         if both:
             raise PlanError(f"{both} is both fixed and forbidden")
@@ -269,6 +271,20 @@ def spell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
+
+
+def states(limits: Limits, shardings: Iterable[Sharding], **tried: Collection[Any]) -> Iterator[StateOptions]:
+    """What ranks may share: of each sharding, all values that are tried of the fields that have an effect
+    under it; of the others the usual one, or the one that is fixed.
+    """
+    for sharding in shardings:
+        unused = ineffective(sharding)
+        free: dict[str, Collection[Any]] = {
+            name: limits.tried(name, [usual]) for name, usual in _USUAL.items()
+        } | tried
+        values = [[usual] if name in unused else free[name] for name, usual in _USUAL.items()]
+        found = (StateOptions(sharding, *words) for words in product(*values))
+        yield from (state for state in found if limits.keep(vars(state), unused))
 
 
 def usual_precision(device: Device) -> Precision:
@@ -383,21 +399,16 @@ class Space:
     def _states(self, mesh: Mesh, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
         several = mesh.dp * mesh.cp > 1
-        sizes = {
-            "shard": self._shards(mesh, cluster),
-            "bucket_bytes": self.limits.tried("bucket_bytes", BUCKETS),
-            "reshard": [True, False],
-            "prefetch": self.limits.tried("prefetch", PREFETCH),
-        }
-        found = []
-        for sharding in Sharding:
-            if several == (sharding is Sharding.NONE):
-                continue
-            unused = ineffective(sharding)
-            tried = [[getattr(Plan, name)] if name in unused else sizes[name] for name in _SIZED]
-            states = (StateOptions(sharding, *words) for words in product(*tried, Offload))
-            found += [state for state in states if self.limits.keep(vars(state), unused)]
-        return found
+        found = states(
+            self.limits,
+            [sharding for sharding in Sharding if several != (sharding is Sharding.NONE)],
+            shard=self._shards(mesh, cluster),
+            bucket_bytes=self.limits.tried("bucket_bytes", BUCKETS),
+            reshard=(True, False),
+            prefetch=self.limits.tried("prefetch", PREFETCH),
+            offload=tuple(Offload),
+        )
+        return list(found)
 
     def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
         """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as
