@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
 
+T = TypeVar("T")
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange
 #: behind
 FEWEST_TOKENS = 1024
@@ -238,6 +239,10 @@ class Limits:
             value == getattr(Plan, name) for name, value in used if name in self.plain
         )
 
+    def parts(self, parts: Iterable[T]) -> tuple[T, ...]:
+        """Those parts of plans that remain."""
+        return tuple(part for part in parts if self.keep(vars(part)))
+
     def among(self, name: str, values: Iterable[Any]) -> list[Any]:
         """The values of one field that remain."""
         return [value for value in values if self.keep({name: value})]
@@ -327,11 +332,11 @@ class Space:
         )
 
     def _of(self, cluster: Cluster, adapters: bool) -> Iterator[Block]:
-        precisions = self._precisions(cluster)
+        precisions, families = self._precisions(cluster), self._families()
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
             sizes = self.limits.among("mbs", divisors(self.gbs // mesh.dp))
-            for mbs, precision, (framework, family) in product(sizes, precisions, self._families()):
+            for mbs, precision, (framework, family) in product(sizes, precisions, families):
                 batch = Batch(mbs, self.gbs, self.seq)
                 yield Block(
                     cluster,
@@ -357,14 +362,13 @@ class Space:
         return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
 
     def _meshes(self, devices: int) -> Iterator[Mesh]:
-        m, among = self.model, self.limits.among
-        for tp in among("tp", [d for d in divisors(devices) if m.heads % d == m.ffn % d == 0]):
-            for cp in among("cp", [d for d in divisors(devices // tp) if self._worth(d)]):
-                for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
-                    dp = devices // (tp * cp * pp)
-                    spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
-                    if self.gbs % dp == 0 and among("dp", [dp]):
-                        yield from (Mesh(tp, cp, ep, pp, dp) for ep in among("ep", spread or [1]))
+        m = self.model
+        for tp, cp, pp in product(divisors(devices), repeat=3):
+            dp, rest = divmod(devices, tp * cp * pp)
+            divides = not rest and m.heads % tp == m.ffn % tp == self.gbs % dp == 0
+            if divides and pp <= m.layers and self._worth(cp):
+                spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
+                yield from self.limits.parts(Mesh(tp, cp, ep, pp, dp) for ep in spread or [1])
 
     def _worth(self, cp: int) -> bool:
         """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
@@ -376,25 +380,27 @@ class Space:
         even = mesh.tp > 1 and (self.seq // mesh.cp * mbs) % mesh.tp == 0
         exchanged = mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
         sequence, contexts = (False, True)[: 1 + even], tuple(ContextExchange)[: 1 + exchanged]
-        shapes = (LayerOptions(*words) for words in product(sequence, Recompute, contexts))
-        return tuple(shape for shape in shapes if self.limits.keep(vars(shape)))
+        return self.limits.parts(LayerOptions(*words) for words in product(sequence, Recompute, contexts))
 
     def _orders(
         self, mesh: Mesh, batch: Batch, framework: str, allowed: Collection[str]
     ) -> tuple[PassOrder, ...]:
         """Pipeline schedules with their chunks."""
-        found = []
-        for schedule in [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]:
-            made = schedules.get(schedule)
-            per_stage = self.model.layers // mesh.pp
-            for vpp in [v for v in divisors(per_stage) if v > 1] if made.chunked else [1]:
-                order = PassOrder(schedule, vpp)
-                whole = mesh.pp * made.chunks_per_rank(vpp) <= self.model.layers
-                if whole and self.limits.keep(vars(order)):
-                    plan = plan_of(mesh, batch, order, framework=framework)
-                    if not any(problems(plan, plan.ranks, self.model)):
-                        found.append(order)
-        return tuple(found)
+        layers = self.model.layers
+
+        def runs(order: PassOrder) -> bool:
+            schedule, plan = schedules.get(order.schedule), plan_of(mesh, batch, order, framework=framework)
+            chunks = mesh.pp * schedule.chunks_per_rank(order.vpp)
+            return chunks <= layers and not any(problems(plan, plan.ranks, self.model))
+
+        names = [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]
+        several = divisors(layers // mesh.pp)[1:]
+        orders = (
+            PassOrder(name, vpp)
+            for name in names
+            for vpp in (several if schedules.get(name).chunked else [1])
+        )
+        return tuple(order for order in self.limits.parts(orders) if runs(order))
 
     def _states(self, mesh: Mesh, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
