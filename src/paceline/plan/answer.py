@@ -26,8 +26,8 @@ class Found:
     #: no plan is better than the first of `tried` by more than this share of it
     gap: float
     elapsed_s: float
-    #: least peak of a plan for lack of memory left out, and what there is for it
-    nearest: tuple[Plan, Cluster, float, float] | None = None
+    #: the plan that comes nearest to fitting, and the bytes of a device that it leaves
+    nearest: tuple[Plan, Cluster, float] | None = None
     interrupted: bool
 
     def planned(self, shown: Sequence[Ranked], top: int, pareto: Sequence[str], **more: Any) -> Planned:

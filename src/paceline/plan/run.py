@@ -14,8 +14,10 @@ from paceline.plan.answer import AXES, Found, distinct
 from paceline.plan.ranges import ranges
 from paceline.plan.search import Goal, fits, search
 from paceline.plan.space import Limits, Space
+from paceline.plan.table import Table
 from paceline.plan.trials import MOST, Progress
 from paceline.plan.workers import reached
+from paceline.predict.memory import available_bytes
 from paceline.spec.cluster import Cluster
 from paceline.spec.planned import Planned, Range
 from paceline.spec.transformer import Transformer
@@ -155,10 +157,11 @@ def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float 
         late = f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps)"
         return PlanError(f"{late}; allow more time, or more devices")
     assert found.nearest is not None
-    plan, cluster, peak, room = found.nearest
+    plan, cluster, spare = found.nearest
+    room = available_bytes(Table(space.model, cluster).sized(plan))
     text = (
         f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs"
-        f" {units.show(peak, 'bytes')} of the {units.show(room, 'bytes')} of a device"
+        f" {units.show(room - spare, 'bytes')} of the {units.show(room, 'bytes')} of a device"
     )
     return DoesNotFit(f"{text}; {_enough(space, cluster)}")
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +67,7 @@ def search(
     begun = time.monotonic()
     tell = progress or silent
     with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, goal, processes) as pool:
-        bounded = _bound_all(space.blocks, pool, tell)
-        order = Order(space.blocks, bounded, goal)
+        order = Order(space.blocks, _bound_all(space.blocks, pool, tell), goal)
         trials = Trials(
             lows=order.lows,
             task=order.task,
@@ -81,11 +79,9 @@ def search(
         )
         with reached(f"all {len(space):,} plans have bounds, and none was simulated yet"):
             trials.run()
+    by_memory = len(space) - len(order.lows) + trials.tight
     return trials.found(
-        begun,
-        space=len(space),
-        by_memory=len(space) - len(order.lows) + trials.tight,
-        nearest=_nearest(space.blocks, bounded),
+        begun, space=len(space), by_memory=by_memory, nearest=order.nearest if len(space) else None
     )
 
 
@@ -99,31 +95,10 @@ def fits(space: Space) -> bool:
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-class Bounded(NamedTuple):
-    """The plans of a block."""
-
-    #: seconds that each takes at least, and whether it fits
-    low_s: Array
-    fits: NDArray[np.bool_]
-    #: the one that needs the least memory: place, bytes; and the bytes that there are
-    leanest: int
-    peak: float
-    room: float
-
-
-def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> dict[int, Bounded]:
-    """What is known of every block before anything is simulated."""
-
-    def shared(i: int) -> tuple[object, ...]:
-        """What blocks have in common whose layers take the same time, first."""
-        block, mesh = blocks[i], blocks[i].mesh
-        layer = block.cluster.device_count, mesh.tp, mesh.cp, block.batch.mbs
-        return layer, mesh.ep, block.kernels.framework, mesh.pp
-
-    order = sorted(range(len(blocks)), key=shared)
-    groups = [list(same) for _, same in groupby(order, key=lambda i: shared(i)[0])]
-    tasks = [group[start : start + TASK] for group in groups for start in range(0, len(group), TASK)]
-    found: dict[int, Bounded] = {}
+def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> Iterator[Array]:
+    """What `_bounded` says of each block."""
+    tasks = list(_tasks(blocks))
+    found: dict[int, Array] = {}
     done, total = 0, sum(map(len, blocks))
     try:
         for task, bounded in zip(tasks, pool.map(_bound_some, tasks), strict=True):
@@ -132,31 +107,37 @@ def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> dict[int,
             tell("bounding", done, total, math.inf)
     except KeyboardInterrupt:
         raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
-    return found
+    return (found[i] for i in range(len(blocks)))
 
 
-def _bound_some(task: Sequence[int]) -> list[Bounded]:
+def _tasks(blocks: Sequence[Block]) -> Iterator[list[int]]:
+    """Blocks for one worker: those whose layers take the same time, at most so many."""
+
+    def layer(i: int) -> tuple[object, ...]:
+        mesh, batch = blocks[i].mesh, blocks[i].batch
+        return blocks[i].cluster.device_count, mesh.tp, mesh.cp, batch.mbs
+
+    def rest(i: int) -> tuple[object, ...]:
+        return blocks[i].mesh.ep, blocks[i].kernels.framework, blocks[i].mesh.pp
+
+    for _, alike in groupby(sorted(range(len(blocks)), key=lambda i: (layer(i), rest(i))), key=layer):
+        task = list(alike)
+        yield from (task[start : start + TASK] for start in range(0, len(task), TASK))
+
+
+def _bound_some(task: Sequence[int]) -> list[Array]:
     """What is known of each of some blocks."""
     return [_bounded(_space.blocks[i]) for i in task]
 
 
-def _bounded(block: Block) -> Bounded:
+def _bounded(block: Block) -> Array:
+    """Of each plan: seconds that it takes at least, and bytes of a device that it leaves; below zero where it
+    does not fit.
+    """
     table = _table(block.cluster)
-    need, have = peaks(block, table).ravel(), room(block, table)
-    inside, leanest = need <= have, int(need.argmin())
-    low = bounds(block, table).ravel() if inside.any() else np.full(len(block), math.inf)
-    return Bounded(low, inside, leanest, float(need[leanest]), have)
-
-
-def _nearest(
-    blocks: Sequence[Block], bounded: Mapping[int, Bounded]
-) -> tuple[Plan, Cluster, float, float] | None:
-    """The plan that comes nearest to fitting, with its bytes and what there is for it."""
-    i = min(bounded, key=lambda i: bounded[i].peak / bounded[i].room, default=None)
-    if i is None:
-        return None
-    _, _, leanest, peak, have = bounded[i]
-    return blocks[i].plan(leanest), blocks[i].cluster, peak, have
+    spare = room(block, table) - peaks(block, table).ravel()
+    low = bounds(block, table).ravel() if (spare >= 0).any() else np.full(len(block), math.inf)
+    return np.array([low, spare])
 
 
 # -- simulation ------------------------------------------------------------------------------------
@@ -165,26 +146,37 @@ def _nearest(
 class Order:
     """Plans that fit, in the order of their bounds."""
 
-    def __init__(self, blocks: Sequence[Block], bounded: Mapping[int, Bounded], goal: Goal) -> None:
-        found = [bounded[i] for i in range(len(blocks))]
-        factors = np.repeat([goal.factor(block.cluster) for block in blocks], [*map(len, blocks)])
-        low_s = np.concatenate([np.zeros(0), *(one.low_s for one in found)])
-        places = np.flatnonzero(np.concatenate([np.zeros(0), *(one.fits for one in found)]))
-        low = np.where(low_s > goal.most_s, math.inf, low_s * factors)
+    def __init__(self, blocks: Sequence[Block], bounded: Iterable[Array], goal: Goal) -> None:
+        low_s, self._spare = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
+        sizes = [len(block) for block in blocks]
+        low = low_s * np.repeat([goal.factor(block.cluster) for block in blocks], sizes)
+        low[low_s > goal.most_s] = math.inf
+        places = np.flatnonzero(self._spare >= 0)
         # of plans with the same bound the plainest, which a block lists first, come first
         self._places = places[np.argsort(low[places], kind="stable")]
-        self.lows = low[self._places]
-        self._blocks, self._low_s = blocks, low_s[self._places]
-        self._starts = np.cumsum([0, *map(len, blocks)])
+        self._blocks, self._low_s, self.lows = blocks, low_s, low[self._places]
+        self._starts = np.cumsum([0, *sizes])
+
+    def _at(self, place: int) -> tuple[int, int]:
+        """The block of a plan, and its place in it."""
+        block = int(np.searchsorted(self._starts, place, side="right")) - 1
+        return block, place - int(self._starts[block])
 
     def task(self, i: int) -> tuple[int, int, float]:
         """The block of a plan, its place in it, and seconds of a step at least."""
-        block = int(np.searchsorted(self._starts, self._places[i], side="right")) - 1
-        return block, int(self._places[i] - self._starts[block]), float(self._low_s[i])
+        place = int(self._places[i])
+        return *self._at(place), float(self._low_s[place])
 
     def measured(self) -> NDArray[np.bool_]:
         """Whether plans have only features that were ever measured."""
         return np.concatenate([block.measured.ravel() for block in self._blocks])[self._places]
+
+    @property
+    def nearest(self) -> tuple[Plan, Cluster, float]:
+        """The plan that comes nearest to fitting, and the bytes of a device that it leaves."""
+        nearest = int(self._spare.argmax())
+        block, place = self._at(nearest)
+        return self._blocks[block].plan(place), self._blocks[block].cluster, float(self._spare[nearest])
 
 
 def _try(task: tuple[int, int, float]) -> Ranked | None:
