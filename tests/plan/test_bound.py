@@ -18,11 +18,12 @@ from paceline.plan.table import (
     Rank,
     Table,
     hop_s,
+    layer_bytes,
+    of_parts,
+    of_stages,
     pass_seconds,
-    rank_bytes,
     records,
     stage_s,
-    stage_seconds,
     state_s,
 )
 from paceline.predict.distributed import Step
@@ -111,15 +112,19 @@ def test_keys_hold_every_field_that_matters(name):
             assert (found["device"], found["host"]) == pytest.approx(wanted, rel=1e-12), str(plan)
         offloaded = table.timed(replace(plan, offload=Offload.ACTIVATIONS)).copying_s
         assert passes["copying"][at].tolist() == [offloaded] * 2 + [0.0] * (len(PIECES) - 2), str(plan)
-        of_shape = rank_bytes(table, Rank.of(block), block.shapes)[at]
+        of_shape = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[at]
         assert (of_shape["layer"], of_shape["embedding"]) == saved(step), str(plan)
         assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.total(step.hop)
         states, stages = block.states, tuple(step.held())
-        of_stages, of_state = stage_seconds(table, block.mesh, block.kernels, states, stages)
+        fixed = (block.mesh, block.kernels)
+        seconds, of_state = (
+            of_stages(table, stage_s, fixed, states, stages),
+            of_parts(table, state_s, fixed, states),
+        )
         for state in rng.integers(len(states), size=3):
             step = table.timed(plan_of(block.plan(0), states[state]))
             rows = records([stage_s(step, stage) for stage in stages])
-            assert of_stages[state].tolist() == rows.tolist(), str(plan)
+            assert seconds[state].tolist() == rows.tolist(), str(plan)
             assert of_state[state].tobytes() == records([state_s(step)]).tobytes(), str(plan)
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.plan.space import Block, PassOrder
+from paceline.plan.space import Block, PassOrder, StateOptions
 from paceline.plan.table import (
     PIECES,
     WAITS,
@@ -28,16 +29,22 @@ from paceline.plan.table import (
     alike,
     distinct,
     hop_s,
+    largest,
+    of_parts,
+    of_stages,
     once,
     pass_seconds,
     rank_kinds,
     records,
-    stage_seconds,
+    stage_s,
+    state_s,
     usual_step,
 )
 from paceline.predict.layer import Layers
 from paceline.predict.memory import in_flight
+from paceline.predict.stragglers import straggling
 from paceline.spec import schedules
+from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Offload
 
 #: what the time of a rank is spent on
@@ -77,7 +84,7 @@ class PipelineArrays:
 
     def most(self, values: Array) -> Array:
         """The largest value among the ranks of each pipeline."""
-        return np.maximum.reduceat(values, self.starts, axis=-1)
+        return np.asarray(np.maximum.reduceat(values, self.starts, axis=-1))
 
 
 def pipelines(block: Block, table: Table) -> PipelineArrays:
@@ -112,33 +119,44 @@ def _pipelines(
 def _rank(
     pp: int, micro_batches: int, order: PassOrder, kind: RankKind, top: int, beside: bool
 ) -> Mapping[str, Any]:
-    """What a kind of rank holds, and counts of what it does; `top` layers are the first rank's, and transfers
-    run `beside` passes or not.
+    """What a kind of rank holds, and what it does; `top` layers are the first rank's, and transfers run
+    `beside` passes or not.
     """
-    schedule, m, vpp = schedules.get(order.schedule), micro_batches, order.vpp
-    (layers, first, last), chunks, ahead = kind.stage, kind.chunks, kind.ranks[-1]
-    one = forward(layers, first, last, chunks - first)
-    one += backward(layers, first, last, chunks - last, chunks - first)
-    own = forward(kind.before, ahead > 0, 0, max(0, ahead - 1)) + m * one
-    waits = 0 if beside or schedule.v_shaped else m * (2 * chunks - first - last)
+    schedule, m = schedules.get(order.schedule), micro_batches
+    (layers, first, last), ahead = kind.stage, kind.ranks[-1]
+    waits = 0 if beside or schedule.v_shaped else m * (2 * kind.chunks - first - last)
     fullest = kind.ranks if schedule.v_shaped else kind.ranks[:1]
     return {
         "layers": layers,
         "first": first,
         "last": last,
         # micro-batches whose activations the fullest of these ranks holds at once
-        "live": max(in_flight(order.schedule, rank, pp, m, vpp) for rank in fullest),
-        # from the first pass of the step to the last that has to follow a rank's own, with its transfers
-        "span": own + _behind(kind, schedule, top, m),
+        "live": max(in_flight(order.schedule, rank, pp, m, order.vpp) for rank in fullest),
+        # transfers between stages on the way of `span`
         "hops": max(waits, ahead * (1 if schedule.v_shaped else 2)),
-        # of the rank alone, after those ahead of it; and up to where the first of its gradients is complete
-        "own": own,
-        "ready": np.maximum(0.0, own - _left(kind, schedule.after_first_gradient(pp, m, vpp))),
-        # of all micro-batches on the rank
-        "work": m * one[: len(PIECES)],
         # what the rank reduces last has nothing to hide behind
         "exposed": first and schedule.ends_with_embedding,
+        **_counts(kind, schedule, top, m, schedule.after_first_gradient(pp, m, order.vpp)),
     }
+
+
+def _counts(
+    kind: RankKind, schedule: schedules.Schedule, top: int, micro_batches: int, after: float | None
+) -> Mapping[str, Array]:
+    """Counts of a rank alone, after those ahead of it (`own`); from the first pass of the step to the last
+    that has to follow its own (`span`); up to where the first of its gradients is complete, `after` passes
+    before the last (`ready`); and of all its micro-batches (`work`).
+    """
+    (layers, first, last), chunks, ahead = kind.stage, kind.chunks, kind.ranks[-1]
+    one = forward(layers, first, last, chunks - first)
+    one += backward(layers, first, last, chunks - last, chunks - first)
+    own = forward(kind.before, ahead > 0, 0, max(0, ahead - 1)) + micro_batches * one
+    ready = np.zeros(len(COLUMNS))  # nothing is known of it
+    if after is not None:
+        left = backward(after * -(-layers // chunks), first, last, after, after)
+        ready = np.maximum(0.0, own - left)
+    span = own + _behind(kind, schedule, top, micro_batches)
+    return {"own": own, "span": span, "ready": ready, "work": micro_batches * one[: len(PIECES)]}
 
 
 def _behind(kind: RankKind, schedule: schedules.Schedule, top: int, micro_batches: int) -> Array:
@@ -151,14 +169,6 @@ def _behind(kind: RankKind, schedule: schedules.Schedule, top: int, micro_batche
     return backward(kind.before, 1, 0, ahead, ahead - 1) + counted(layer_weight=put_off)
 
 
-def _left(kind: RankKind, passes: float | None) -> Array:
-    """Counts of so many passes through a chunk, the last of a rank: at most."""
-    if passes is None:
-        return np.full(len(COLUMNS), np.inf)
-    layers, first, last = kind.stage
-    return backward(passes * -(-layers // kind.chunks), first, last, passes, passes)
-
-
 def _path(pp: int, order: PassOrder, ranks: Sequence[RankKind], layers: int) -> Mapping[str, Any]:
     """One micro-batch through all stages of a pipeline and back: counts, and transfers; and whether the ends
     of the model are on different ranks.
@@ -169,60 +179,102 @@ def _path(pp: int, order: PassOrder, ranks: Sequence[RankKind], layers: int) -> 
     return {"counts": counts, "hops": 2 * (between - schedule.v_shaped), "apart": not ranks[0].stage.last}
 
 
-class Spent(NamedTuple):
-    """Seconds of `COLUMNS`, by shape and state, where the device or the network is in the way."""
+@dataclass(frozen=True)
+class BlockSeconds:
+    """What the plans of a block take their time from."""
 
-    device: Array
-    network: Array
+    known: PipelineArrays
+    framework: Framework
+    #: (shapes, `PIECES`); (states, ranks of all pipelines); states
+    passes: Records
+    stages: Records
+    states: Records
+    #: which states copy activations to the host
+    offloads: NDArray[np.bool_]
+    #: by shape: from a stage to the next
+    hop: Array
+
+    @cached_property
+    def device(self) -> Array:
+        """Seconds of `COLUMNS` where the device is in the way: (shapes, states, `COLUMNS`)."""
+        passes, contention = self.passes, self.framework.contention
+        # collectives beside a layer slow it; those of the ends have nothing beside them
+        slowed = {"layer.forward": contention, "layer.backward": contention, "layer.weight": 0.0}
+        sent = self.states["pieces"] * [slowed.get(name, 1.0) for name in PIECES]
+        # a layer waits for what of its copies neither it nor the host that issues it hides
+        lack = np.maximum(0.0, passes["copying"] - np.maximum(passes["device"], passes["host"]))
+        pieces = passes["device"][:, None] + sent + self.offloads[:, None] * lack[:, None]
+        waits = (1 - contention) * self.states["waits"]
+        return np.concatenate([pieces, np.broadcast_to(waits, (*pieces.shape[:2], len(WAITS)))], axis=-1)
+
+    @cached_property
+    def network(self) -> Array:
+        """The same where the network is: (states, `COLUMNS`)."""
+        return np.concatenate([self.states["pieces"], 0 * self.states["waits"]], axis=-1)
 
     def longest(self, counts: Array) -> Array:
         """Seconds of device or network, whichever takes longer, in some counts."""
-        return np.maximum(self.device @ counts.T, self.network @ counts.T)
+        return largest(self.device @ counts.T, self.network @ counts.T)
 
+    @property
+    def alone(self) -> Array:
+        """Of the reduction that has nothing to hide behind on the first rank of each pipeline."""
+        tied = self.states["tied"][:, None] * self.known.paths["apart"]
+        return np.asarray(self.states["last_reduce"][:, None] + tied)
 
-def spent(passes: Records, states: Records, offloads: Array, contention: float) -> Spent:
-    """Seconds of some shapes and states; `offloads` says which states copy activations to the host."""
-    # collectives beside a layer slow it; those of the ends have nothing beside them
-    slowed = {"layer.forward": contention, "layer.backward": contention, "layer.weight": 0.0}
-    sent = states["pieces"] * [slowed.get(name, 1.0) for name in PIECES]
-    # a layer waits for what of its copies neither it nor the host that issues it hides
-    lack = np.maximum(0.0, passes["copying"] - np.maximum(passes["device"], passes["host"]))
-    pieces = (passes["device"])[:, None] + sent + offloads[:, None] * lack[:, None]
-    waits = np.broadcast_to((1 - contention) * states["waits"], (*pieces.shape[:2], len(WAITS)))
-    return Spent(
-        np.concatenate([pieces, waits], axis=-1),
-        np.concatenate([states["pieces"], np.zeros_like(states["waits"])], axis=-1),
-    )
+    @property
+    def reduced(self) -> Array:
+        """Until all passes of each pipeline are done and their gradients are reduced: on the rank that is
+        last, and for one micro-batch through all stages and back.
+        """
+        ranks, paths, alone = self.known.ranks, self.known.paths, self.alone
+        # a host may issue a pass while its rank waits for another, so that hosts' times of several ranks do
+        # not add up
+        issued = (self.passes["host"] @ ranks["work"].T)[:, None]
+        span = largest(self.longest(ranks["span"]) + self.hop * ranks["hops"], issued)
+        own = largest(self.longest(ranks["own"]), issued)
+        # reduced beside the last passes, or after them; the first rank is the last to be done
+        begin = self.longest(ranks["ready"]) if self.framework.dp_overlap else own
+        exposed = own + ranks["exposed"] * alone[:, self.known.pipeline]
+        ends = self.known.most(largest(span, exposed, begin + self.stages["reduce"]))
+        return largest(ends, self.longest(paths["counts"]) + self.hop * paths["hops"] + alone)
+
+    @property
+    def updated(self) -> Array:
+        """After that, until the first pass of the next step."""
+        regather = 0.0 if self.framework.dp_overlap else self.known.most(self.stages["regather"])
+        first = self.states["first_gather"][:, None]
+        return np.asarray(self.known.most(self.stages["update"]) + first + regather)
+
+    @property
+    def steady(self) -> Array:
+        """Of the rank of each pipeline that computes least."""
+        computed = self.passes["device"] @ self.known.ranks["work"].T
+        return np.asarray(np.minimum.reduceat(computed, self.known.starts, axis=-1)[:, None])
+
+    @staticmethod
+    def of(block: Block, table: Table, states: tuple[StateOptions, ...]) -> BlockSeconds:
+        known, fixed = pipelines(block, table), (block.mesh, block.kernels)
+        hops = [hop_s(table, block.mesh, block.batch, block.kernels, shape.sp) for shape in block.shapes]
+        return BlockSeconds(
+            known=known,
+            framework=usual_step(table, block.kernels.framework).framework,
+            passes=pass_seconds(table, Rank.of(block), block.shapes),
+            stages=of_stages(table, stage_s, fixed, states, known.stages)[:, known.stage],
+            states=of_parts(table, state_s, fixed, states),
+            offloads=np.array([state.offload is Offload.ACTIVATIONS for state in states]),
+            hop=np.array(hops)[:, None, None],
+        )
 
 
 def bounds(block: Block, table: Table) -> Array:
     """Seconds that each plan of a block takes at least: (shapes, orders, states)."""
-    known, step = pipelines(block, table), table.sized(block.plan(0))
-    ranks, paths, framework = known.ranks, known.paths, step.framework
     # buckets and prefetching are not seen here
     where, states = alike(block.states, "bucket_bytes", "prefetch")
-    of_stages, of_state = stage_seconds(table, block.mesh, block.kernels, states, known.stages)
-    of_ranks = of_stages[:, known.stage]
-    passes = pass_seconds(table, Rank.of(block), block.shapes)
-    offloads = np.array([state.offload is Offload.ACTIVATIONS for state in states])
-    longest = spent(passes, of_state, offloads, framework.contention).longest
-    hops = [hop_s(table, block.mesh, block.batch, block.kernels, shape.sp) for shape in block.shapes]
-    hop = np.array(hops)[:, None, None]
-    # a host may issue a pass while its rank waits for another, so that hosts' times of several ranks do not
-    # add up
-    issued = (passes["host"] @ ranks["work"].T)[:, None]
-    span = np.maximum(longest(ranks["span"]) + hop * ranks["hops"], issued)
-    own = np.maximum(longest(ranks["own"]), issued)
-    # reduced beside the last passes, or after them; the first rank is the last to be done
-    reduced = (longest(ranks["ready"]) if framework.dp_overlap else own) + of_ranks["reduce"]
-    alone = of_state["last_reduce"][:, None] + of_state["tied"][:, None] * paths["apart"]
-    ends = np.maximum(np.maximum(span, own + ranks["exposed"] * alone[:, known.pipeline]), reduced)
-    path = longest(paths["counts"]) + hop * paths["hops"] + alone
-    after = known.most(of_ranks["update"]) + of_state["first_gather"][:, None]
-    if not framework.dp_overlap:
-        after = after + known.most(of_ranks["regather"])
-    # every rank waits for the slowest node, as long as the rank that computes least at least
-    steady = np.minimum.reduceat(passes["device"] @ ranks["work"].T, known.starts, axis=-1)[:, None]
+    seconds = BlockSeconds.of(block, table, states)
+    framework = seconds.framework
     host = framework.step_s + max(0, block.micro_batches - 1) * framework.micro_batch_s
-    found = np.maximum(known.most(ends), path) + after + host + step.straggling * steady
+    # every rank waits for the slowest node, as long as the rank that computes least at least
+    slowest = straggling(block.cluster) * seconds.steady
+    found = seconds.reduced + seconds.updated + host + slowest
     return np.asarray(found[:, where].transpose(0, 2, 1))

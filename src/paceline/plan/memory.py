@@ -5,18 +5,32 @@ what factors.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.cost import memory as device_memory
 from paceline.plan.bound import pipelines
 from paceline.plan.space import Block
-from paceline.plan.table import Array, Rank, Table, alike, rank_bytes, room_bytes, stage_bytes
-from paceline.predict.memory import OFFLOADED_LAYERS, offloaded
+from paceline.plan.table import (
+    Array,
+    Rank,
+    Records,
+    Table,
+    alike,
+    largest,
+    layer_bytes,
+    of_parts,
+    of_stages,
+    stage_b,
+    usual_step,
+)
+from paceline.predict.memory import OFFLOADED_LAYERS, available_bytes, offloaded
+from paceline.spec.cluster import Cluster
 from paceline.spec.vocabulary import Offload
 
 
 def room(block: Block, table: Table) -> float:
     """Bytes that plans of a block may reserve."""
-    return room_bytes(table, block.mesh, block.kernels)
+    return available_bytes(table.sized(block.mesh, block.kernels))
 
 
 def peaks(block: Block, table: Table) -> Array:
@@ -24,19 +38,28 @@ def peaks(block: Block, table: Table) -> Array:
     where, states = alike(block.states, "bucket_bytes")
     known = pipelines(block, table)
     ranks = known.ranks
-    of_states = stage_bytes(table, block.mesh, block.kernels, states, known.stages)[:, known.stage]
-    # of each shape, before states and ranks
-    sizes = rank_bytes(table, Rank.of(block), block.shapes)[:, None, None]
+    kept = of_stages(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
+    # by shape, before states and ranks
+    sizes = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[:, None, None]
+    away = np.array([state.offload is Offload.ACTIVATIONS for state in states])
+    activations = _activations(ranks, sizes, away[:, None], block.cluster)
+    slack = usual_step(table, block.kernels.framework).framework.slack
+    training = slack * (activations + _temporary(ranks, sizes, kept))
+    fullest = known.most(kept["states"] + largest(training, kept["update"]))
+    workspace = device_memory.workspace_bytes(block.cluster.device)
+    return np.asarray((fullest + workspace)[:, where].transpose(0, 2, 1))
+
+
+def _temporary(ranks: Records, sizes: Records, kept: Records) -> Array:
+    """What comes and goes while passes run."""
+    backward = np.where(ranks["first"], sizes["first"], sizes["inner"]) + kept["reduced"]
+    return np.asarray(largest(ranks["last"] * sizes["loss"], backward) + kept["gathered"] + sizes["fixed"])
+
+
+def _activations(ranks: Records, sizes: Records, away: NDArray[np.bool_], cluster: Cluster) -> Array:
+    """What the micro-batches in flight have saved, on the device or `away` in the host's memory."""
     layers = ranks["live"] * ranks["layers"]
-    whole = layers * sizes["layer"]
     here = np.minimum(OFFLOADED_LAYERS, layers) * sizes["layer"]
-    away = np.array([state.offload is Offload.ACTIVATIONS for state in states])[:, None]
+    whole = layers * sizes["layer"]
     embedding = ranks["live"] * ranks["first"] * sizes["embedding"]
-    activations = np.where(away, offloaded(here, whole, block.cluster), whole + embedding)
-    backward = np.where(ranks["first"], sizes["first"], sizes["inner"]) + of_states["reduced"]
-    comes = np.maximum(ranks["last"] * sizes["loss"], backward) + of_states["gathered"]
-    slack = table.sized(block.plan(0)).framework.slack
-    training = slack * (activations + comes + sizes["fixed"])
-    fullest = known.most(of_states["states"] + np.maximum(training, of_states["update"]))
-    found = fullest[:, where].transpose(0, 2, 1)
-    return np.asarray(found + device_memory.workspace_bytes(block.cluster.device))
+    return np.asarray(np.where(away, offloaded(here, whole, cluster), whole + embedding))

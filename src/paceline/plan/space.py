@@ -212,10 +212,7 @@ class Limits:
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
-        fixed = Plan.said(" ".join(fix))
-        for name, value in fixed.items():
-            if name in refused and value != getattr(Plan, name):
-                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+        fixed = _fixed(fix, refused)
         whole = frozenset(forbid) & {*WHOLE}
         forbidden = frozenset(
             item for word in forbid if word not in whole for item in Plan.said(word).items()
@@ -267,6 +264,15 @@ class Limits:
         """What is fixed, as words of a plan, in brackets; nothing where nothing is."""
         said = " ".join(spell(name, value) for name, value in self.fixed.items())
         return f" ({said})" if said else ""
+
+
+def _fixed(fix: Sequence[str], refused: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that words fix."""
+    fixed = Plan.said(" ".join(fix))
+    for name, value in fixed.items():
+        if name in refused and value != getattr(Plan, name):
+            raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+    return fixed
 
 
 def spell(name: str, value: Any) -> str:

@@ -73,15 +73,13 @@ def _question(shared: Mapping[str, Any], own: Iterable[tuple[str, Any]]) -> Ques
 def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Question]:
     """The questions of a study's file; what was `said` beside it counts as written at its top."""
     data = _loaded(path)
-    said = said or {}
-    for key in said:
+    for key in said or ():
         if key in data:
             raise SpecError(f"{key} is given twice: by {path} and beside it; leave one of them out")
-    data |= said
+    data |= said or {}
     single = _list(data.pop("question", []))
     _known(path, data, _AXES)
-    axes = [_list(data.pop(key, [])) for key in _AXES]
-    out = questions(*axes, **data)
+    out = _products(data)
     elsewhere = {name: value for name, value in data.items() if name not in _WORDS}
     for entry in single:
         _known(path, entry, _AXES.values())
@@ -92,6 +90,11 @@ def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Questi
     if not out:
         raise SpecError(f"{path}: no question; a study has models = [...] or [[question]]")
     return out
+
+
+def _products(data: dict[str, Any]) -> list[Question]:
+    axes = [_list(data.pop(key, [])) for key in _AXES]
+    return questions(*axes, **data)
 
 
 def _loaded(path: Path | str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, lru_cache, reduce, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from paceline.plan.space import (
 )
 from paceline.predict.distributed import Step
 from paceline.predict.layer import Layers
-from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
+from paceline.predict.memory import kept, passing, placeholders, saved, update_bytes
 from paceline.predict.sizes import Sizes
 from paceline.sim.program import Label
 from paceline.spec.cluster import Cluster
@@ -42,6 +42,8 @@ from paceline.spec.vocabulary import Offload, Recompute
 Array = NDArray[np.float64]
 #: an array whose columns have names
 Records = NDArray[np.void]
+#: parts of plans: frozen dataclasses
+Parts = tuple[Any, ...]
 T = TypeVar("T")
 P = ParamSpec("P")
 #: pieces of the model that a pass runs, one way each; and weight gradients of a layer that are put off
@@ -103,6 +105,31 @@ def records(rows: Sequence[Mapping[str, Any]]) -> Records:
     return np.array([tuple(row.values()) for row in rows], columns)
 
 
+def largest(*values: Any) -> Array:
+    """The largest of some arrays, element by element."""
+    found: Array = reduce(np.maximum, values)
+    return found
+
+
+@once
+def of_parts(table: Table, row: Callable[[Step], Mapping[str, Any]], fixed: Parts, choices: Parts) -> Records:
+    """What a function says of steps with some fixed parts and one of the choices each."""
+    return records([row(table.sized(*fixed, choice)) for choice in choices])
+
+
+@once
+def of_stages(
+    table: Table,
+    row: Callable[[Step, Layers], Mapping[str, float]],
+    fixed: Parts,
+    choices: Parts,
+    stages: tuple[Layers, ...],
+) -> Records:
+    """The same of their stages: (choices, stages)."""
+    steps = [table.sized(*fixed, choice) for choice in choices]
+    return records([row(step, stage) for step in steps for stage in stages]).reshape(len(steps), -1)
+
+
 @once
 def usual_step(table: Table, framework: str) -> Step:
     """A step of a plan that has nothing unusual."""
@@ -154,19 +181,14 @@ def pass_seconds(table: Table, rank: Rank, shapes: tuple[LayerOptions, ...]) -> 
     return records(rows).reshape(len(shapes), -1)
 
 
-@once
-def rank_bytes(table: Table, rank: Rank, shapes: tuple[LayerOptions, ...]) -> Records:
-    """Bytes by shape: that a layer, and the embedding, save of one micro-batch; that come and go at the loss,
-    and in a backward pass without and with the embedding; and those that are there all the time.
+def layer_bytes(step: Step) -> Mapping[str, float]:
+    """Bytes that a layer, and the embedding, save of one micro-batch; that come and go at the loss, and in a
+    backward pass without and with the embedding; and that are there all the time.
     """
-
-    def row(step: Step) -> Mapping[str, float]:
-        layer, embedding = saved(step)
-        (_, inner), (loss, first) = (passing(step, Layers(0, ends, ends)) for ends in (False, True))
-        passed = {"loss": loss, "inner": inner, "first": first, "fixed": placeholders(step)}
-        return {"layer": layer, "embedding": embedding, **passed}
-
-    return records([row(table.sized(*rank, shape)) for shape in shapes])
+    layer, embedding = saved(step)
+    (_, inner), (loss, first) = (passing(step, Layers(0, ends, ends)) for ends in (False, True))
+    passed = {"loss": loss, "inner": inner, "first": first, "fixed": placeholders(step)}
+    return {"layer": layer, "embedding": embedding, **passed}
 
 
 @once
@@ -174,12 +196,6 @@ def hop_s(table: Table, mesh: Mesh, batch: Batch, kernels: Kernels, sp: bool) ->
     """Seconds that take an activation from a stage to the next."""
     step = table.sized(mesh, batch, kernels, sp=sp)
     return step.total(step.hop)
-
-
-@once
-def room_bytes(table: Table, mesh: Mesh, kernels: Kernels) -> float:
-    """Bytes that a plan may reserve on a device."""
-    return available_bytes(table.sized(mesh, kernels))
 
 
 # -- stages ----------------------------------------------------------------------------------------
@@ -211,32 +227,13 @@ def rank_kinds(table: Table, pp: int, order: PassOrder) -> tuple[RankKind, ...]:
     )
 
 
-@once
-def stage_bytes(
-    table: Table, mesh: Mesh, kernels: Kernels, states: tuple[StateOptions, ...], stages: tuple[Layers, ...]
-) -> Records:
-    """Bytes of (states, stages): kept for the whole step, whole for a while, reduced in a backward pass, and
-    asked for by the update.
+def stage_b(step: Step, stage: Layers) -> Mapping[str, float]:
+    """Bytes of a stage: kept for the whole step, whole for a while, reduced in a backward pass, and asked for
+    by the update.
     """
-
-    def row(step: Step, stage: Layers) -> Mapping[str, float]:
-        of = kept(step, stage)
-        whole = of.parameters + of.gradients + of.optimizer
-        update = update_bytes(step, stage)
-        return {"states": whole, "gathered": of.gathered, "reduced": of.reduced, "update": update}
-
-    steps = [table.sized(mesh, kernels, state) for state in states]
-    return records([row(step, stage) for step in steps for stage in stages]).reshape(len(steps), -1)
-
-
-@once
-def stage_seconds(
-    table: Table, mesh: Mesh, kernels: Kernels, states: tuple[StateOptions, ...], stages: tuple[Layers, ...]
-) -> tuple[Records, Records]:
-    """Seconds of (states, stages), and of states on any stage."""
-    steps = [table.sized(mesh, kernels, state) for state in states]
-    of_stages = records([stage_s(step, stage) for step in steps for stage in stages])
-    return of_stages.reshape(len(states), -1), records([state_s(step) for step in steps])
+    of, update = kept(step, stage), update_bytes(step, stage)
+    states = of.parameters + of.gradients + of.optimizer
+    return {"states": states, "gathered": of.gathered, "reduced": of.reduced, "update": update}
 
 
 def stage_s(step: Step, stage: Layers) -> Mapping[str, float]:
@@ -252,18 +249,11 @@ def state_s(step: Step) -> Mapping[str, Any]:
     least that is reduced after the last gradient of the first rank, and gathered before its first pass; and
     to keep both copies of an embedding equal.
     """
-
-    def moved(parameters: float) -> tuple[float, float]:
-        """Seconds to gather parameters, and to scatter their gradients."""
-        if not (step.sharded and parameters):
-            return 0.0, 0.0
-        return step.total(step.unshard(parameters)), step.total(step.scatter(parameters))
-
     whole = step.plan.pp == 1  # a chunk that has both ends gathers them at once
-    gather, scatter = moved(step.layer_parameters())
+    gather, scatter = _moved_s(step, step.layer_parameters())
     regather = gather * step.plan.reshard
-    embedding = moved(step.end_parameters(True, whole))
-    head = moved(step.end_parameters(False, True) * (not whole))
+    embedding = _moved_s(step, step.end_parameters(True, whole))
+    head = _moved_s(step, 0.0 if whole else step.end_parameters(False, True))
     beside = step.replicated and step.framework.dp_overlap
     ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else ((), ())
     last_reduce, first_gather = map(step.total, ends)
@@ -274,6 +264,13 @@ def state_s(step: Step) -> Mapping[str, Any]:
         "first_gather": first_gather,
         "tied": step.total(step.tied),
     }
+
+
+def _moved_s(step: Step, parameters: float) -> tuple[float, float]:
+    """Seconds to gather sharded parameters, and to scatter their gradients."""
+    if not (step.sharded and parameters):
+        return 0.0, 0.0
+    return step.total(step.unshard(parameters)), step.total(step.scatter(parameters))
 
 
 @lru_cache(maxsize=65536)
