@@ -34,6 +34,8 @@ from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, comp
 from paceline.spec.vocabulary import Recompute, Sharding
 from paceline.spec.workload import Workload
 
+#: words of a plan that no measured step of a captured module had
+unmeasured = partial(evidence.of_plan, evidence=evidence.MODULES)
 #: samples per device where no batch is given
 SAMPLES = 32
 #: fields that the search does not know -> what to do instead
@@ -93,8 +95,8 @@ def plan_module(
     trials = Trials(
         lows=np.zeros(len(plans)),
         task=plans.__getitem__,
-        simulate=partial(map, partial(_try, captured, said, aim, batch)),
-        measured=lambda: np.array([not evidence.of_plan(plan, evidence.MODULES) for _, plan in plans]),
+        simulate=partial(map, partial(_try, captured, said, aim, batch, {})),
+        measured=lambda: np.array([not unmeasured(plan) for _, plan in plans]),
         most=most or len(plans),
         tell=progress or silent,
     )
@@ -154,8 +156,6 @@ class Captured:
     def __init__(self, model: Any, options: dict[str, Any]) -> None:
         self._model, self.options = model, options
         self._kept: dict[tuple[int, bool], Workload] = {}
-        #: seconds and bytes of plans that fit, by what they are without recomputation
-        self.plain: dict[tuple[str, Plan], tuple[float, float]] = {}
         self.fixed = model if isinstance(model, Workload) else None
         self.name = self.fixed.name if self.fixed else str(model)
         usual = options.get("precision") or usual_precision(model)
@@ -199,9 +199,16 @@ class Captured:
         return predict(workload, cluster, plan)
 
 
-def _try(captured: Captured, said: Limits, aim: Goal, gbs: int, place: tuple[Cluster, Plan]) -> Outcome:
+def _try(
+    captured: Captured,
+    said: Limits,
+    aim: Goal,
+    gbs: int,
+    plain: dict[tuple[str, Plan], tuple[float, float]],
+    place: tuple[Cluster, Plan],
+) -> Outcome:
     """A plan simulated; None where it does not fit, and an error where it cannot run or where recomputation
-    changes nothing of it.
+    changes nothing of it. `plain` are seconds and bytes of plans that fit, without recomputation.
     """
     cluster, plan = place
     try:
@@ -210,12 +217,12 @@ def _try(captured: Captured, said: Limits, aim: Goal, gbs: int, place: tuple[Clu
         return error
     key = cluster.name, replace(plan, recompute=Recompute.NONE)
     figures = found.step_s, found.peak_bytes
-    repeated = captured.plain.get(key) == figures
+    repeated = plain.get(key) == figures
     if repeated and plan.recompute is Recompute.FULL:
         return PlanError(f"{plan}: recomputation repeats nothing")
     if not found.fit.fits:
         return None
-    captured.plain.setdefault(key, figures)
+    plain.setdefault(key, figures)
     return Ranked(
         plan=plan,
         cluster=cluster,
@@ -223,7 +230,7 @@ def _try(captured: Captured, said: Limits, aim: Goal, gbs: int, place: tuple[Clu
         value=found.step_s / plan.gbs * aim.factor(cluster),
         bound_s=found.step_s,
         lossy=", ".join(_changes(plan, gbs)),
-        unmeasured=evidence.of_plan(plan, evidence.MODULES),
+        unmeasured=unmeasured(plan),
     )
 
 

@@ -110,11 +110,12 @@ class StateOptions:
     offload: Offload = Plan.offload
 
 
-#: sharding -> fields of a state that have an effect under it; `bucket_bytes` under the others
-EFFECTIVE: dict[Sharding, tuple[str, ...]] = {
-    Sharding.NONE: (),
-    Sharding.FSDP: ("reshard", "prefetch"),
-    Sharding.HSDP: ("shard", "reshard", "prefetch"),
+#: sharding -> fields of a state that have no effect under it
+UNUSED: dict[Sharding, tuple[str, ...]] = {
+    **dict.fromkeys(Sharding, ("shard", "reshard", "prefetch")),
+    Sharding.NONE: ("shard", "bucket_bytes", "reshard", "prefetch"),
+    Sharding.FSDP: ("shard", "bucket_bytes"),
+    Sharding.HSDP: ("bucket_bytes",),
 }
 #: usual values of the fields of a state
 _USUAL: dict[str, Any] = {f.name: f.default for f in fields(StateOptions)[1:]}
@@ -138,12 +139,6 @@ def plan_of(*parts: Any, **more: Any) -> Plan:
         more |= vars(part)
     dp, mbs = more.setdefault("dp", 1), more.setdefault("mbs", 1)
     return Plan(**{"gbs": dp * mbs, **more})
-
-
-def ineffective(sharding: Sharding) -> tuple[str, ...]:
-    """Fields of a state that have no effect under a sharding."""
-    effective = EFFECTIVE.get(sharding, ("bucket_bytes",))
-    return tuple(name for name in _USUAL if name not in (*effective, "offload"))
 
 
 @dataclass(frozen=True)
@@ -289,7 +284,7 @@ def states(limits: Limits, shardings: Iterable[Sharding], **tried: Collection[An
     under it; of the others the usual one, or the one that is fixed.
     """
     for sharding in shardings:
-        unused = ineffective(sharding)
+        unused = UNUSED[sharding]
         free: dict[str, Collection[Any]] = {
             name: limits.tried(name, [usual]) for name, usual in _USUAL.items()
         } | tried
