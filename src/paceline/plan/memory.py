@@ -4,12 +4,13 @@ what factors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.cost import memory as device_memory
 from paceline.plan.bound import pipelines
-from paceline.plan.space import Block
+from paceline.plan.space import Block, StateOptions
 from paceline.plan.table import (
     Array,
     Rank,
@@ -41,8 +42,7 @@ def peaks(block: Block, table: Table) -> Array:
     kept = of_stages(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
     # by shape, before states and ranks
     sizes = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[:, None, None]
-    away = np.array([state.offload is Offload.ACTIVATIONS for state in states])
-    activations = _activations(ranks, sizes, away[:, None], block.cluster)
+    activations = _activations(ranks, sizes, states, block.cluster)
     slack = usual_step(table, block.kernels.framework).framework.slack
     training = slack * (activations + _temporary(ranks, sizes, kept))
     fullest = known.most(kept["states"] + largest(training, kept["update"]))
@@ -56,8 +56,9 @@ def _temporary(ranks: Records, sizes: Records, kept: Records) -> Array:
     return np.asarray(largest(ranks["last"] * sizes["loss"], backward) + kept["gathered"] + sizes["fixed"])
 
 
-def _activations(ranks: Records, sizes: Records, away: NDArray[np.bool_], cluster: Cluster) -> Array:
-    """What the micro-batches in flight have saved, on the device or `away` in the host's memory."""
+def _activations(ranks: Records, sizes: Records, states: Sequence[StateOptions], cluster: Cluster) -> Array:
+    """What the micro-batches in flight have saved, on the device or away in the host's memory."""
+    away = np.array([[state.offload is Offload.ACTIVATIONS] for state in states])
     layers = ranks["live"] * ranks["layers"]
     here = np.minimum(OFFLOADED_LAYERS, layers) * sizes["layer"]
     whole = layers * sizes["layer"]
