@@ -124,7 +124,7 @@ def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> L
     if both:
         raise PlanError(f"{both} is both allowed and forbidden")
     kept = [word for word in forbid if word not in LOSSY]
-    said = Limits.of(fix, kept, allow, refused=REFUSED, lossy=LOSSY)
+    said = Limits.of(fix, kept, allow, searched=SEARCHED, refused=REFUSED, lossy=LOSSY)
     relax = said.fixed.get("relax", PLAIN)
     sizes = {name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}
     if not relax.plain and relax == replace(PLAIN, **sizes):

@@ -196,18 +196,19 @@ class Limits:
         forbid: Sequence[str] = (),
         allow: Sequence[str] = (),
         *,
+        searched: frozenset[str] = SEARCHED,
         refused: Mapping[str, str] = REFUSED,
         lossy: Collection[str] = LOSSY.keys(),
     ) -> Limits:
         """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
         allow (one of `lossy`, such as "fp8").
 
-        A fixed field that is `refused` raises PlanError, with what to do instead.
+        A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
         """
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
-        fixed = _fixed(fix, refused)
+        fixed = _fixed(fix, searched, refused)
         whole = frozenset(forbid) & {*WHOLE}
         forbidden = frozenset(
             item for word in forbid if word not in whole for item in Plan.said(word).items()
@@ -261,12 +262,13 @@ class Limits:
         return f" ({said})" if said else ""
 
 
-def _fixed(fix: Sequence[str], refused: Mapping[str, str]) -> dict[str, Any]:
+def _fixed(fix: Sequence[str], searched: Collection[str], refused: Mapping[str, str]) -> dict[str, Any]:
     """The fields that words fix."""
     fixed = Plan.said(" ".join(fix))
     for name, value in fixed.items():
-        if name in refused and value != getattr(Plan, name):
-            raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+        if name not in searched and value != getattr(Plan, name):
+            why = refused.get(name, "no plan of this search has it")
+            raise PlanError(f"--fix {spell(name, value)}: {why}")
     return fixed
 
 
