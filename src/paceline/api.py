@@ -169,7 +169,7 @@ def plan(
     """
     from paceline.plan.general import plan_module
     from paceline.plan.run import check_axes, plan_transformer
-    from paceline.plan.search import MOST
+    from paceline.plan.trials import MOST
 
     gbs, seq, most, processes = (
         None if size is None else checks.whole(name, size)

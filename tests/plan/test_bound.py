@@ -13,9 +13,21 @@ from paceline.catalog import clusters, transformers
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
 from paceline.plan.space import LayerOptions, Limits, Space, plan_of
-from paceline.plan.table import PIECES, HopKey, PassesKey, RankKey, StageSecondsKey, Table, _stage_s, _state_s
+from paceline.plan.table import (
+    PIECES,
+    Rank,
+    Table,
+    hop_s,
+    layer_bytes,
+    of_parts,
+    of_stages,
+    pass_seconds,
+    records,
+    stage_s,
+    state_s,
+)
 from paceline.predict.distributed import Step
-from paceline.predict.memory import stage_memory
+from paceline.predict.memory import saved, stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.predict.sizes import Sizes
 from paceline.spec import schedules
@@ -92,19 +104,28 @@ def test_keys_hold_every_field_that_matters(name):
     for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=12)):
         plan = block.plan(int(rng.integers(len(block))))
         step = table.timed(replace(plan, offload=Offload.NONE))
-        sizes, layers = Sizes(step), table[PassesKey(RankKey.of(block))]
+        sizes, passes = Sizes(step), pass_seconds(table, Rank.of(block), block.shapes)
         at = block.shapes.index(LayerOptions(plan.sp, plan.recompute, plan.context))
         for piece in PIECES:
-            label = sizes.piece(piece)
-            found = layers.device_s[piece][at], layers.host_s[piece][at]
-            assert found == pytest.approx((label.seconds, label.host_s), rel=1e-12), str(plan)
-        assert table[HopKey(block.mesh, block.batch, block.kernels, plan.sp)] == step.total(step.hop)
+            label, found = sizes.piece(piece), passes[at, PIECES.index(piece)]
+            wanted = (label.seconds, label.host_s)
+            assert (found["device"], found["host"]) == pytest.approx(wanted, rel=1e-12), str(plan)
+        offloaded = table.timed(replace(plan, offload=Offload.ACTIVATIONS)).copying_s
+        assert passes["copying"][at].tolist() == [offloaded] * 2 + [0.0] * (len(PIECES) - 2), str(plan)
+        of_shape = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[at]
+        assert (of_shape["layer"], of_shape["embedding"]) == saved(step), str(plan)
+        assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.total(step.hop)
         states, stages = block.states, tuple(step.held())
-        of_stages, of_state = table[StageSecondsKey(block.mesh, block.kernels, states, stages)]
+        fixed = (block.mesh, block.kernels)
+        seconds, of_state = (
+            of_stages(table, stage_s, fixed, states, stages),
+            of_parts(table, state_s, fixed, states),
+        )
         for state in rng.integers(len(states), size=3):
             step = table.timed(plan_of(block.plan(0), states[state]))
-            rows = [_stage_s(step, stage) for stage in stages]
-            assert of_stages[state].tolist() == rows and of_state[state].item() == _state_s(step), str(plan)
+            rows = records([stage_s(step, stage) for stage in stages])
+            assert seconds[state].tolist() == rows.tolist(), str(plan)
+            assert of_state[state].tobytes() == records([state_s(step)]).tobytes(), str(plan)
 
 
 def test_bounds_are_close_where_plans_are_good():

@@ -121,6 +121,12 @@ def test_accelerate_takes_it(sharded, tmp_path):
     assert read.parallelism_config["parallelism_config_dp_shard_size"] == sharded.best.plan.dp
 
 
+def test_accelerate_is_told_of_one_device_in_quotes(tmp_path):
+    """The bare word is false to YAML."""
+    emit(pl.plan("gpt3-1.3b", "1x1xh200", gbs=8, most=4), ["accelerate"], tmp_path)
+    assert "distributed_type: 'NO'\n" in (tmp_path / "accelerate.yaml").read_text()
+
+
 def test_a_run_is_checked_against_the_plan(sharded, tmp_path):
     emit(sharded, ["slurm"], tmp_path)
     step_s, parts = (

@@ -1,10 +1,12 @@
 """Any other module: every plan of its small space is tried."""
 
+from dataclasses import replace
+
 import pytest
 
 import paceline as pl
 from paceline.errors import PlanError
-from paceline.plan.general import plan_module
+from paceline.plan.general import Captured, plan_module
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +22,32 @@ def test_the_best_of_all(saved):
     assert values == sorted(values) and not any(ranked.lossy for ranked in found.top)
     plain = pl.predict(saved, plan="ddp", cluster=cluster)
     assert found.best.prediction.step_s <= plain.step_s * (1 + 1e-9)
+
+
+def test_a_module_is_captured_once_and_searched_anew(monkeypatch):
+    """On a slower cluster of the same name too."""
+    cluster = pl.clusters.get("2xp100-node-10gbe")
+    captured = Captured("alexnet", {})
+    first = plan_module(captured, (cluster,), gbs=64, top=99)
+    monkeypatch.setattr("paceline.plan.general.capture", None)
+    tiers = tuple(
+        replace(
+            tier,
+            bandwidth_Bps=tier.bandwidth_Bps / 2,
+            node_bandwidth_Bps=tier.node_bandwidth_Bps and tier.node_bandwidth_Bps / 2,
+        )
+        for tier in cluster.tiers
+    )
+    second = plan_module(captured, (replace(cluster, tiers=tiers),), gbs=64, top=99)
+    assert {ranked.plan for ranked in second.top} == {ranked.plan for ranked in first.top}
+    assert second.space == first.space and second.best.value > first.best.value
+
+
+def test_most_simulates_no_more_than_that(saved):
+    cluster = pl.clusters.get("2xp100-node-10gbe")
+    found = plan_module(saved, (cluster,), gbs=256, most=3)
+    assert found.by_evaluation == 3 and found.undecided == found.space - 3 and found.gap_pct == 100
+    assert "--most simulates more of them" in found.notes[0]
 
 
 def test_what_changes_training_is_marked(saved):

@@ -19,6 +19,7 @@ from paceline import cli
 from paceline.api import study
 from paceline.errors import PlanError, RunError
 from paceline.plan import run
+from paceline.plan import search as search_module
 from paceline.plan.general import plan_module
 from paceline.plan.run import plan_transformer
 from paceline.plan.search import search
@@ -60,6 +61,21 @@ def test_interrupted_while_simulating_gives_the_best_so_far(processes):
 
 def interrupted(*_):
     raise KeyboardInterrupt
+
+
+def test_plans_of_a_batch_that_was_interrupted_stay_undecided(monkeypatch):
+    simulated = search_module._try
+    left = iter(range(11))
+
+    def three_of_a_batch(task):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return simulated(task)
+
+    monkeypatch.setattr(search_module, "_try", three_of_a_batch)
+    found = plan_transformer(TINY, (NODE,), gbs=16, most=64, processes=1)
+    assert found.interrupted and found.by_evaluation == 11
+    assert found.by_memory + found.by_bound + found.undecided + found.by_evaluation == found.space
 
 
 def test_interrupted_before_the_first_simulation_is_done(monkeypatch):

@@ -28,7 +28,7 @@ from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import best_measured, distinct, why
 from paceline.plan.general import Captured, limits, plan_module, settings
-from paceline.plan.search import Progress
+from paceline.plan.trials import Progress
 from paceline.predict import simulated
 from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster

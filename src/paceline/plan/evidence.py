@@ -56,16 +56,14 @@ def unmeasured(
     choice: Mapping[str, Any], evidence: Mapping[str, Mapping[str, str]] = TRANSFORMERS
 ) -> tuple[str, ...]:
     """Of some fields of a plan, the words that no measured step had."""
-    words = []
-    for field, measured in evidence.items():
-        if field not in choice:
-            continue
-        value = choice[field].label if field == "relax" else choice[field]
-        if value not in measured:
-            words.append(f"offload={value}" if field == "offload" else str(value))
-    return tuple(words)
+    values = {field: getattr(choice[field], "label", choice[field]) for field in evidence if field in choice}
+    return tuple(
+        f"offload={value}" if field == "offload" else str(value)
+        for field, value in values.items()
+        if value not in evidence[field]
+    )
 
 
 def of_plan(plan: Plan, evidence: Mapping[str, Mapping[str, str]] = TRANSFORMERS) -> tuple[str, ...]:
     """The words of a plan that no measured step had."""
-    return unmeasured({field: getattr(plan, field) for field in evidence}, evidence)
+    return unmeasured(vars(plan), evidence)

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from paceline.capture import capture, usual_precision
-from paceline.errors import DoesNotFit, PacelineError, PlanError, nearest
+from paceline.errors import DoesNotFit, PacelineError, PlanError
 from paceline.plan import evidence
-from paceline.plan.answer import best_measured, front, why
+from paceline.plan.answer import Found
 from paceline.plan.run import goal
-from paceline.plan.search import Progress
-from paceline.plan.space import BUCKETS, Limits, StateOptions, ineffective, spell
-from paceline.plan.workers import Interrupted
+from paceline.plan.search import Goal
+from paceline.plan.space import BUCKETS, Limits, StateOptions, spell, states
+from paceline.plan.trials import Outcome, Progress, Trials, silent
+from paceline.plan.workers import reached
 from paceline.predict.degrees import resolve
 from paceline.predict.simulated import predict
 from paceline.spec.cluster import Cluster
@@ -30,39 +34,22 @@ from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, comp
 from paceline.spec.vocabulary import Recompute, Sharding
 from paceline.spec.workload import Workload
 
+#: words of a plan that no measured step of a captured module had
+unmeasured = partial(evidence.of_plan, evidence=evidence.MODULES)
 #: samples per device where no batch is given
 SAMPLES = 32
-#: fields of a plan whose values the search chooses, or takes as fixed
-SEARCHED = frozenset(
-    {
-        "dp",
-        "pp",
-        "mbs",
-        "gbs",
-        "seq",
-        "precision",
-        "framework",
-        "recompute",
-        "schedule",
-        "vpp",
-        "sharding",
-        "shard",
-        "reshard",
-        "prefetch",
-        "bucket_bytes",
-        "relax",
-    }
-)
 #: fields that the search does not know -> what to do instead
 REFUSED = dict.fromkeys(
     ("tp", "cp", "ep", "sp", "context", "offload", "adapters"),
     "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the"
     " catalog or hf:PATH for it",
 )
+#: fields of a plan whose values the search chooses, or takes as fixed
+SEARCHED = frozenset(f.name for f in fields(Plan)) - REFUSED.keys()
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
 LOSSY: dict[str, tuple[str, ...]] = {
-    "compress": (),  # every scheme there is, registered ones among them: see `_lossy`
+    "compress": (),  # every scheme there is, registered ones among them: see `_ways`
     "staleness": ("local-sgd", "diloco", "ps-async", "ps-bounded", "easgd", "gossip"),
     "batch": (),
 }
@@ -95,97 +82,52 @@ def plan_module(
     captured = model if isinstance(model, Captured) else Captured(model, settings(said, options or {}))
     captured.check(said)
     batch = said.settled("gbs", gbs, "--gbs") or SAMPLES * where[0].device_count
-    value = goal(objective, where)
-    tried: list[Ranked] = []
-    over = failed = 0
+    aim = goal(objective, where)
     plans = [
-        (cluster, plan, lossy)
-        for cluster in where
-        for plan, lossy in _plans(cluster.device_count, batch, said, allow, captured)
+        (cluster, plan) for cluster in where for plan in _plans(cluster.device_count, batch, said, captured)
     ]
     if not plans:
-        raise PlanError(_nothing_left(captured.name, batch, where[0].device_count, said))
-    reason = ""
-    interrupted = False
-    try:
-        for i, (cluster, plan, lossy) in enumerate(plans, 1):
-            if most is not None and len(tried) >= most:
-                break
-            try:
-                workload = captured.get(plan)
-                _check_effect(said, plan, resolve(plan, workload, cluster))
-                found = predict(workload, cluster, plan)
-            except PacelineError as error:
-                failed, reason = failed + 1, reason or str(error)
-                continue
-            # nothing of it repeats
-            if plan.recompute is Recompute.FULL and any(_same(t, plan, found) for t in tried):
-                failed += 1
-                continue
-            if not found.fit.fits:
-                over += 1
-                continue
-            worth = found.step_s / plan.gbs * value.factor(cluster)
-            tried.append(
-                Ranked(
-                    plan=plan,
-                    cluster=cluster,
-                    prediction=found,
-                    value=worth,
-                    bound_s=found.step_s,
-                    lossy=lossy,
-                    unmeasured=evidence.of_plan(plan, evidence.MODULES),
-                )
-            )
-            if progress:
-                progress("simulating", i, len(plans), min(t.value for t in tried))
-    except KeyboardInterrupt:
-        if not tried:
-            raise Interrupted(f"none of {len(plans)} plans was simulated yet") from None
-        interrupted = True
-    if not tried and reason:
-        raise PlanError(reason)
-    if not tried:
-        raise DoesNotFit(
-            f"no plan for {captured.name} fits: the smallest micro-batch of a batch of {batch} is too large"
+        raise PlanError(
+            f"no plan for {captured.name} with a batch of {batch} on {where[0].device_count} devices is left:"
+            " the batch has to be a multiple of the devices, and something has to be left by what is"
+            f" fixed{said.words} and forbidden"
         )
-    tried.sort(key=lambda ranked: ranked.value)
-    best = tried[0].prediction
-    shown = [tried[0], *(replace(ranked, lost=why(ranked.prediction, best)) for ranked in tried[1:])]
-    space = len(plans) - failed
-    undecided = space - over - len(tried)
-    return Planned(
+    trials = Trials(
+        lows=np.zeros(len(plans)),
+        task=plans.__getitem__,
+        simulate=partial(map, partial(_try, captured, said, aim, batch, {})),
+        measured=lambda: np.array([not unmeasured(plan) for _, plan in plans]),
+        most=most or len(plans),
+        tell=progress or silent,
+    )
+    with reached(f"none of {len(plans)} plans was simulated yet"):
+        trials.run()
+    if not trials.tried:
+        raise _nothing(captured.name, batch, trials.refused)
+    found = trials.found(begun, space=len(plans) - len(trials.refused), by_memory=trials.tight)
+    return found.planned(
+        found.tried,
+        top,
+        pareto,
         model=captured.name,
         objective=objective,
         gbs=batch,
-        seq=best.seq,
-        space=space,
-        by_memory=over,
-        by_bound=0,
-        by_evaluation=len(tried),
-        undecided=undecided,
-        gap_pct=100.0 if undecided else 0.0,
-        elapsed_s=time.monotonic() - begun,
-        top=tuple(shown[:top]),
-        measured=best_measured(shown),
-        pareto=front(shown, pareto) if pareto else (),
+        seq=found.tried[0].prediction.seq,
         settings=captured.settings,
-        interrupted=interrupted,
-        notes=tuple(_notes(allow, interrupted, undecided)),
+        notes=tuple(_notes(allow, found)),
     )
 
 
 def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> Limits:
     """What the user fixes and forbids; PlanError for words that plans of captured modules do not have."""
-    _check(allow)
     both = next((word for word in forbid if word in allow), None)
     if both:
         raise PlanError(f"{both} is both allowed and forbidden")
-    said = Limits.of(fix, [word for word in forbid if word not in LOSSY], searched=SEARCHED, refused=REFUSED)
+    kept = [word for word in forbid if word not in LOSSY]
+    said = Limits.of(fix, kept, allow, searched=SEARCHED, refused=REFUSED, lossy=LOSSY)
     relax = said.fixed.get("relax", PLAIN)
-    if not relax.plain and relax == replace(
-        PLAIN, **{name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}
-    ):
+    sizes = {name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}
+    if not relax.plain and relax == replace(PLAIN, **sizes):
         raise PlanError(
             f"--fix {relax} does not say of what; write the way as well, such as dgc ratio=0.01 or local-sgd"
             " period=8"
@@ -208,41 +150,6 @@ def settings(said: Limits, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _check_effect(said: Limits, plan: Plan, resolved: Plan) -> None:
-    """PlanError where a fixed word is not in the plan that would be predicted."""
-    for name, value in said.fixed.items():
-        if getattr(plan, name) == value != getattr(resolved, name) and name != "sharding":
-            raise PlanError(
-                f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline, such"
-                " as pp=2"
-            )
-
-
-def _nothing_left(name: str, batch: int, devices: int, said: Limits) -> str:
-    return (
-        f"no plan for {name} with a batch of {batch} on {devices} devices is left: the batch has to be a"
-        f" multiple of the devices, and something has to be left by what is fixed{said.words} and forbidden"
-    )
-
-
-def _notes(allow: Sequence[str], interrupted: bool, undecided: int) -> Iterator[str]:
-    if allow:
-        yield f"values are per sample; {', '.join(allow)} may change the result of training"
-    if interrupted:
-        yield "interrupted: the best so far; nothing is known of the plans that were not simulated"
-    elif undecided:
-        yield f"{undecided:,} plans were not simulated; --most simulates more of them"
-
-
-def _same(tried: Ranked, plan: Plan, found: DistributedPrediction) -> bool:
-    """Whether recomputation changes neither time nor memory of a plan."""
-    plain = tried.prediction
-    return tried.plan == replace(plan, recompute=Recompute.NONE) and (plain.step_s, plain.peak_bytes) == (
-        found.step_s,
-        found.peak_bytes,
-    )
-
-
 class Captured:
     """A module captured once per micro-batch and way to recompute; a saved workload has one of each."""
 
@@ -256,11 +163,8 @@ class Captured:
 
     def check(self, said: Limits) -> None:
         """PlanError where a fixed word is not what was captured, or will be."""
-        words = {
-            "precision": self.precision.removeprefix("amp_"),
-            "seq": self.fixed.seq if self.fixed else self.options.get("seq"),
-        }
-        for name, has in words.items():
+        seq = self.fixed.seq if self.fixed else self.options.get("seq")
+        for name, has in {"precision": self.precision.removeprefix("amp_"), "seq": seq}.items():
             wanted = said.fixed.get(name, has)
             if wanted != has:
                 raise PlanError(
@@ -282,74 +186,115 @@ class Captured:
             self.name = self._kept[key].name
         return self._kept[key]
 
+    def predict(self, plan: Plan, cluster: Cluster, said: Limits) -> DistributedPrediction:
+        """The prediction; PlanError where a fixed word is not in the plan that it is of."""
+        workload = self.get(plan)
+        resolved = resolve(plan, workload, cluster)
+        for name, value in said.fixed.items():
+            if getattr(plan, name) == value != getattr(resolved, name) and name != "sharding":
+                raise PlanError(
+                    f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline,"
+                    " such as pp=2"
+                )
+        return predict(workload, cluster, plan)
 
-def _check(allow: Sequence[str]) -> None:
-    for word in allow:
-        if word not in LOSSY:
-            near = nearest(word, list(LOSSY))
-            raise PlanError(
-                f"--allow {word}: "
-                + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(LOSSY)}")
-            )
+
+def _try(
+    captured: Captured,
+    said: Limits,
+    aim: Goal,
+    gbs: int,
+    plain: dict[tuple[str, Plan], tuple[float, float]],
+    place: tuple[Cluster, Plan],
+) -> Outcome:
+    """A plan simulated; None where it does not fit, and an error where it cannot run or where recomputation
+    changes nothing of it. `plain` are seconds and bytes of plans that fit, without recomputation.
+    """
+    cluster, plan = place
+    try:
+        found = captured.predict(plan, cluster, said)
+    except PacelineError as error:
+        return error
+    key = cluster.name, replace(plan, recompute=Recompute.NONE)
+    figures = found.step_s, found.peak_bytes
+    repeated = plain.get(key) == figures
+    if repeated and plan.recompute is Recompute.FULL:
+        return PlanError(f"{plan}: recomputation repeats nothing")
+    if not found.fit.fits:
+        return None
+    plain.setdefault(key, figures)
+    return Ranked(
+        plan=plan,
+        cluster=cluster,
+        prediction=found,
+        value=found.step_s / plan.gbs * aim.factor(cluster),
+        bound_s=found.step_s,
+        lossy=", ".join(_changes(plan, gbs)),
+        unmeasured=unmeasured(plan),
+    )
 
 
-def _plans(
-    devices: int, gbs: int, said: Limits, allow: Sequence[str], captured: Captured
-) -> Iterator[tuple[Plan, str]]:
-    """Every plan, with what of it changes the result of training."""
-    fixed = captured.fixed
-    recomputes = (Recompute.NONE,) if fixed else (Recompute.NONE, Recompute.FULL)
+def _nothing(name: str, batch: int, refused: Sequence[PacelineError]) -> PlanError:
+    """Why no plan was simulated: the first reason, or that none fits."""
+    for error in refused:
+        return PlanError(str(error))
+    return DoesNotFit(f"no plan for {name} fits: the smallest micro-batch of a batch of {batch} is too large")
+
+
+def _notes(allow: Sequence[str], found: Found) -> Iterator[str]:
+    if allow:
+        yield f"values are per sample; {', '.join(allow)} may change the result of training"
+    if found.interrupted:
+        yield "interrupted: the best so far; nothing is known of the plans that were not simulated"
+    elif found.undecided:
+        yield f"{found.undecided:,} plans were not simulated; --most simulates more of them"
+
+
+# -- the space -------------------------------------------------------------------------------------
+
+
+def _plans(devices: int, gbs: int, said: Limits, captured: Captured) -> Iterator[Plan]:
+    """Every plan of so many devices."""
+    recomputes = [Recompute.NONE] if captured.fixed else [Recompute.NONE, Recompute.FULL]
     precision = said.fixed.get("precision", captured.precision)
-    for factor in BATCHES if "batch" in allow else (1,):
+    for factor in BATCHES if "batch" in said.allowed else BATCHES[:1]:
         batch = gbs * factor
-        if batch % devices:
-            continue
-        sizes = said.among("mbs", [fixed.batch] if fixed else _sizes(batch // devices, said))
-        for mbs, recompute, (relax, lossy) in product(sizes, recomputes, _ways(said, allow)):
-            marks = ", ".join(filter(None, (lossy, "batch" if factor > 1 else "")))
-            layers = {"mbs": mbs, "precision": precision, "recompute": recompute, "relax": relax}
-            for state in _states(devices, said, relax.plain):
-                chosen = {**layers, **vars(state)}
-                if said.keep(chosen, ineffective(state.sharding)):
-                    yield Plan(**{**said.fixed, **chosen, "gbs": batch}), marks
+        sizes = [] if batch % devices else _sizes(batch // devices, said, captured.fixed)
+        for mbs, recompute, relax in product(sizes, recomputes, _ways(said)):
+            chosen = {"mbs": mbs, "precision": precision, "recompute": recompute, "relax": relax}
+            if said.keep(chosen):
+                fixed = {**said.fixed, **chosen, "gbs": batch}
+                yield from (Plan(**{**fixed, **vars(state)}) for state in _states(devices, said, relax))
 
 
-def _sizes(samples: int, said: Limits) -> list[int]:
+def _sizes(samples: int, said: Limits, fixed: Workload | None) -> list[int]:
     """Micro-batches to try for so many samples of a device."""
-    if "mbs" in said.fixed:
-        return [said.fixed["mbs"]]
-    return [samples // split for split in SPLITS if samples % split == 0]
+    splits = [samples // split for split in SPLITS if samples % split == 0]
+    return said.among("mbs", [fixed.batch] if fixed else said.tried("mbs", splits))
 
 
-def _ways(said: Limits, allow: Sequence[str]) -> list[tuple[Relaxation, str]]:
-    """How gradients may be brought together, with what of it changes the result of training."""
-    if "relax" in said.fixed:
-        relax = said.fixed["relax"]
-        return [(relax, _kind(relax))]
-    words = [(word, "") for word in EXACT] + [(word, kind) for kind in allow for word in _lossy(kind)]
-    return [(Plan.parse(word).relax, kind) for word, kind in words]
+def _ways(said: Limits) -> list[Relaxation]:
+    """How gradients may be brought together."""
+    lossy = {**LOSSY, "compress": [f"compress={name}" for name in compressions()]}
+    words = [*EXACT, *(word for kind in LOSSY if kind in said.allowed for word in lossy[kind])]
+    return said.tried("relax", [Plan.parse(word).relax for word in words])
 
 
-def _lossy(kind: str) -> tuple[str, ...]:
-    """Words of the ways of a kind that change the result of training."""
-    return tuple(f"compress={name}" for name in compressions()) if kind == "compress" else LOSSY[kind]
-
-
-def _kind(relax: Relaxation) -> str:
-    """What a way to bring gradients together changes: the word that allows it."""
-    if relax.compress:
-        return "compress"
-    return "" if relax.mode.every_step else "staleness"
-
-
-def _states(devices: int, said: Limits, exact: bool) -> Iterator[StateOptions]:
+def _states(devices: int, said: Limits, relax: Relaxation) -> Iterator[StateOptions]:
     """What data-parallel ranks share; whole replicas alone where gradients are not averaged in full."""
-    buckets = said.tried("bucket_bytes", BUCKETS if exact else BUCKETS[:1])
-    yield from (StateOptions(Sharding.DDP, bucket_bytes=size) for size in buckets)
-    if devices == 1 or not exact:
-        return
-    yield from (StateOptions(Sharding.ZERO1), StateOptions(Sharding.ZERO2))
-    way = {name: said.fixed.get(name, getattr(Plan, name)) for name in ("reshard", "prefetch")}
-    yield StateOptions(Sharding.FSDP, **way)
-    powers = [shard for shard in divisors(devices) if 1 < shard < devices and shard.bit_count() == 1]
-    yield from (StateOptions(Sharding.HSDP, shard=shard, **way) for shard in said.tried("shard", powers))
+    buckets = said.tried("bucket_bytes", BUCKETS if relax.plain else BUCKETS[:1])
+    yield from states(said, [Sharding.DDP], bucket_bytes=buckets)
+    if relax.plain and devices > 1:
+        powers = [shard for shard in divisors(devices) if 1 < shard < devices and shard.bit_count() == 1]
+        sharded = [Sharding.ZERO1, Sharding.ZERO2, Sharding.FSDP, Sharding.HSDP]
+        yield from states(said, sharded, shard=said.tried("shard", powers))
+
+
+def _changes(plan: Plan, gbs: int) -> Iterator[str]:
+    """What of a plan changes the result of training, as the words that allow it."""
+    if plan.relax.compress:
+        yield "compress"
+    elif not plan.relax.mode.every_step:
+        yield "staleness"
+    if plan.gbs != gbs:
+        yield "batch"

@@ -4,45 +4,63 @@ what factors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline.cost import memory as device_memory
-from paceline.plan.bound import LinesKey
-from paceline.plan.space import Block
-from paceline.plan.table import Array, RankKey, RoomKey, SizesKey, StageBytesKey, Table, alike
-from paceline.predict.memory import OFFLOADED_LAYERS, offloaded
+from paceline.plan.bound import pipelines
+from paceline.plan.space import Block, StateOptions
+from paceline.plan.table import (
+    Array,
+    Rank,
+    Records,
+    Table,
+    alike,
+    largest,
+    layer_bytes,
+    of_parts,
+    of_stages,
+    stage_b,
+    usual_step,
+)
+from paceline.predict.memory import OFFLOADED_LAYERS, available_bytes, offloaded
+from paceline.spec.cluster import Cluster
 from paceline.spec.vocabulary import Offload
 
 
 def room(block: Block, table: Table) -> float:
     """Bytes that plans of a block may reserve."""
-    return table[RoomKey(block.mesh, block.kernels)]
+    return available_bytes(table.sized(block.mesh, block.kernels))
 
 
 def peaks(block: Block, table: Table) -> Array:
     """Bytes that are reserved on the fullest device: (shapes, orders, states)."""
     where, states = alike(block.states, "bucket_bytes")
-    known = table[LinesKey.of(block)]
-    lines = known.lines
-    stages = table[StageBytesKey(block.mesh, block.kernels, states, known.stages)][:, known.stage]
-    sizes = table[SizesKey(RankKey.of(block))]
+    known = pipelines(block, table)
+    ranks = known.ranks
+    kept = of_stages(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
+    # by shape, before states and ranks
+    sizes = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[:, None, None]
+    activations = _activations(ranks, sizes, states, block.cluster)
+    slack = usual_step(table, block.kernels.framework).framework.slack
+    training = slack * (activations + _temporary(ranks, sizes, kept))
+    fullest = known.most(kept["states"] + largest(training, kept["update"]))
+    workspace = device_memory.workspace_bytes(block.cluster.device)
+    return np.asarray((fullest + workspace)[:, where].transpose(0, 2, 1))
 
-    def by_shape(values: Array) -> Array:
-        return values[:, None, None]
 
-    layer, layers = by_shape(sizes.layer), lines.live * lines.layers
-    here = np.minimum(OFFLOADED_LAYERS, layers) * layer
-    away = np.array([state.offload is Offload.ACTIVATIONS for state in states])
-    activations = np.where(
-        away[:, None],
-        offloaded(here, layers * layer, block.cluster),
-        layers * layer + lines.live * lines.first * by_shape(sizes.embedding),
-    )
-    backward = np.where(lines.first, by_shape(sizes.first), by_shape(sizes.inner)) + stages["reduced"]
-    comes = np.maximum(lines.last * by_shape(sizes.loss), backward) + stages["gathered"]
-    slack = table.sized(block.plan(0)).framework.slack
-    training = slack * (activations + comes + by_shape(sizes.fixed))
-    needs = stages["states"] + np.maximum(training, stages["update"])
-    fullest = np.maximum.reduceat(needs, known.starts, axis=-1)
-    found = fullest[:, where].transpose(0, 2, 1)
-    return np.asarray(found + device_memory.workspace_bytes(block.cluster.device))
+def _temporary(ranks: Records, sizes: Records, kept: Records) -> Array:
+    """What comes and goes while passes run."""
+    backward = np.where(ranks["first"], sizes["first"], sizes["inner"]) + kept["reduced"]
+    return np.asarray(largest(ranks["last"] * sizes["loss"], backward) + kept["gathered"] + sizes["fixed"])
+
+
+def _activations(ranks: Records, sizes: Records, states: Sequence[StateOptions], cluster: Cluster) -> Array:
+    """What the micro-batches in flight have saved, on the device or away in the host's memory."""
+    away = np.array([[state.offload is Offload.ACTIVATIONS] for state in states])
+    layers = ranks["live"] * ranks["layers"]
+    here = np.minimum(OFFLOADED_LAYERS, layers) * sizes["layer"]
+    whole = layers * sizes["layer"]
+    embedding = ranks["live"] * ranks["first"] * sizes["embedding"]
+    return np.asarray(np.where(away, offloaded(here, whole, cluster), whole + embedding))

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from paceline import units
 from paceline.catalog import clusters
-from paceline.errors import DoesNotFit, PlanError, SpecError, nearest
-from paceline.plan import evidence
-from paceline.plan.answer import AXES, best_measured, distinct, front, why
+from paceline.errors import DoesNotFit, PlanError, SpecError, meant
+from paceline.plan.answer import AXES, Found, distinct
 from paceline.plan.ranges import ranges
-from paceline.plan.search import MOST, Found, Goal, Progress, Tried, search
-from paceline.plan.space import LOSSY, Limits, Space
+from paceline.plan.search import Goal, fits, search
+from paceline.plan.space import Limits, Space
+from paceline.plan.table import Table
+from paceline.plan.trials import MOST, Progress
 from paceline.plan.workers import reached
+from paceline.predict.memory import available_bytes
 from paceline.spec.cluster import Cluster
-from paceline.spec.planned import Planned, Range, Ranked
+from paceline.spec.planned import Planned, Range
 from paceline.spec.transformer import Transformer
 
 #: tokens of a step where no batch is given, as large language models are trained with
 TOKENS = 4 * 2**20
-OBJECTIVES = ("time", "cost", "energy")
+#: what a second of a step is worth on a cluster; not a number where a device has no price or power
+OBJECTIVES: dict[str, Callable[[Cluster], float]] = {
+    "time": lambda c: 1.0,
+    "cost": lambda c: c.device_count * (c.device.price_per_s or math.nan),
+    "energy": lambda c: c.device_count * (c.device.tdp_w or math.nan),
+}
+#: objective -> what a device lacks for it, and how else to give it
+_LACKS = {"cost": ("price", "give --price, such as --price 2.5USD/h, "), "energy": ("power", "")}
 
 
 def plan_transformer(
@@ -51,11 +60,8 @@ def plan_transformer(
     begun = time.monotonic()
     limits = Limits.of(fix, forbid, allow)
     seq = limits.settled("seq", seq, "--seq") or model.seq
-    notes = []
-    batch = limits.settled("gbs", gbs, "--gbs")
-    if not batch:
-        batch = max(1, 2 ** round(math.log2(TOKENS / seq)))
-        notes.append(f"no global batch was given: {batch} samples, {batch * seq:,} tokens a step")
+    given = limits.settled("gbs", gbs, "--gbs")
+    batch = given or max(1, 2 ** round(math.log2(TOKENS / seq)))
     space = Space(model, tuple(where), batch, seq, limits)
     with reached("the space of plans was being put together"):
         if not len(space):
@@ -67,35 +73,23 @@ def plan_transformer(
     found = search(space, aim, most=most, processes=processes, progress=progress)
     if not found.tried:
         raise _nothing(space, found, deadline_s, steps)
-    ranked = [_ranked(tried, found.tried[0]) for tried in found.tried]
-    shown = distinct(ranked)
-    interrupted = found.interrupted
-    stays: tuple[Range, ...] = ()
-    if not interrupted:
-        try:
-            stays = ranges(model, shown)
-        except KeyboardInterrupt:
-            interrupted = True
-    return Planned(
+    shown, stays = distinct(found.tried), tuple[Range, ...]()
+    try:
+        stays = () if found.interrupted else ranges(model, shown)
+    except KeyboardInterrupt:
+        found = replace(found, interrupted=True)
+    return replace(found, elapsed_s=time.monotonic() - begun).planned(
+        shown,
+        top,
+        pareto,
         model=model.name,
         sizes=model,
         objective=objective,
         gbs=batch,
         seq=seq,
-        space=found.space,
-        by_memory=found.by_memory,
-        by_bound=found.by_bound,
-        by_evaluation=len(found.tried),
-        undecided=found.undecided,
-        gap_pct=100 * found.gap,
-        elapsed_s=time.monotonic() - begun,
-        top=tuple(shown[:top]),
-        measured=best_measured(shown),
-        ranges=stays,
-        pareto=front(ranked, pareto) if pareto else (),
-        notes=(*notes, *_notes(found, interrupted)),
-        interrupted=interrupted,
         steps=steps,
+        ranges=stays,
+        notes=tuple(_notes(None if given else batch, seq, found)),
     )
 
 
@@ -104,35 +98,21 @@ def goal(
 ) -> Goal:
     """What is to be small; SpecError, naming the flag, where a device has no price or power to count by."""
     if objective not in OBJECTIVES:
-        near = nearest(objective, list(OBJECTIVES))
-        raise SpecError(
-            f"unknown objective {objective!r}; "
-            + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(OBJECTIVES)}")
-        )
-    factors: dict[str, Callable[[Cluster], float | None]] = {
-        "time": lambda c: 1.0,
-        "cost": lambda c: c.device.price_per_s and c.device.price_per_s * c.device_count,
-        "energy": lambda c: c.device.tdp_w and c.device.tdp_w * c.device_count,
-    }
-    missing = next((c.device.name for c in where if not factors[objective](c)), None)
+        raise SpecError(f"unknown objective {objective!r}; {meant(objective, OBJECTIVES)}")
+    factor = OBJECTIVES[objective]
+    missing = next((c.device.name for c in where if math.isnan(factor(c))), None)
     if missing:
-        fact = "price" if objective == "cost" else "power"
-        flag = "give --price, such as --price 2.5USD/h, " if objective == "cost" else ""
-        file = f'add it to a device file (like = "{missing}")'
-        how = f"{flag}{file} or leave {objective} out"
+        fact, flag = _LACKS[objective]
+        how = f'{flag}add it to a device file (like = "{missing}") or leave {objective} out'
         raise SpecError(f"{flag_of} {objective}: {missing} has no {fact}; {how}")
-    return Goal(objective, lambda c: factors[objective](c) or math.nan, most_s)
+    return Goal(objective, factor, most_s)
 
 
 def check_axes(axes: Sequence[str], where: Sequence[Cluster]) -> None:
     """Refuses what a front cannot be drawn over, and money and energy where they are not known."""
     for axis in axes:
         if axis not in AXES:
-            near = nearest(axis, list(AXES))
-            raise SpecError(
-                f"--pareto: unknown {axis!r}; "
-                + (f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(AXES)}")
-            )
+            raise SpecError(f"--pareto: unknown {axis!r}; {meant(axis, AXES)}")
         if axis in OBJECTIVES:
             goal(axis, where, flag_of="--pareto")
 
@@ -141,27 +121,15 @@ def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:
     """Clusters of a device from `low` to `high` devices, doubling: of the catalog's nodes with it, else eight
     to a node that share 400 Gb/s.
     """
-    known = next(
-        (
-            name
-            for name in clusters.names()
-            if clusters.get(name).device.name == device and clusters.get(name).nodes == 1
-        ),
-        None,
-    )
+    single = (one for one in map(clusters.get, clusters.names()) if one.nodes == 1)
+    node = next((one for one in single if one.device.name == device), None)
     out = []
-    count = low
-    while count <= high:
-        per_node = clusters.get(known).node_devices if known else min(8, count)
-        if count >= per_node and count % per_node == 0:
-            out.append(
-                clusters.get(
-                    f"{count // per_node}x{known}"
-                    if known
-                    else f"{count // per_node}x{per_node}x{device}@400Gb/s/node"
-                )
-            )
-        count *= 2
+    for count in (low << doubled for doubled in range((high // low).bit_length())):
+        per_node = node.node_devices if node else min(8, count)
+        nodes, rest = divmod(count, per_node)
+        if nodes and not rest:
+            name = node.name if node else f"{per_node}x{device}@400Gb/s/node"
+            out.append(clusters.get(f"{nodes}x{name}"))
     if not out:
         raise SpecError(
             f"--gpus {low}..{high}: no whole nodes of {device} in between; its nodes have {per_node}"
@@ -169,36 +137,17 @@ def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:
     return tuple(out)
 
 
-def _ranked(tried: Tried, best: Tried) -> Ranked:
-    lost = "" if tried is best else why(tried.prediction, best.prediction)
-    lossy = ", ".join(
-        word
-        for word, fields in LOSSY.items()
-        if all(getattr(tried.plan, name) == value for name, value in fields.items())
-    )
-    return Ranked(
-        plan=tried.plan,
-        cluster=tried.cluster,
-        prediction=tried.prediction,
-        value=tried.value,
-        bound_s=tried.bound_s,
-        lost=lost,
-        lossy=lossy,
-        unmeasured=evidence.of_plan(tried.plan),
-    )
-
-
-def _notes(found: Found, interrupted: bool) -> list[str]:
-    if interrupted:
-        return ["interrupted: the best so far; the certificate holds for what was found until then"]
-    if found.undecided:
-        return [
-            (
-                f"{found.undecided:,} plans could be better by up to {100 * found.gap:.2f} %;"
-                " --most simulates more of them"
-            )
-        ]
-    return []
+def _notes(batch: int | None, seq: int, found: Found) -> Iterator[str]:
+    """What to say beside the answer; `batch` where none was given."""
+    if batch:
+        yield f"no global batch was given: {batch} samples, {batch * seq:,} tokens a step"
+    if found.interrupted:
+        yield "interrupted: the best so far; the certificate holds for what was found until then"
+    elif found.undecided:
+        yield (
+            f"{found.undecided:,} plans could be better by up to {100 * found.gap:.2f} %;"
+            " --most simulates more of them"
+        )
 
 
 def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float | None) -> PlanError:
@@ -208,29 +157,24 @@ def _nothing(space: Space, found: Found, deadline_s: float | None, steps: float 
         late = f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps)"
         return PlanError(f"{late}; allow more time, or more devices")
     assert found.nearest is not None
-    plan, cluster, peak, room = found.nearest
+    plan, cluster, spare = found.nearest
+    room = available_bytes(Table(space.model, cluster).sized(plan))
     text = (
         f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs"
-        f" {units.show(peak, 'bytes')} of the {units.show(room, 'bytes')} of a device"
+        f" {units.show(room - spare, 'bytes')} of the {units.show(room, 'bytes')} of a device"
     )
     return DoesNotFit(f"{text}; {_enough(space, cluster)}")
 
 
 def _enough(space: Space, cluster: Cluster) -> str:
     """The least of some changes after which a plan fits."""
-    from paceline.plan.search import fits
-
     for times in (2, 4, 8, 16, 32, 64):
         try:
             if fits(replace(space, clusters=(cluster.scaled(times),))):
                 return f"it fits on {times * cluster.device_count} devices"
         except SpecError:
             break
-    shorter = next(
-        (seq for i in range(1, 8) if (seq := space.seq >> i) and fits(replace(space, seq=seq))), None
-    )
-    return (
-        f"it fits with seq={shorter}"
-        if shorter
-        else "neither 64 times as many devices nor shorter samples would do"
-    )
+    for shorter in (space.seq >> halved for halved in range(1, 8)):
+        if shorter and fits(replace(space, seq=shorter)):
+            return f"it fits with seq={shorter}"
+    return "neither 64 times as many devices nor shorter samples would do"

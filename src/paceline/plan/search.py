@@ -15,40 +15,30 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.plan import evidence
+from paceline.plan.answer import Found
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
-from paceline.plan.space import Block, Space
-from paceline.plan.table import Table
+from paceline.plan.space import LOSSY, Block, Space
+from paceline.plan.table import Array, Table
+from paceline.plan.trials import MOST, Progress, Trials, silent
 from paceline.plan.workers import Interrupted, Pool, reached, workers
-from paceline.predict.distributed import Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import DistributedPrediction
-from paceline.spec.transformer import Transformer
+from paceline.spec.planned import Ranked
 
-Array = NDArray[np.float64]
-#: plans that are simulated at most
-MOST = 256
-#: relative differences below this are not worth another simulation
-SETTLED = 1e-3
-#: blocks that one task of a worker bounds, about
+#: blocks that one task of a worker bounds at most
 TASK = 48
-#: plans that are simulated before the best time is looked at again
-BATCH = 8
-#: what a search tells about itself: what it does, how much is done of how much, and the best value so far
-Progress = Callable[[str, int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +50,6 @@ class Goal:
     name: str
     factor: Callable[[Cluster], float]
     most_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A plan that was simulated."""
-
-    cluster: Cluster
-    plan: Plan
-    bound_s: float
-    value: float
-    prediction: DistributedPrediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The outcome of a search: what was tried, best first, and what was left out for which reason."""
-
-    space: int
-    by_memory: int
-    by_bound: int
-    undecided: int
-    tried: tuple[Tried, ...]
-    #: no plan is better than the first of `tried` by more than this share of it
-    gap: float
-    elapsed_s: float
-    #: least peak of a plan for lack of memory left out, and what there is for it
-    nearest: tuple[Plan, Cluster, float, float] | None = None
-    interrupted: bool = False
 
 
 def search(
@@ -103,247 +65,159 @@ def search(
     Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
     """
     begun = time.monotonic()
-    tell = progress or (lambda *_: None)
-    blocks = space.blocks
-    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, processes) as pool:
-        lows, fits, nearest = _bound_all(blocks, goal, pool, tell)
-        candidates = _Candidates(blocks, lows, fits)
-        tried, interrupted = _simulate(candidates, goal, pool, most, tell)
-    if interrupted and not tried:
-        raise Interrupted(f"all {len(space):,} plans have bounds, and none was simulated yet")
-    best = tried[0].value if tried else math.inf
-    left = candidates.left()
-    open_ = int(np.count_nonzero(left < best * (1 - SETTLED)))
-    gap = max(0.0, 1 - float(left[0]) / best) if tried and len(left) else 0.0
-    return Found(
-        space=len(space),
-        by_memory=candidates.over + candidates.tight,
-        by_bound=len(left) - open_,
-        undecided=open_,
-        tried=tuple(tried),
-        gap=gap,
-        elapsed_s=time.monotonic() - begun,
-        nearest=nearest,
-        interrupted=interrupted,
+    tell = progress or silent
+    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, goal, processes) as pool:
+        order = Order(space.blocks, _bound_all(space.blocks, pool, tell), goal)
+        trials = Trials(
+            lows=order.lows,
+            task=order.task,
+            simulate=lambda tasks: pool.map(_try, tasks),
+            measured=order.measured,
+            most=most,
+            most_s=goal.most_s,
+            tell=tell,
+        )
+        with reached(f"all {len(space):,} plans have bounds, and none was simulated yet"):
+            trials.run()
+    by_memory = len(space) - len(order.lows) + trials.tight
+    return trials.found(
+        begun, space=len(space), by_memory=by_memory, nearest=order.nearest if len(space) else None
     )
 
 
 def fits(space: Space) -> bool:
     """Whether any plan of a space fits into memory."""
     tables = {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
-    return any(
-        (peaks(block, table) <= room(block, table)).any()
-        for block in space.blocks
-        if (table := tables[block.cluster.name])
-    )
+    known = ((block, tables[block.cluster.name]) for block in space.blocks)
+    return any((peaks(*one) <= room(*one)).any() for one in known)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-def _bound_all(
-    blocks: Sequence[Block], goal: Goal, pool: Pool, tell: Progress
-) -> tuple[list[Array], list[NDArray[np.bool_]], tuple[Plan, Cluster, float, float] | None]:
-    """Of every plan of every block: the least value, and whether its memory fits; and the plan that comes
-    nearest to fitting.
-    """
-    order = sorted(range(len(blocks)), key=lambda i: _shared(blocks[i]))
-    tasks = [
-        task
-        for _, same in groupby(order, key=lambda i: _shared(blocks[i])[:4])
-        for task in _pieces(list(same), TASK)
-    ]
-    lows: list[Array] = [np.zeros(0)] * len(blocks)
-    fits: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(blocks)
-    nearest: tuple[float, int, int, float, float] | None = None
+def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> Iterator[Array]:
+    """What `_bounded` says of each block."""
+    tasks = list(_tasks(blocks))
+    found: dict[int, Array] = {}
     done, total = 0, sum(map(len, blocks))
     try:
-        for task, found in zip(tasks, pool.map(_bound_some, tasks), strict=True):
-            for i, (low, inside, over) in zip(task, found, strict=True):
-                lows[i] = low * goal.factor(blocks[i].cluster)
-                lows[i][low > goal.most_s] = math.inf
-                fits[i] = inside
-                if nearest is None or over[0] < nearest[0]:
-                    nearest = (over[0], i, *over[1:])
-                done += len(blocks[i])
+        for task, bounded in zip(tasks, pool.map(_bound_some, tasks), strict=True):
+            found.update(zip(task, bounded, strict=True))
+            done += sum(len(blocks[i]) for i in task)
             tell("bounding", done, total, math.inf)
     except KeyboardInterrupt:
         raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
-    if nearest is None:
-        return lows, fits, None
-    _, i, place, peak, room_ = nearest
-    return lows, fits, (blocks[i].plan(place), blocks[i].cluster, peak, room_)
+    return (found[i] for i in range(len(blocks)))
 
 
-def _shared(block: Block) -> tuple[object, ...]:
-    """What blocks have in common whose layers take the same time, first."""
-    m = block.mesh
-    return block.cluster.device_count, m.tp, m.cp, block.batch.mbs, m.ep, block.kernels.framework, m.pp
+def _tasks(blocks: Sequence[Block]) -> Iterator[list[int]]:
+    """Blocks for one worker: those whose layers take the same time, at most so many."""
+
+    def layer(i: int) -> tuple[object, ...]:
+        mesh, batch = blocks[i].mesh, blocks[i].batch
+        return blocks[i].cluster.device_count, mesh.tp, mesh.cp, batch.mbs
+
+    def rest(i: int) -> tuple[object, ...]:
+        return blocks[i].mesh.ep, blocks[i].kernels.framework, blocks[i].mesh.pp
+
+    for _, alike in groupby(sorted(range(len(blocks)), key=lambda i: (layer(i), rest(i))), key=layer):
+        task = list(alike)
+        yield from (task[start : start + TASK] for start in range(0, len(task), TASK))
 
 
-def _pieces(items: list[int], size: int) -> Iterator[list[int]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def _bound_some(task: Sequence[int]) -> list[Array]:
+    """What is known of each of some blocks."""
+    return [_bounded(_space.blocks[i]) for i in task]
 
 
-def _bound_some(
-    task: Sequence[int],
-) -> list[tuple[Array, NDArray[np.bool_], tuple[float, int, float, float]]]:
-    """Of each of some blocks: bounds, which plans fit, and the one that comes nearest to it (share of room,
-    place, bytes, room).
+def _bounded(block: Block) -> Array:
+    """Of each plan: seconds that it takes at least, and bytes of a device that it leaves; below zero where it
+    does not fit.
     """
-    out = []
-    for i in task:
-        block = _blocks[i]
-        table = _tables.setdefault(block.cluster.name, Table(_model, block.cluster))
-        need, have = peaks(block, table).ravel(), room(block, table)
-        inside = need <= have
-        low = bounds(block, table).ravel() if inside.any() else np.full(len(block), math.inf)
-        place = int(need.argmin())
-        out.append((low, inside, (float(need[place] / have), place, float(need[place]), have)))
-    return out
+    table = _table(block.cluster)
+    spare = room(block, table) - peaks(block, table).ravel()
+    low = bounds(block, table).ravel() if (spare >= 0).any() else np.full(len(block), math.inf)
+    return np.array([low, spare])
 
 
 # -- simulation ------------------------------------------------------------------------------------
 
 
-class _Candidates:
+class Order:
     """Plans that fit, in the order of their bounds."""
 
-    def __init__(
-        self, blocks: Sequence[Block], lows: Sequence[Array], fits: Sequence[NDArray[np.bool_]]
-    ) -> None:
-        self._blocks = blocks
-        low, inside = (np.concatenate(list(parts)) if parts else np.zeros(0) for parts in (lows, fits))
-        self._starts = np.cumsum([0, *(len(block) for block in blocks)])
-        self.over = int(np.count_nonzero(~inside.astype(bool)))
-        self.tight = 0
-        places = np.flatnonzero(inside)
+    def __init__(self, blocks: Sequence[Block], bounded: Iterable[Array], goal: Goal) -> None:
+        low_s, self._spare = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
+        sizes = [len(block) for block in blocks]
+        low = low_s * np.repeat([goal.factor(block.cluster) for block in blocks], sizes)
+        low[low_s > goal.most_s] = math.inf
+        places = np.flatnonzero(self._spare >= 0)
         # of plans with the same bound the plainest, which a block lists first, come first
         self._places = places[np.argsort(low[places], kind="stable")]
-        self._lows = low[self._places]
-        self._taken = np.zeros(len(self._places), dtype=bool)
+        self._blocks, self._low_s, self.lows = blocks, low_s, low[self._places]
+        self._starts = np.cumsum([0, *sizes])
 
-    @cached_property
-    def _measured(self) -> NDArray[np.bool_]:
-        """Whether plans have only features that were ever measured."""
-        of_blocks = [block.measured.ravel() for block in self._blocks]
-        return np.asarray(np.concatenate(of_blocks)[self._places]) if of_blocks else np.zeros(0, dtype=bool)
-
-    def take(self, count: int, below: float, measured: bool) -> list[tuple[int, int, float]]:
-        """The next plans whose bounds are below a value, or those of measured features: (block, place in it,
-        bound).
-        """
-        stop = int(np.searchsorted(self._lows, below, side="left"))
-        open_ = ~self._taken[:stop]
-        if measured:
-            open_ &= self._measured[:stop]
-        chosen = np.flatnonzero(open_)[:count]
-        self._taken[chosen] = True
-        return [self._where(int(i)) for i in chosen]
-
-    def _where(self, i: int) -> tuple[int, int, float]:
-        place = int(self._places[i])
+    def _at(self, place: int) -> tuple[int, int]:
+        """The block of a plan, and its place in it."""
         block = int(np.searchsorted(self._starts, place, side="right")) - 1
-        return block, place - int(self._starts[block]), float(self._lows[i])
+        return block, place - int(self._starts[block])
 
-    def left(self) -> Array:
-        """Bounds of the plans that were not taken."""
-        return np.asarray(self._lows[~self._taken])
+    def task(self, i: int) -> tuple[int, int, float]:
+        """The block of a plan, its place in it, and seconds of a step at least."""
+        place = int(self._places[i])
+        return *self._at(place), float(self._low_s[place])
 
-
-def _simulate(
-    candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress
-) -> tuple[list[Tried], bool]:
-    """Simulates plans until the best is settled or the budget is spent; best first.
-
-    Where the best has a feature that was never measured, what is left of the budget, and a little kept for
-    it, goes to the best plan that has none.
-    """
-    run = _Simulating(candidates, goal, pool, most, tell)
-    try:
-        run.until(most - min(BATCH, most // 8), measured=False)
-        run.until(most, measured=run.doubtful)
-    except KeyboardInterrupt:
-        return run.ranked, True
-    return run.ranked, False
-
-
-class _Simulating:
-    """Plans that were simulated, and how many more may be."""
-
-    def __init__(self, candidates: _Candidates, goal: Goal, pool: Pool, most: int, tell: Progress) -> None:
-        self._candidates, self._goal, self._pool, self._most, self._tell = candidates, goal, pool, most, tell
-        self._tried: list[Tried] = []
-        self._count = 0
+    def measured(self) -> NDArray[np.bool_]:
+        """Whether plans have only features that were ever measured."""
+        return np.concatenate([block.measured.ravel() for block in self._blocks])[self._places]
 
     @property
-    def ranked(self) -> list[Tried]:
-        return sorted(self._tried, key=lambda tried: tried.value)
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the best plan has a feature that was never measured."""
-        return bool(self._tried) and bool(evidence.of_plan(self.ranked[0].plan))
-
-    def until(self, most: int, *, measured: bool) -> None:
-        """Simulates until the best plan, or the best of measured features, is settled, or so many plans were
-        simulated.
-        """
-        while self._count < most:
-            rivals = [
-                tried.value for tried in self._tried if not measured or not evidence.of_plan(tried.plan)
-            ]
-            below = min(rivals, default=math.inf) * (1 - SETTLED)
-            batch = self._candidates.take(min(BATCH, most - self._count), below, measured)
-            if not batch:
-                return
-            found = self._pool.map(_try, [(block, place) for block, place, _ in batch])
-            for (_, _, low), one in zip(batch, found, strict=True):
-                self._add(low, one)
-            self._tell(
-                "simulating",
-                self._count,
-                self._most,
-                min((tried.value for tried in self._tried), default=math.inf),
-            )
-
-    def _add(self, low: float, found: tuple[Cluster, Plan, DistributedPrediction] | None) -> None:
-        if found is None:
-            self._candidates.tight += 1
-            return
-        self._count += 1
-        cluster, plan, prediction = found
-        factor = self._goal.factor(cluster)
-        if prediction.step_s <= self._goal.most_s:
-            self._tried.append(Tried(cluster, plan, low / factor, prediction.step_s * factor, prediction))
+    def nearest(self) -> tuple[Plan, Cluster, float]:
+        """The plan that comes nearest to fitting, and the bytes of a device that it leaves."""
+        nearest = int(self._spare.argmax())
+        block, place = self._at(nearest)
+        return self._blocks[block].plan(place), self._blocks[block].cluster, float(self._spare[nearest])
 
 
-def _try(where: tuple[int, int]) -> tuple[Cluster, Plan, DistributedPrediction] | None:
+def _try(task: tuple[int, int, float]) -> Ranked | None:
     """A plan simulated, or None where it does not fit after all."""
-    block = _blocks[where[0]]
-    plan = block.plan(where[1])
-    table = _tables.setdefault(block.cluster.name, Table(_model, block.cluster))
-    step = Step.of(_model, block.cluster, plan, None, table.curves)
+    at, place, bound_s = task
+    block = _space.blocks[at]
+    plan = block.plan(place)
+    step = _table(block.cluster).timed(plan)
     if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
         return None
-    return block.cluster, plan, predict_step(step)
+    found = predict_step(step)
+    lossy = [word for word, fields in LOSSY.items() if vars(plan).items() >= fields.items()]
+    return Ranked(
+        plan=plan,
+        cluster=block.cluster,
+        prediction=found,
+        value=found.step_s * _goal.factor(block.cluster),
+        bound_s=bound_s,
+        lossy=", ".join(lossy),
+        unmeasured=evidence.of_plan(plan),
+    )
 
 
 # -- workers ---------------------------------------------------------------------------------------
 
 #: what the search at hand is about, in this process and in those that it forks
-_model: Transformer
-_blocks: Sequence[Block] = ()
+_space: Space
+_goal: Goal
 _tables: dict[str, Table] = {}
 
 
+def _table(cluster: Cluster) -> Table:
+    return _tables.setdefault(cluster.name, Table(_space.model, cluster))
+
+
 @contextmanager
-def _workers(space: Space, processes: int | None) -> Iterator[Pool]:
+def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Pool]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
-    global _model, _blocks
-    _model, _blocks = space.model, space.blocks
+    global _space, _goal
+    _space, _goal = space, goal
     _tables.clear()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    count = (processes or cores) if len(_blocks) >= TASK else 1
-    with workers(count) as pool:
+    with workers((processes or cores) if len(space.blocks) >= TASK else 1) as pool:
         yield pool

@@ -12,11 +12,12 @@ into a plan, and into the keys of `plan.table`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
 
+T = TypeVar("T")
 #: tokens of a sample that a context-parallel rank has at least: less leaves no work to hide the exchange
 #: behind
 FEWEST_TOKENS = 1024
@@ -108,13 +110,15 @@ class StateOptions:
     offload: Offload = Plan.offload
 
 
-#: sharding -> fields of a state that have an effect under it; `bucket_bytes` under the others
-EFFECTIVE: dict[Sharding, tuple[str, ...]] = {
-    Sharding.NONE: (),
-    Sharding.FSDP: ("reshard", "prefetch"),
-    Sharding.HSDP: ("shard", "reshard", "prefetch"),
+#: sharding -> fields of a state that have no effect under it
+UNUSED: dict[Sharding, tuple[str, ...]] = {
+    **dict.fromkeys(Sharding, ("shard", "reshard", "prefetch")),
+    Sharding.NONE: ("shard", "bucket_bytes", "reshard", "prefetch"),
+    Sharding.FSDP: ("shard", "bucket_bytes"),
+    Sharding.HSDP: ("bucket_bytes",),
 }
-_SIZED = ("shard", "bucket_bytes", "reshard", "prefetch")
+#: usual values of the fields of a state
+_USUAL: dict[str, Any] = {f.name: f.default for f in fields(StateOptions)[1:]}
 PARTS = (Mesh, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
 #: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
 #: of them
@@ -137,11 +141,6 @@ def plan_of(*parts: Any, **more: Any) -> Plan:
     return Plan(**{"gbs": dp * mbs, **more})
 
 
-def ineffective(sharding: Sharding) -> tuple[str, ...]:
-    """Fields of a state that have no effect under a sharding."""
-    return tuple(name for name in _SIZED if name not in EFFECTIVE.get(sharding, ("bucket_bytes",)))
-
-
 @dataclass(frozen=True)
 class Block:
     """Plans that differ in a shape, an order and a state only."""
@@ -154,25 +153,25 @@ class Block:
     orders: tuple[PassOrder, ...]
     states: tuple[StateOptions, ...]
 
+    @property
+    def choices(self) -> tuple[Sequence[Any], ...]:
+        """Of what a plan has one each."""
+        return self.shapes, self.orders, self.states
+
     def __len__(self) -> int:
-        return len(self.shapes) * len(self.orders) * len(self.states)
+        return math.prod(map(len, self.choices))
 
     def plan(self, index: int) -> Plan:
         """The plan at a place of the block's array (shapes x orders x states, the last one fastest)."""
-        rest, state = divmod(index, len(self.states))
-        shape, order = divmod(rest, len(self.orders))
-        return plan_of(
-            self.mesh, self.batch, self.kernels, self.shapes[shape], self.orders[order], self.states[state]
-        )
+        places = map(int, np.unravel_index(index, [*map(len, self.choices)]))
+        chosen = [choice[place] for choice, place in zip(self.choices, places, strict=True)]
+        return plan_of(self.mesh, self.batch, self.kernels, *chosen)
 
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
-        shapes, orders, states = (
-            np.array([not evidence.unmeasured(vars(part)) for part in parts])
-            for parts in (self.shapes, self.orders, self.states)
-        )
-        return np.asarray(shapes[:, None, None] & orders[None, :, None] & states[None, None, :])
+        each = (np.array([not evidence.unmeasured(vars(part)) for part in parts]) for parts in self.choices)
+        return reduce(np.logical_and.outer, each)
 
     @property
     def micro_batches(self) -> int:
@@ -209,15 +208,12 @@ class Limits:
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
-        fixed = Plan.said(" ".join(fix))
-        for name, value in fixed.items():
-            if name not in searched and value != getattr(Plan, name):
-                raise PlanError(
-                    f"--fix {spell(name, value)}: {refused.get(name, 'no plan of this search has it')}"
-                )
-        words = [Plan.said(word) for word in forbid if word not in WHOLE]
-        forbidden = frozenset(item for said in words for item in said.items())
-        limits = Limits(forbidden=forbidden, plain=frozenset(forbid) & {*WHOLE}, allowed=frozenset(allow))
+        fixed = _fixed(fix, searched, refused)
+        whole = frozenset(forbid) & {*WHOLE}
+        forbidden = frozenset(
+            item for word in forbid if word not in whole for item in Plan.said(word).items()
+        )
+        limits = Limits(forbidden=forbidden, plain=whole, allowed=frozenset(allow))
         both = next((name for name, value in fixed.items() if not limits.keep({name: value})), None)
         if both:
             raise PlanError(f"{both} is both fixed and forbidden")
@@ -235,6 +231,10 @@ class Limits:
         return self.forbidden.isdisjoint(used) and all(
             value == getattr(Plan, name) for name, value in used if name in self.plain
         )
+
+    def parts(self, parts: Iterable[T]) -> tuple[T, ...]:
+        """Those parts of plans that remain."""
+        return tuple(part for part in parts if self.keep(vars(part)))
 
     def among(self, name: str, values: Iterable[Any]) -> list[Any]:
         """The values of one field that remain."""
@@ -262,6 +262,16 @@ class Limits:
         return f" ({said})" if said else ""
 
 
+def _fixed(fix: Sequence[str], searched: Collection[str], refused: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that words fix."""
+    fixed = Plan.said(" ".join(fix))
+    for name, value in fixed.items():
+        if name not in searched and value != getattr(Plan, name):
+            why = refused.get(name, "no plan of this search has it")
+            raise PlanError(f"--fix {spell(name, value)}: {why}")
+    return fixed
+
+
 def spell(name: str, value: Any) -> str:
     """A field with its value, as a plan is written."""
     if name == "relax":
@@ -269,6 +279,20 @@ def spell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
+
+
+def states(limits: Limits, shardings: Iterable[Sharding], **tried: Collection[Any]) -> Iterator[StateOptions]:
+    """What ranks may share: of each sharding, all values that are tried of the fields that have an effect
+    under it; of the others the usual one, or the one that is fixed.
+    """
+    for sharding in shardings:
+        unused = UNUSED[sharding]
+        free: dict[str, Collection[Any]] = {
+            name: limits.tried(name, [usual]) for name, usual in _USUAL.items()
+        } | tried
+        values = [[usual] if name in unused else free[name] for name, usual in _USUAL.items()]
+        found = (StateOptions(sharding, *words) for words in product(*values))
+        yield from (state for state in found if limits.keep(vars(state), unused))
 
 
 def usual_precision(device: Device) -> Precision:
@@ -311,11 +335,11 @@ class Space:
         )
 
     def _of(self, cluster: Cluster, adapters: bool) -> Iterator[Block]:
-        precisions = self._precisions(cluster)
+        precisions, families = self._precisions(cluster), self._families()
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
             sizes = self.limits.among("mbs", divisors(self.gbs // mesh.dp))
-            for mbs, precision, (framework, family) in product(sizes, precisions, self._families()):
+            for mbs, precision, (framework, family) in product(sizes, precisions, families):
                 batch = Batch(mbs, self.gbs, self.seq)
                 yield Block(
                     cluster,
@@ -341,14 +365,13 @@ class Space:
         return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
 
     def _meshes(self, devices: int) -> Iterator[Mesh]:
-        m, among = self.model, self.limits.among
-        for tp in among("tp", [d for d in divisors(devices) if m.heads % d == m.ffn % d == 0]):
-            for cp in among("cp", [d for d in divisors(devices // tp) if self._worth(d)]):
-                for pp in among("pp", [d for d in divisors(devices // tp // cp) if d <= m.layers]):
-                    dp = devices // (tp * cp * pp)
-                    spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
-                    if self.gbs % dp == 0 and among("dp", [dp]):
-                        yield from (Mesh(tp, cp, ep, pp, dp) for ep in among("ep", spread or [1]))
+        m = self.model
+        for tp, cp, pp in product(divisors(devices), repeat=3):
+            dp, rest = divmod(devices, tp * cp * pp)
+            divides = not rest and m.heads % tp == m.ffn % tp == self.gbs % dp == 0
+            if divides and pp <= m.layers and self._worth(cp):
+                spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
+                yield from self.limits.parts(Mesh(tp, cp, ep, pp, dp) for ep in spread or [1])
 
     def _worth(self, cp: int) -> bool:
         """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
@@ -360,44 +383,41 @@ class Space:
         even = mesh.tp > 1 and (self.seq // mesh.cp * mbs) % mesh.tp == 0
         exchanged = mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
         sequence, contexts = (False, True)[: 1 + even], tuple(ContextExchange)[: 1 + exchanged]
-        shapes = (LayerOptions(*words) for words in product(sequence, Recompute, contexts))
-        return tuple(shape for shape in shapes if self.limits.keep(vars(shape)))
+        return self.limits.parts(LayerOptions(*words) for words in product(sequence, Recompute, contexts))
 
     def _orders(
         self, mesh: Mesh, batch: Batch, framework: str, allowed: Collection[str]
     ) -> tuple[PassOrder, ...]:
         """Pipeline schedules with their chunks."""
-        found = []
-        for schedule in [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]:
-            made = schedules.get(schedule)
-            per_stage = self.model.layers // mesh.pp
-            for vpp in [v for v in divisors(per_stage) if v > 1] if made.chunked else [1]:
-                order = PassOrder(schedule, vpp)
-                whole = mesh.pp * made.chunks_per_rank(vpp) <= self.model.layers
-                if whole and self.limits.keep(vars(order)):
-                    plan = plan_of(mesh, batch, order, framework=framework)
-                    if not any(problems(plan, plan.ranks, self.model)):
-                        found.append(order)
-        return tuple(found)
+        layers = self.model.layers
+
+        def runs(order: PassOrder) -> bool:
+            schedule, plan = schedules.get(order.schedule), plan_of(mesh, batch, order, framework=framework)
+            chunks = mesh.pp * schedule.chunks_per_rank(order.vpp)
+            return chunks <= layers and not any(problems(plan, plan.ranks, self.model))
+
+        names = [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]
+        several = divisors(layers // mesh.pp)[1:]
+        orders = (
+            PassOrder(name, vpp)
+            for name in names
+            for vpp in (several if schedules.get(name).chunked else [1])
+        )
+        return tuple(order for order in self.limits.parts(orders) if runs(order))
 
     def _states(self, mesh: Mesh, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
         several = mesh.dp * mesh.cp > 1
-        sizes = {
-            "shard": self._shards(mesh, cluster),
-            "bucket_bytes": self.limits.tried("bucket_bytes", BUCKETS),
-            "reshard": [True, False],
-            "prefetch": self.limits.tried("prefetch", PREFETCH),
-        }
-        found = []
-        for sharding in Sharding:
-            if several == (sharding is Sharding.NONE):
-                continue
-            unused = ineffective(sharding)
-            tried = [[getattr(Plan, name)] if name in unused else sizes[name] for name in _SIZED]
-            states = (StateOptions(sharding, *words) for words in product(*tried, Offload))
-            found += [state for state in states if self.limits.keep(vars(state), unused)]
-        return found
+        found = states(
+            self.limits,
+            [sharding for sharding in Sharding if several != (sharding is Sharding.NONE)],
+            shard=self._shards(mesh, cluster),
+            bucket_bytes=self.limits.tried("bucket_bytes", BUCKETS),
+            reshard=(True, False),
+            prefetch=self.limits.tried("prefetch", PREFETCH),
+            offload=tuple(Offload),
+        )
+        return list(found)
 
     def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
         """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as

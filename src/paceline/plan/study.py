@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,55 +55,57 @@ def questions(
     clusters: Sequence[str] = (),
     gbs: Sequence[int] = (),
     seq: Sequence[int] = (),
-    *,
-    gpus: str | None = None,
-    device: str | None = None,
-    **options: Any,
+    **shared: Any,
 ) -> list[Question]:
-    """Every model on every cluster with every batch (samples) and sequence (tokens)."""
-    nothing = (None,)
-    return [
-        Question(
-            model=model, cluster=cluster, gbs=batch, seq=length, gpus=gpus, device=device, options=options
-        )
-        for model, cluster, batch, length in product(
-            models, clusters or nothing, gbs or nothing, seq or nothing
-        )
-    ]
+    """Every model on every cluster with every batch (samples) and sequence (tokens); words and options that
+    they share.
+    """
+    several = product(models, *(values or [None] for values in (clusters, gbs, seq)))
+    return [_question(shared, zip(_AXES.values(), words, strict=True)) for words in several]
+
+
+def _question(shared: Mapping[str, Any], own: Iterable[tuple[str, Any]]) -> Question:
+    options = {**shared, **dict(own)}
+    words = {name: options.pop(name, None) for name in (*_AXES.values(), *_WORDS)}
+    return Question(**words, options=options)
 
 
 def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Question]:
     """The questions of a study's file; what was `said` beside it counts as written at its top."""
-    try:
-        data = tomllib.loads(read_text(path, "study"))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
-    both = next((key for key in said or () if key in data), None)
-    if both:
-        raise SpecError(f"{both} is given twice: by {path} and beside it; leave one of them out")
+    data = _loaded(path)
+    for key in said or ():
+        if key in data:
+            raise SpecError(f"{key} is given twice: by {path} and beside it; leave one of them out")
     data |= said or {}
-    single = data.pop("question", [])
-    _known(path, data, (*_AXES, *_WORDS, *_OPTIONS))
-    shared = {key: value for key, value in data.items() if key not in _AXES}
-    models, clusters, gbs, seq = (_list(data.get(key, [])) for key in _AXES)
-    out = questions(models, clusters, gbs, seq, **shared)
-    for entry in single if isinstance(single, list) else [single]:
-        _known(path, entry, (*_AXES.values(), *_WORDS, *_OPTIONS))
-        where = (
-            {} if {"cluster", *_WORDS} & {*entry} else {key: shared[key] for key in _WORDS if key in shared}
-        )
-        rest = {key: value for key, value in shared.items() if key not in _WORDS}
-        own = {**where, **rest, **entry}
-        words = {key: own.pop(key, None) for key in (*_AXES.values(), *_WORDS)}
-        if not words["model"]:
+    single = _list(data.pop("question", []))
+    _known(path, data, _AXES)
+    out = _products(data)
+    elsewhere = {name: value for name, value in data.items() if name not in _WORDS}
+    for entry in single:
+        _known(path, entry, _AXES.values())
+        if not entry.get("model"):
             raise SpecError(f"{path}: a [[question]] needs a model")
-        out.append(Question(**words, options=own))
+        placed = {"cluster", *_WORDS} & {*entry}
+        out.append(_question(elsewhere if placed else data, entry.items()))
     if not out:
         raise SpecError(f"{path}: no question; a study has models = [...] or [[question]]")
     return out
 
 
-def _known(path: Path | str, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
+def _products(data: dict[str, Any]) -> list[Question]:
+    axes = [_list(data.pop(key, [])) for key in _AXES]
+    return questions(*axes, **data)
+
+
+def _loaded(path: Path | str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path, "study"))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+
+
+def _known(path: Path | str, table: Mapping[str, Any], axes: Iterable[str]) -> None:
+    allowed = (*axes, *_WORDS, *_OPTIONS)
     for key in table:
         if key not in allowed:
             raise UnknownName(f"key of the study {path}", key, allowed, f"allowed: {', '.join(allowed)}")
@@ -130,32 +132,37 @@ def study(
         if progress:
             progress(done, len(asked))
 
-    interrupted = False
-    if engine == "ray":
-        found = on_ray.over(answer, asked, tell)
-    else:
-        found = []
-        for question in asked:
-            try:
-                found.append(answer(question))
-            except KeyboardInterrupt as stop:
-                if not found:
-                    raise Interrupted(
-                        f"the first of {len(asked)} questions has no answer yet; {stop}".removesuffix("; ")
-                    ) from None
-                interrupted = True
-                break
-            tell(len(found))
-            planned = found[-1].planned
-            if planned is not None and planned.interrupted:
-                interrupted = True
-                break
+    found = on_ray.over(answer, asked, tell) if engine == "ray" else list(_in_turn(asked, answer, tell))
     if all(one.planned is None for one in found):
-        kind = PlanError if any(one.fits for one in found) else DoesNotFit
-        first = found[0].error
-        if len(found) > 1:
-            first = f"none of the {len(found)} questions has a plan; the first: {first}"
-        raise kind(first)
-    return Study(
-        answers=tuple(found), engine=engine, elapsed_s=time.monotonic() - begun, interrupted=interrupted
-    )
+        raise _nothing(found)
+    last = found[-1].planned
+    stopped = len(found) < len(asked) or (last is not None and last.interrupted)
+    elapsed_s = time.monotonic() - begun
+    return Study(answers=tuple(found), engine=engine, elapsed_s=elapsed_s, interrupted=stopped)
+
+
+def _nothing(found: Sequence[Answer]) -> PlanError:
+    """What no question has an answer for."""
+    kind = PlanError if any(one.fits for one in found) else DoesNotFit
+    several = f"none of the {len(found)} questions has a plan; the first: " if len(found) > 1 else ""
+    return kind(several + found[0].error)
+
+
+def _in_turn(
+    asked: Sequence[Question], answer: Callable[[Question], Answer], tell: Callable[[int], None]
+) -> Iterator[Answer]:
+    """Answers one after another; Ctrl-C ends them after the first, and so does an answer that was
+    interrupted.
+    """
+    for done, question in enumerate(asked):
+        try:
+            found = answer(question)
+        except KeyboardInterrupt as stop:
+            if done:
+                return
+            text = f"the first of {len(asked)} questions has no answer yet; {stop}"
+            raise Interrupted(text.removesuffix("; ")) from None
+        yield found
+        tell(done + 1)
+        if found.planned is not None and found.planned.interrupted:
+            return

@@ -3,16 +3,16 @@
 A space of a million plans has about a thousand different layers and a few thousand different states. All of
 them are found by the functions that predict a single plan (`predict/`); none has a formula of its own here.
 
-What is found is kept under a key: a frozen dataclass of parts of a plan. A key finds its value from its own
-fields, the model and the cluster alone, so that no field can matter to a value and be missing in its key.
+What a function finds is kept under its arguments: frozen parts of a plan. Beside the model and the cluster it
+knows nothing else, so that no field can matter to a value and be missing in its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from typing import Any, Protocol, TypeVar, cast
+from functools import cached_property, lru_cache, reduce, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +31,21 @@ from paceline.plan.space import (
 )
 from paceline.predict.distributed import Step
 from paceline.predict.layer import Layers
-from paceline.predict.memory import available_bytes, kept, passing, placeholders, saved, update_bytes
+from paceline.predict.memory import kept, passing, placeholders, saved, update_bytes
 from paceline.predict.sizes import Sizes
 from paceline.sim.program import Label
-from paceline.sim.work import Exchange
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import Offload, Recompute
 
 Array = NDArray[np.float64]
+#: an array whose columns have names
+Records = NDArray[np.void]
+#: parts of plans: frozen dataclasses
+Parts = tuple[Any, ...]
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
 #: pieces of the model that a pass runs, one way each; and weight gradients of a layer that are put off
 PIECES = (
     "layer.forward",
@@ -53,12 +56,11 @@ PIECES = (
     "head.backward",
     "layer.weight",
 )
-
-
-class Key(Hashable, Protocol[T_co]):
-    """A frozen dataclass that finds its value from its own fields."""
-
-    def find(self, table: Table) -> T_co: ...
+#: those beside which activations are copied to the host and back
+COPIED = PIECES[:2]
+#: what sharded parameters add to a pass of a chunk: the wait for its first gather unless the embedding
+#: (forward) or the head (backward) runs meanwhile, and for its last scatter unless the embedding does
+WAITS = ("first_gather", "first_regather", "last_scatter")
 
 
 @dataclass
@@ -67,161 +69,133 @@ class Table:
 
     model: Transformer
     cluster: Cluster
-    _found: dict[Key[Any], Any] = field(default_factory=dict)
-    _likes: dict[str, Step] = field(default_factory=dict)
-
-    def __getitem__(self, key: Key[T]) -> T:
-        """What a key stands for, found before or now."""
-        if key not in self._found:
-            self._found[key] = key.find(self)
-        return cast(T, self._found[key])
+    found: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def curves(self) -> Curves:
         return curves_for(self.cluster.device)
 
-    def timed(self, plan: Plan) -> Step:
+    def timed(self, *parts: Any) -> Step:
         """A step with its operators timed."""
-        return Step.of(self.model, self.cluster, plan, None, self.curves)
+        return Step.of(self.model, self.cluster, plan_of(*parts), None, self.curves)
 
-    def sized(self, plan: Plan) -> Step:
+    def sized(self, *parts: Any, **more: Any) -> Step:
         """A step with the operators of another plan: good for sizes and collectives, which need no more."""
-        if plan.framework not in self._likes:
-            sizes = Batch(mbs=1, gbs=1, seq=self.model.seq)
-            precision = usual_precision(self.cluster.device)
-            like = plan_of(sizes, precision=precision, framework=plan.framework)
-            self._likes[plan.framework] = self.timed(like)
-        return self._likes[plan.framework].replanned(plan)
+        plan = plan_of(*parts, **more)
+        return usual_step(self, plan.framework).replanned(plan)
+
+
+def once(find: Callable[Concatenate[Table, P], T]) -> Callable[Concatenate[Table, P], T]:
+    """Keeps in a table what a function finds for it, under the other arguments."""
+
+    @wraps(find)
+    def found(table: Table, /, *parts: P.args, **names: P.kwargs) -> T:
+        key = find, parts, *names.items()
+        if key not in table.found:
+            table.found[key] = find(table, *parts, **names)
+        value: T = table.found[key]
+        return value
+
+    return found
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> Records:
+    """An array with a column for each key of some rows, which have the same ones."""
+    columns = [(name, float, np.shape(value)) for name, value in rows[0].items()]
+    return np.array([tuple(row.values()) for row in rows], columns)
+
+
+def largest(*values: Any) -> Array:
+    """The largest of some arrays, element by element."""
+    found: Array = reduce(np.maximum, values)
+    return found
+
+
+@once
+def of_parts(table: Table, row: Callable[[Step], Mapping[str, Any]], fixed: Parts, choices: Parts) -> Records:
+    """What a function says of steps with some fixed parts and one of the choices each."""
+    return records([row(table.sized(*fixed, choice)) for choice in choices])
+
+
+@once
+def of_stages(
+    table: Table,
+    row: Callable[[Step, Layers], Mapping[str, float]],
+    fixed: Parts,
+    choices: Parts,
+    stages: tuple[Layers, ...],
+) -> Records:
+    """The same of their stages: (choices, stages)."""
+    steps = [table.sized(*fixed, choice) for choice in choices]
+    return records([row(step, stage) for step in steps for stage in stages]).reshape(len(steps), -1)
+
+
+@once
+def usual_step(table: Table, framework: str) -> Step:
+    """A step of a plan that has nothing unusual."""
+    precision = usual_precision(table.cluster.device)
+    return table.timed(Batch(mbs=1, gbs=1, seq=table.model.seq), Kernels(precision, framework, False))
 
 
 # -- layers ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RankKey:
-    """Key of what a layer takes on one rank, in seconds: the mesh without its pipeline and its replicas."""
+class Rank(NamedTuple):
+    """What layers depend on: the mesh without its pipeline and its replicas, samples, and kernels."""
 
     mesh: Mesh
     batch: Batch
     kernels: Kernels
-    shape: LayerOptions
 
     @staticmethod
-    def of(block: Block) -> tuple[RankKey, ...]:
-        """Of each shape of a block."""
-        mesh = replace(block.mesh, pp=1, dp=1)
+    def of(block: Block) -> Rank:
         several = min(2, block.micro_batches)  # gradients are added up where there are several micro-batches
         batch = replace(block.batch, gbs=several * block.batch.mbs)
-        return tuple(RankKey(mesh, batch, block.kernels, shape) for shape in block.shapes)
-
-    @property
-    def plan(self) -> Plan:
-        return plan_of(self.mesh, self.batch, self.kernels, self.shape)
-
-    def find(self, table: Table) -> LayerTasks:
-        """Seconds of the pieces; those of other ways to recompute differ in a layer's backward pass alone."""
-        plain = replace(self, shape=replace(self.shape, recompute=Recompute.NONE))
-        if self == plain:
-            step = table.timed(self.plan)
-            return LayerTasks(step, {name: Sizes(step).piece(name) for name in PIECES})
-        like = table[plain]
-        step, again = replace(like.step, plan=self.plan), "layer.backward"
-        return LayerTasks(step, {**like.pieces, again: Sizes(step).piece(again)})
+        return Rank(replace(block.mesh, pp=1, dp=1), batch, block.kernels)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTasks:
-    """A step with its pieces as tasks."""
-
-    step: Step
-    pieces: Mapping[str, Label]
-
-    @property
-    def copying_s(self) -> float:
-        """Seconds to copy a layer's activations to the host, where they are offloaded."""
-        return replace(self.step, plan=replace(self.step.plan, offload=Offload.ACTIVATIONS)).copying_s
-
-
-@dataclass(frozen=True)
-class PassesKey:
-    """Key of arrays of what layers take: by shape."""
-
-    ranks: tuple[RankKey, ...]
-
-    def find(self, table: Table) -> PassSeconds:
-        found = [table[rank] for rank in self.ranks]
-        tasks = {name: [one.pieces[name] for one in found] for name in PIECES}
-        return PassSeconds(
-            device_s={name: np.array([task.seconds for task in tasks[name]]) for name in PIECES},
-            host_s={name: np.array([task.host_s for task in tasks[name]]) for name in PIECES},
-            copying_s=np.array([one.copying_s for one in found]),
-        )
+@once
+def tasks(table: Table, rank: Rank, shape: LayerOptions) -> tuple[Step, Mapping[str, Label]]:
+    """A step with its pieces; those of other ways to recompute differ in a layer's backward pass alone."""
+    plain = replace(shape, recompute=Recompute.NONE)
+    if shape == plain:
+        step = table.timed(*rank, shape)
+        return step, {name: Sizes(step).piece(name) for name in PIECES}
+    step, pieces = tasks(table, rank, plain)
+    step, again = replace(step, plan=plan_of(*rank, shape)), "layer.backward"
+    return step, {**pieces, again: Sizes(step).piece(again)}
 
 
-@dataclass(frozen=True, slots=True)
-class PassSeconds:
-    """Seconds by shape."""
-
-    #: of each piece: of the device, and of the host that issues it
-    device_s: Mapping[str, Array]
-    host_s: Mapping[str, Array]
-    #: to copy a layer's activations to the host
-    copying_s: Array
-
-
-@dataclass(frozen=True)
-class SizesKey:
-    """Key of bytes that come and go, by shape."""
-
-    ranks: tuple[RankKey, ...]
-
-    def find(self, table: Table) -> RankBytes:
-        steps = [table.sized(rank.plan) for rank in self.ranks]
-        inner, ends = ([passing(step, Layers(0, both, both)) for step in steps] for both in (False, True))
-        rows = [
-            (*saved(step), loss, layer, first, placeholders(step))
-            for step, (_, layer), (loss, first) in zip(steps, inner, ends, strict=True)
+@once
+def pass_seconds(table: Table, rank: Rank, shapes: tuple[LayerOptions, ...]) -> Records:
+    """Seconds of the pieces, (shapes, `PIECES`): of the device, of the host that issues them, and to copy
+    their activations to the host's memory where they are offloaded.
+    """
+    rows = []
+    for step, pieces in (tasks(table, rank, shape) for shape in shapes):
+        copied = replace(step, plan=replace(step.plan, offload=Offload.ACTIVATIONS)).copying_s
+        rows += [
+            {"device": task.seconds, "host": task.host_s, "copying": copied * (name in COPIED)}
+            for name, task in pieces.items()
         ]
-        return RankBytes(*np.array(rows).T)
+    return records(rows).reshape(len(shapes), -1)
 
 
-@dataclass(frozen=True, slots=True)
-class RankBytes:
-    """Bytes by shape."""
-
-    #: that a layer, and the embedding, save of one micro-batch
-    layer: Array
-    embedding: Array
-    #: that come and go: at the loss; in a backward pass, without and with the embedding; all the time
-    loss: Array
-    inner: Array
-    first: Array
-    fixed: Array
+def layer_bytes(step: Step) -> Mapping[str, float]:
+    """Bytes that a layer, and the embedding, save of one micro-batch; that come and go at the loss, and in a
+    backward pass without and with the embedding; and that are there all the time.
+    """
+    layer, embedding = saved(step)
+    (_, inner), (loss, first) = (passing(step, Layers(0, ends, ends)) for ends in (False, True))
+    passed = {"loss": loss, "inner": inner, "first": first, "fixed": placeholders(step)}
+    return {"layer": layer, "embedding": embedding, **passed}
 
 
-@dataclass(frozen=True)
-class HopKey:
-    """Key of the seconds that take an activation from a stage to the next."""
-
-    mesh: Mesh
-    batch: Batch
-    kernels: Kernels
-    sp: bool
-
-    def find(self, table: Table) -> float:
-        step = table.sized(plan_of(self.mesh, self.batch, self.kernels, sp=self.sp))
-        return step.mesh.total(step.hop)
-
-
-@dataclass(frozen=True)
-class RoomKey:
-    """Key of the bytes that a plan may reserve on a device."""
-
-    mesh: Mesh
-    kernels: Kernels
-
-    def find(self, table: Table) -> float:
-        return available_bytes(table.sized(plan_of(self.mesh, self.kernels)))
+@once
+def hop_s(table: Table, mesh: Mesh, batch: Batch, kernels: Kernels, sp: bool) -> float:
+    """Seconds that take an activation from a stage to the next."""
+    step = table.sized(mesh, batch, kernels, sp=sp)
+    return step.mesh.total(step.hop)
 
 
 # -- stages ----------------------------------------------------------------------------------------
@@ -231,120 +205,72 @@ class RoomKey:
 class RankKind:
     """Ranks of a pipeline that hold as many layers and the same ends."""
 
-    layers: int
+    stage: Layers
     chunks: int
-    first: bool
-    last: bool
     ranks: tuple[int, ...]
     #: of the last of them: layers of the chunks ahead of its first one
     before: int
 
-    @property
-    def ahead(self) -> int:
-        """Of the last of them: chunks ahead of its first one."""
-        return self.ranks[-1]
 
-    @property
-    def held(self) -> Layers:
-        return Layers(self.layers, self.first, self.last)
-
-
-@dataclass(frozen=True)
-class PipelineKey:
-    """Key of the different ranks of a pipeline."""
-
-    pp: int
-    order: PassOrder
-
-    def find(self, table: Table) -> tuple[RankKind, ...]:
-        step = table.sized(plan_of(self.order, pp=self.pp))
-        held = step.chunks()
-        layers = dict(chunk for mine in held for chunk in mine)
-        alike: dict[tuple[int, int, bool, bool], list[int]] = {}
-        for rank, (mine, stage) in enumerate(zip(held, step.held(), strict=True)):
-            alike.setdefault((stage.layers, len(mine), stage.first, stage.last), []).append(rank)
-        return tuple(
-            RankKind(*kind, tuple(ranks), sum(layers[chunk] for chunk in range(ranks[-1])))
-            for kind, ranks in alike.items()
-        )
+@once
+def rank_kinds(table: Table, pp: int, order: PassOrder) -> tuple[RankKind, ...]:
+    """The different ranks of a pipeline."""
+    step = table.sized(order, pp=pp)
+    held = step.chunks()
+    layers = dict(chunk for mine in held for chunk in mine)
+    alike: dict[tuple[Layers, int], list[int]] = {}
+    for rank, (mine, stage) in enumerate(zip(held, step.held(), strict=True)):
+        alike.setdefault((stage, len(mine)), []).append(rank)
+    return tuple(
+        RankKind(stage, chunks, tuple(ranks), sum(layers[chunk] for chunk in range(ranks[-1])))
+        for (stage, chunks), ranks in alike.items()
+    )
 
 
-#: bytes of a stage: kept for the whole step, whole for a while, reduced in a backward pass, asked for by the
-#: update
-STAGE_BYTES = np.dtype([(name, float) for name in ("states", "gathered", "reduced", "update")])
-#: seconds of a stage: to reduce its gradients, to gather what was updated, to update
-STAGE_SECONDS = np.dtype([(name, float) for name in ("reduce", "regather", "update")])
-#: seconds of a state on any stage: to gather and scatter the parameters of a piece, and of a layer one way;
-#: the least that is reduced after the last gradient of the first rank, and gathered before its first pass; to
-#: keep both copies of an embedding equal
-STATE_SECONDS = np.dtype(
-    [
-        (name, float)
-        for name in (*PIECES, "gather", "regather", "scatter", "last_reduce", "first_gather", "tied")
-    ]
-)
+def stage_b(step: Step, stage: Layers) -> Mapping[str, float]:
+    """Bytes of a stage: kept for the whole step, whole for a while, reduced in a backward pass, and asked for
+    by the update.
+    """
+    of, update = kept(step, stage), update_bytes(step, stage)
+    states = of.parameters + of.gradients + of.optimizer
+    return {"states": states, "gathered": of.gathered, "reduced": of.reduced, "update": update}
 
 
-@dataclass(frozen=True)
-class StageBytesKey:
-    """Key of `STAGE_BYTES`: (states, stages)."""
-
-    mesh: Mesh
-    kernels: Kernels
-    states: tuple[StateOptions, ...]
-    stages: tuple[Layers, ...]
-
-    def find(self, table: Table) -> NDArray[np.void]:
-        steps = [table.sized(plan_of(self.mesh, self.kernels, state)) for state in self.states]
-        return np.array([[self._row(step, stage) for stage in self.stages] for step in steps], STAGE_BYTES)
-
-    @staticmethod
-    def _row(step: Step, stage: Layers) -> tuple[float, ...]:
-        of = kept(step, stage)
-        states = of.parameters + of.gradients + of.optimizer
-        return states, of.gathered, of.reduced, update_bytes(step, stage)
-
-
-@dataclass(frozen=True)
-class StageSecondsKey:
-    """Key of `STAGE_SECONDS`, (states, stages), and `STATE_SECONDS`, (states)."""
-
-    mesh: Mesh
-    kernels: Kernels
-    states: tuple[StateOptions, ...]
-    stages: tuple[Layers, ...]
-
-    def find(self, table: Table) -> tuple[NDArray[np.void], NDArray[np.void]]:
-        steps = [table.sized(plan_of(self.mesh, self.kernels, state)) for state in self.states]
-        stages = [[_stage_s(step, stage) for stage in self.stages] for step in steps]
-        return np.array(stages, STAGE_SECONDS), np.array([_state_s(step) for step in steps], STATE_SECONDS)
-
-
-def _stage_s(step: Step, stage: Layers) -> tuple[float, ...]:
+def stage_s(step: Step, stage: Layers) -> Mapping[str, float]:
+    """Seconds to reduce the gradients of a stage, to gather what was updated, and to update."""
     experts = stage.layers * step.expert_parameters()
     whole = step.exchanges(step.parameters(stage) - experts, experts) if step.replicated else ((), ())
-    return (*map(step.mesh.total, whole), step.update(step.updated(stage)))
+    reduce, regather = map(step.mesh.total, whole)
+    return {"reduce": reduce, "regather": regather, "update": step.update(step.updated(stage))}
 
 
-def _state_s(step: Step) -> tuple[float, ...]:
-    none: list[Exchange] = []
-
-    def moved(parameters: float) -> tuple[float, float]:
-        """Seconds to gather parameters, and to scatter their gradients."""
-        if not (step.sharded and parameters):
-            return 0.0, 0.0
-        return step.mesh.total(step.unshard(parameters)), step.mesh.total(step.scatter(parameters))
-
+def state_s(step: Step) -> Mapping[str, Any]:
+    """Seconds to gather and scatter the parameters of each of `PIECES`, and of a layer as in `WAITS`; the
+    least that is reduced after the last gradient of the first rank, and gathered before its first pass; and
+    to keep both copies of an embedding equal.
+    """
     whole = step.plan.pp == 1  # a chunk that has both ends gathers them at once
-    gather, scatter = moved(step.layer_parameters())
-    regather = gather if step.plan.reshard else 0.0
-    embedding = moved(step.end_parameters(True, whole))
-    head = moved(0.0 if whole else step.end_parameters(False, True))
+    gather, scatter = _moved_s(step, step.layer_parameters())
+    regather = gather * step.plan.reshard
+    embedding = _moved_s(step, step.end_parameters(True, whole))
+    head = _moved_s(step, 0.0 if whole else step.end_parameters(False, True))
     beside = step.replicated and step.framework.dp_overlap
-    ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else (none, none)
-    back = regather + scatter
-    pieces = (gather, back, *embedding, *head, back)
-    return (*pieces, gather, regather, scatter, *map(step.mesh.total, ends), step.mesh.total(step.tied))
+    ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else ((), ())
+    last_reduce, first_gather = map(step.mesh.total, ends)
+    return {
+        "pieces": (gather, regather + scatter, *embedding, *head, regather + scatter),
+        "waits": (gather, regather, scatter),
+        "last_reduce": last_reduce,
+        "first_gather": first_gather,
+        "tied": step.mesh.total(step.tied),
+    }
+
+
+def _moved_s(step: Step, parameters: float) -> tuple[float, float]:
+    """Seconds to gather sharded parameters, and to scatter their gradients."""
+    if not (step.sharded and parameters):
+        return 0.0, 0.0
+    return step.mesh.total(step.unshard(parameters)), step.mesh.total(step.scatter(parameters))
 
 
 @lru_cache(maxsize=65536)
@@ -355,8 +281,7 @@ def alike(
     state is.
     """
     usual = {name: getattr(Plan, name) for name in ignored}
-    plain = [replace(state, **usual) for state in states]
-    return distinct(plain)
+    return distinct(replace(state, **usual) for state in states)
 
 
 def distinct(items: Iterable[T]) -> tuple[NDArray[np.int64], tuple[T, ...]]:

@@ -15,10 +15,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol, TypeVar, cast
+from multiprocessing import active_children, get_all_start_methods, get_context
+from typing import Protocol, TypeVar
 
 from paceline.errors import PacelineError, RunError
 
@@ -57,68 +58,34 @@ class Here:
 
 
 class Forked:
-    """Processes that were forked from this one, with what it knew then; each runs one task at a time."""
+    """Processes that were forked from this one, with what it knew then."""
 
     def __init__(self, count: int) -> None:
-        context = get_context("fork")
-        self._lines: list[Connection] = []
-        self._processes = []
+        others = set(active_children())
+        self._executor = ProcessPoolExecutor(
+            count, get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
+        )
         with _undisturbed():
-            for _ in range(count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
-                process.start()
-                theirs.close()  # a worker that died is noticed by the end of its line
-                self._lines.append(ours)
-                self._processes.append(process)
+            self._executor.submit(os.getpid).result()  # the first task forks all of them
+        self._processes = set(active_children()) - others
 
     def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterator[B]:
         """Results in the order of the tasks; what a task raises, and RunError where a worker was killed."""
-        waiting, idle = iter(enumerate(tasks)), list(self._lines)
-        done: dict[int, tuple[B, Exception | None]] = {}
-        following = 0
-        while True:
-            while idle and (task := next(waiting, None)) is not None:
-                self._send(idle.pop(), (task[0], run, task[1]))
-            if len(idle) == len(self._lines):
-                return
-            for line in wait([line for line in self._lines if line not in idle]):
-                number, result, error = self._receive(cast(Connection, line))
-                done[number] = result, error
-                idle.append(cast(Connection, line))
-            while following in done:
-                result, error = done.pop(following)
-                if error is not None:
-                    raise error
-                yield result
-                following += 1
-
-    def _send(self, line: Connection, task: Any) -> None:
         try:
-            line.send(task)
-        except BrokenPipeError:
-            raise RunError(_KILLED) from None
-
-    def _receive(self, line: Connection) -> Any:
-        try:
-            return line.recv()
-        except (EOFError, ConnectionResetError):
-            raise RunError(_KILLED) from None
+            waiting = [self._executor.submit(_sendable, run, task) for task in tasks]
+            yield from (future.result() for future in waiting)
+        except BrokenProcessPool:
+            raise RunError(
+                "a worker process of the search was killed, perhaps for lack of memory; run it again on fewer"
+                " cores (taskset), or narrow the space (--fix, --forbid)"
+            ) from None
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
         with _undisturbed():
             for process in self._processes:
                 process.kill()
-            for process, line in zip(self._processes, self._lines, strict=True):
-                process.join()
-                line.close()
-
-
-_KILLED = (
-    "a worker process of the search was killed, perhaps for lack of memory; run it again on fewer cores"
-    " (taskset), or narrow the space (--fix, --forbid)"
-)
+            self._executor.shutdown()
 
 
 @contextmanager
@@ -146,28 +113,11 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(line: Connection, parent: int) -> None:
-    """A worker: tasks in, results or errors out, until it is killed or its parent is gone."""
+def _begin(parent: int) -> None:
+    """A worker hears no Ctrl-C, and ends when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow(parent)
-    while True:
-        number, run, task = line.recv()
-        try:
-            line.send((number, run(task), None))
-        except Exception as error:
-            line.send((number, None, _told(error)))
-
-
-def _told(error: Exception) -> Exception:
-    """An error as the parent can read it, with where it was raised."""
-    if not isinstance(error, PacelineError):  # the message of ours is all there is to say
-        error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RunError(f"a worker process of the search failed: {type(error).__name__}: {error}")
-    return error
 
 
 def follow(parent: int) -> None:
@@ -179,3 +129,18 @@ def follow(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=look, daemon=True).start()
+
+
+def _sendable(run: Callable[[A], B], task: A) -> B:
+    """The result of a task; its error as the parent can read it, with where it was raised."""
+    try:
+        return run(task)
+    except Exception as error:
+        if not isinstance(error, PacelineError):  # the message of ours is all there is to say
+            error.add_note("".join(traceback.format_exception(error)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            text = f"a worker process of the search failed: {type(error).__name__}: {error}"
+            raise RunError(text) from None
+        raise

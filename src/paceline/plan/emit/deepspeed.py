@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from paceline.plan.emit.facts import Facts
+from paceline.spec.vocabulary import Offload, Precision, Recompute
 
+#: sharding -> stage of ZeRO
 _STAGES = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 
 
@@ -17,28 +19,23 @@ def config(f: Facts) -> dict[str, Any]:
     f.refuse("deepspeed", pp=(1,), tp=(1,), cp=(1,), sharding=tuple(_STAGES))
     p = f.plan
     zero: dict[str, Any] = {"stage": _STAGES[p.sharding]}
-    if zero["stage"]:
+    if not p.sharding.whole:
         zero |= {"overlap_comm": True, "reduce_bucket_size": int(p.bucket_bytes / 2)}
-    if p.offload == "optimizer":
+    if p.offload is Offload.OPTIMIZER:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    precision = {"bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True}}}.get(
-        p.precision, {}
-    )
-    recompute = {
-        "activation_checkpointing": {
-            "partition_activations": False,
-            "cpu_checkpointing": p.offload == "activations",
-        }
-    }
-    return {
+    out = {
         "train_batch_size": p.gbs,
         "train_micro_batch_size_per_gpu": p.mbs,
         "gradient_accumulation_steps": f.accumulate,
         "zero_optimization": zero,
         "gradient_clipping": 1.0,
-        **precision,
-        **(recompute if p.recompute != "none" else {}),
     }
+    if p.precision in (Precision.BF16, Precision.FP16):
+        out[p.precision.value] = {"enabled": True}
+    if p.recompute is not Recompute.NONE:
+        to_host = p.offload is Offload.ACTIVATIONS
+        out["activation_checkpointing"] = {"partition_activations": False, "cpu_checkpointing": to_host}
+    return out
 
 
 def to_do(f: Facts) -> list[str]:

@@ -55,7 +55,7 @@ class Facts:
         """Whose kernels and overlap a transformer was predicted with; the search names it in every plan of
         one.
         """
-        return frameworks.get(self.plan.framework) if self.sizes is not None and self.plan.framework else None
+        return frameworks.get(self.plan.framework) if self.sizes and self.plan.framework else None
 
     @property
     def compiled(self) -> bool:
@@ -66,34 +66,30 @@ class Facts:
         return style.state == "torch" and style.fusion == "compile"
 
     @property
-    def summary(self) -> list[str]:
-        """Lines for the head of every file."""
-        p = self.prediction
-        time = f"{p.step_s:.4g} s per step (90 %: {p.step_s_low:.4g} to {p.step_s_high:.4g})"
-        return [
-            f"{self.model} on {self.cluster.name}: {self.plan}",
-            f"predicted: {time}, {units.show(p.peak_bytes, 'bytes')} at the peak",
-        ]
-
-    def head(self, mark: str = "#") -> str:
-        """The summary as comments."""
-        return "".join(f"{mark} {line}\n" for line in self.summary)
-
-    @property
     def accumulate(self) -> int:
         """Micro-batches that a data-parallel rank adds up per step."""
-        return self.plan.gbs // (self.plan.dp * self.plan.mbs)
+        return self.plan.micro_batches
+
+    def head(self, *notes: str) -> str:
+        """Comments for the head of a file: the plan, what is predicted for it, and notes."""
+        p = self.prediction
+        time = f"{p.step_s:.4g} s per step (90 %: {p.step_s_low:.4g} to {p.step_s_high:.4g})"
+        lines = (
+            f"{self.model} on {self.cluster.name}: {self.plan}",
+            f"predicted: {time}, {units.show(p.peak_bytes, 'bytes')} at the peak",
+            *notes,
+        )
+        return "".join(f"# {line}\n" for line in lines)
 
     def refuse(self, tool: str, **limits: tuple[object, ...]) -> None:
         """Raises where a field of the plan has a value that the tool does not take."""
         for name, allowed in limits.items():
             value = getattr(self.plan, name)
             if value not in allowed:
-                words = ", ".join(str(one) for one in allowed if one != "")
-                best = next(one for one in allowed if one != "")
+                words = [str(one) for one in allowed if one != ""]
                 raise PlanError(
-                    f"--emit {tool}: it has no {name}={value}; it takes {name} {words}: plan with --fix"
-                    f" {name}={best}, or leave {tool} out"
+                    f"--emit {tool}: it has no {name}={value}; it takes {name} {', '.join(words)}: plan with"
+                    f" --fix {name}={words[0]}, or leave {tool} out"
                 )
 
     @property
@@ -103,3 +99,9 @@ class Facts:
                 f"--emit: {self.model} is not known by its sizes; emit torchrun, accelerate or slurm for it"
             )
         return self.sizes
+
+
+def filled(texts: Mapping[str, object], **values: object) -> list[str]:
+    """Lines of the texts that are wanted, with values in their places."""
+    wanted = "\n".join(text.rstrip("\n") for text, want in texts.items() if want)
+    return wanted.format(**values).splitlines()

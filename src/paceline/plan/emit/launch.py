@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import PlanError
 from paceline.plan.emit.facts import Facts
 from paceline.spec import schedules, trained
+from paceline.spec.vocabulary import Recompute
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
 _PIPELINES = ("", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipev")
+#: tokens of a stand-in's sample, where the plan has none
+_TOKENS = 128
 
-_BUILD = '''
+_TRAINING = '''\
+{head}# Put your model, data and loss into the functions below.
+
+{imports}import os
+from collections.abc import Iterable
+
+import torch
+
+import paceline.train as pt
+from paceline.catalog.models.gpt import Gpt
+
+PLAN = {plan!r}
+# samples of a micro-batch, and micro-batches of a step on a replica
+SAMPLES, MICRO_BATCHES = {f.plan.mbs}, {f.accumulate}
+# tokens of a sample, and steps to take
+SEQ, STEPS = int(os.environ.get("SEQ", "{seq}")), int(os.environ.get("STEPS", "100"))
+
 
 def build() -> torch.nn.Module:
     """The model. Yours goes here; a small decoder stands in for it, so that the launch can be tried as
@@ -36,6 +56,19 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
+{averaging}
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    pt.join("nccl" if device == "cuda" else "gloo")
+    model = build().to(device)
+{compile}{loop}
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
 '''
 _COMPILE_BLOCKS = (
     "    for block in model.blocks:  # the repeated blocks of your model:"
@@ -58,17 +91,33 @@ _AVERAGED = """        for i in range(MICRO_BATCHES):
                 inputs, targets = batch(SAMPLES, device)
                 value = loss(model(inputs), targets) / MICRO_BATCHES
                 value.backward()"""
-#: tokens of a stand-in's sample, where the plan has none
-_TOKENS = 128
+_LOOP = """\
+    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)
+    for step in range(1, STEPS + 1):
+{passes}
+        optimizer.step()
+        optimizer.zero_grad()
+        if torch.distributed.get_rank() == 0:
+            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)
+    pt.close(model)"""
+_PIPELINE_LOOP = """\
+    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)
+    for step in range(1, STEPS + 1):
+        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))
+        if value is not None:
+            print(f"step {step}: loss {value:.4f}", flush=True)
+    pt.close(runner)"""
+
+
+def script(f: Facts, code: str, *notes: str) -> str:
+    """A shell script that stops at the first error."""
+    return f"#!/usr/bin/env bash\n{f.head(*notes)}set -euo pipefail\n{code}\n"
 
 
 def torchrun(f: Facts, tool: str = "torchrun") -> dict[str, str]:
     """A training script that applies the plan and runs as it is, and the command that starts it."""
-    start = (
-        f'#!/usr/bin/env bash\n{f.head()}set -euo pipefail\ncd "$(dirname "${{BASH_SOURCE[0]}}")"\n'
-        f'exec {command(f, "train.py")} "$@"\n'
-    )
-    return {"train.py": training(f, tool), "torchrun.sh": start}
+    code = f'cd "$(dirname "${{BASH_SOURCE[0]}}")"\nexec {command(f, "train.py")} "$@"'
+    return {"train.py": training(f, tool), "torchrun.sh": script(f, code)}
 
 
 def training(f: Facts, tool: str) -> str:
@@ -76,13 +125,13 @@ def training(f: Facts, tool: str) -> str:
     not run the plan.
     """
     p = f.plan
-    sharded = p.sharding in trained.SHARDED or p.tp > 1
+    scattered = p.tp > 1 or p.sharding in trained.SHARDED  # by FSDP2
     f.refuse(
         tool,
         cp=(1,),
         ep=(1,),
         offload=("none", "activations"),
-        precision=trained.SPLIT if sharded else trained.REPLICATED,
+        precision=trained.SPLIT if scattered else trained.REPLICATED,
         schedule=_PIPELINES,
         framework=("", *trained.FRAMEWORKS),
         sp=(False,),
@@ -91,123 +140,111 @@ def training(f: Facts, tool: str) -> str:
         trained.resolved(p, p.ranks)
     except PlanError as error:
         raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
-    each = schedules.get(p.schedule).chunks_per_rank(p.vpp)
-    chunks = p.pp * each
-    stand_in = {"width": 32 * max(2, p.tp), "depth": max(2, chunks), "heads": max(2, p.tp)}
-    trained_as = replace(p, vpp=each, seq=0)  # SEQ says how long samples are
-    names = [
-        f"PLAN = {str(trained_as)!r}",
-        "# samples of a micro-batch, and micro-batches of a step on a replica",
-        f"SAMPLES, MICRO_BATCHES = {p.mbs}, {f.accumulate}",
-        "# tokens of a sample, and steps to take",
-        f'SEQ, STEPS = int(os.environ.get("SEQ", "{p.seq or _TOKENS}")), int(os.environ.get("STEPS", "100"))',
-    ]
-    imports = [
-        *(["import contextlib"] if _waits(f) else []),
-        "import os",
-        "from collections.abc import Iterable",
-        "",
-        "import torch",
-        "",
-        "import paceline.train as pt",
-        "from paceline.catalog.models.gpt import Gpt",
-    ]
-    return "".join(
-        [
-            f.head(),
-            "# Put your model, data and loss into the functions below.\n\n",
-            "\n".join(imports),
-            "\n\n",
-            "\n".join(names),
-            "\n",
-            _BUILD.format(**stand_in),
-            _main(f),
-            '\n\nif __name__ == "__main__":\n    main()\n',
-        ]
+    heads, each = max(2, p.tp), schedules.get(p.schedule).chunks_per_rank(p.vpp)
+    # FSDP2 scatters the gradients of each micro-batch, as was predicted; others are averaged with the last
+    waits = p.pp == 1 and not scattered and f.accumulate > 1
+    loop = _LOOP.format(passes=_AVERAGED if waits else _PASSES)
+    compiling = _COMPILE_BLOCKS if f.sizes else _COMPILE
+    return _TRAINING.format(
+        f=f,
+        head=f.head(),
+        imports="import contextlib\n" if waits else "",
+        plan=str(replace(p, vpp=each, seq=0)),  # SEQ says how long samples are
+        seq=p.seq or _TOKENS,
+        width=32 * heads,
+        depth=max(2, p.pp * each),
+        heads=heads,
+        averaging=_AVERAGING if waits else "",
+        compile=compiling if f.compiled else "",
+        loop=_PIPELINE_LOOP if p.pp > 1 else loop,
     )
 
 
-def _main(f: Facts) -> str:
-    """The loop, as the plan wants it."""
-    begin = """
-def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    pt.join("nccl" if device == "cuda" else "gloo")
-    model = build().to(device)
-"""
-    end = "    torch.distributed.destroy_process_group()\n"
-    compiled = ""
-    if f.compiled:
-        compiled = _COMPILE if f.sizes is None else _COMPILE_BLOCKS
-    if f.plan.pp > 1:
-        loop = """    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)
-    for step in range(1, STEPS + 1):
-        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))
-        if value is not None:
-            print(f"step {step}: loss {value:.4f}", flush=True)
-    pt.close(runner)
-"""
-        return begin + compiled + loop + end
-    passes = _AVERAGED if _waits(f) else _PASSES
-    loop = f"""    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)
-    for step in range(1, STEPS + 1):
-{passes}
-        optimizer.step()
-        optimizer.zero_grad()
-        if torch.distributed.get_rank() == 0:
-            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)
-    pt.close(model)
-"""
-    return (_AVERAGING if _waits(f) else "") + begin + compiled + loop + end
-
-
-def _waits(f: Facts) -> bool:
-    """Whether gradients of all but a step's last micro-batch stay where they are; FSDP2 scatters those of
-    each, as was predicted.
-    """
-    return f.plan.pp == 1 and f.plan.tp == 1 and f.plan.sharding not in trained.SHARDED and f.accumulate > 1
-
-
-def command(f: Facts, script: str) -> str:
-    """How torchrun starts a script on every node."""
+def command(f: Facts, script: str, arguments: Sequence[str] = ()) -> str:
+    """How torchrun starts a script on every node, with arguments one a line."""
     c = f.cluster
-    if c.nodes == 1:
-        return f"torchrun --standalone --nproc-per-node {c.node_devices} {script}"
-    where = (
-        '--rdzv-id "${SLURM_JOB_ID:-paceline}" --rdzv-backend c10d --rdzv-endpoint "${HEAD:?set HEAD to the'
-        ' first node}:29500"'
+    where = "--standalone" if c.nodes == 1 else f"--nnodes {c.nodes}"
+    meeting = "" if c.nodes == 1 else _MEETING
+    return " \\\n    ".join(
+        [f"torchrun {where} --nproc-per-node {c.node_devices} {meeting}{script}", *arguments]
     )
-    return f"torchrun --nnodes {c.nodes} --nproc-per-node {c.node_devices} {where} {script}"
 
 
-def slurm(f: Facts) -> dict[str, str]:
-    """A batch script that runs on each node what starts the first of the other tools that has a script; else
-    torchrun's.
-    """
-    script = next((STARTS[tool] for tool in f.beside if tool in STARTS), STARTS["torchrun"])
-    c = f.cluster
-    devices = f"#SBATCH --gpus-per-node={c.node_devices}\n" if c.device.kind != "cpu" else ""
-    text = f"""#!/usr/bin/env bash
-#SBATCH --job-name={job_name(f.model)}
-#SBATCH --nodes={c.nodes}
+#: where processes of several nodes find each other
+_MEETING = (
+    '--rdzv-id "${SLURM_JOB_ID:-paceline}" --rdzv-backend c10d --rdzv-endpoint "${HEAD:?set HEAD to the'
+    ' first node}:29500" '
+)
+_SLURM = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={f.cluster.nodes}
 #SBATCH --ntasks-per-node=1
 {devices}#SBATCH --exclusive
-{f.head()}# submit it in this folder, which {script} is in: sbatch job.sbatch
+{head}# submit it in this folder, which {script} is in: sbatch job.sbatch
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export HEAD
 srun bash {script}
 """
-    others = torchrun(f, "slurm") if script == STARTS["torchrun"] else {}
-    return {**others, "job.sbatch": text}
+
+
+def slurm(f: Facts) -> dict[str, str]:
+    """A batch script that runs on each node what starts the first of the other tools that has a script; else
+    torchrun's.
+    """
+    torch = STARTS["torchrun"]
+    start = next((STARTS[tool] for tool in f.beside if tool in STARTS), torch)
+    devices = f"#SBATCH --gpus-per-node={f.cluster.node_devices}\n"
+    text = _SLURM.format(
+        name=job_name(f.model),
+        f=f,
+        devices=devices if f.cluster.device.kind != "cpu" else "",
+        head=f.head(),
+        script=start,
+    )
+    return {**(torchrun(f, "slurm") if start == torch else {}), "job.sbatch": text}
 
 
 def job_name(model: str) -> str:
     """A name that Slurm and the shell take for a word: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "paceline"
+
+
+_FSDP2 = '''\
+{head}
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def parallelize(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> torch.nn.Module:
+    """Lays out a model whose repeated blocks are `blocks`; {f.plan.mbs} samples a micro-batch,
+    {f.accumulate} of them a step.
+    """
+    mesh = init_device_mesh("cuda", {sizes}, mesh_dim_names={names})
+{split}{recompute}{compile}\
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={f.plan.reshard})
+    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {f.plan.prefetch}] for i in range(len(blocks))]):
+        block.set_modules_to_forward_prefetch(ahead)
+    return model
+'''
+_SPLIT = (
+    "    # name the model's own projections:"
+    ' torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {...})\n'
+)
+_RECOMPUTE = """\
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))
+"""
+_COMPILE_EACH = """\
+    for block in blocks:  # the plan counts on what torch.compile fuses
+        block.compile()
+"""
 
 
 def fsdp2(f: Facts) -> dict[str, str]:
@@ -217,49 +254,17 @@ def fsdp2(f: Facts) -> dict[str, str]:
     f.refuse("fsdp2", sharding=("fsdp", "hsdp"), pp=(1,), offload=("none",))
     p = f.plan
     shard = p.shard or p.dp
-    replicas = p.dp // shard
-    axes = (
-        [("replicate", replicas)] * (replicas > 1) + [("shard", shard * p.cp)] + [("tp", p.tp)] * (p.tp > 1)
+    degrees = {"replicate": p.dp // shard, "shard": shard * p.cp, "tp": p.tp}
+    mesh = {f'"{name}"': str(size) for name, size in degrees.items() if size > 1 or name == "shard"}
+    names = ", ".join(mesh)
+    text = _FSDP2.format(
+        f=f,
+        head=f.head(),
+        sizes=f"({', '.join(mesh.values())},)",
+        names=f"({names},)",
+        data=names.removesuffix(', "tp"'),
+        split=_SPLIT if p.tp > 1 else "",
+        recompute=_RECOMPUTE if p.recompute is Recompute.FULL else "",
+        compile=_COMPILE_EACH if f.compiled else "",
     )
-    names, sizes = ", ".join(f'"{name}"' for name, _ in axes), ", ".join(str(size) for _, size in axes)
-    data = ", ".join(f'"{name}"' for name, _ in axes if name != "tp")
-    recompute = (
-        """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))"""
-        if p.recompute == "full"
-        else ""
-    )
-    split = (
-        "\n    # name the model's own projections:"
-        ' torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {...})'
-        if p.tp > 1
-        else ""
-    )
-    compiled = (
-        """
-    for block in blocks:  # the plan counts on what torch.compile fuses
-        block.compile()"""
-        if f.compiled
-        else ""
-    )
-    text = f'''{f.head()}
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-
-def parallelize(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> torch.nn.Module:
-    """Lays out a model whose repeated blocks are `blocks`; {p.mbs} samples a micro-batch,
-    {f.accumulate} of them a step.
-    """
-    mesh = init_device_mesh("cuda", ({sizes},), mesh_dim_names=({names},)){split}{recompute}{compiled}
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for module in (*blocks, model):
-        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={p.reshard})
-    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {p.prefetch}] for i in range(len(blocks))]):
-        block.set_modules_to_forward_prefetch(ahead)
-    return model
-'''
     return {"fsdp2.py": text}
