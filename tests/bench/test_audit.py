@@ -220,7 +220,8 @@ ODD = [None, "", 0, -1, "x", [], {}, [1, 2], True, 1e308, "1e999", "0", "-", "±
 
 def places(value, path=()):
     """The path of everything in a document."""
-    for key in value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0):
+    keys = range(len(value)) if isinstance(value, list) else ()
+    for key in value if isinstance(value, dict) else keys:
         yield (*path, key)
         yield from places(value[key], (*path, key))
 

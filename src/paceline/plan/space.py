@@ -53,7 +53,7 @@ WHOLE = ("tp", "pp", "cp", "ep", "vpp", "sp", "recompute", "offload", "context")
 
 
 @dataclass(frozen=True)
-class Mesh:
+class Degrees:
     """Degrees of a plan."""
 
     tp: int = 1
@@ -119,7 +119,7 @@ UNUSED: dict[Sharding, tuple[str, ...]] = {
 }
 #: usual values of the fields of a state
 _USUAL: dict[str, Any] = {f.name: f.default for f in fields(StateOptions)[1:]}
-PARTS = (Mesh, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
+PARTS = (Degrees, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
 #: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
 #: of them
 SEARCHED = frozenset(f.name for part in PARTS for f in fields(part))
@@ -146,7 +146,7 @@ class Block:
     """Plans that differ in a shape, an order and a state only."""
 
     cluster: Cluster
-    mesh: Mesh
+    mesh: Degrees
     batch: Batch
     kernels: Kernels
     shapes: tuple[LayerOptions, ...]
@@ -364,21 +364,21 @@ class Space:
         lossy = [Precision.FP8] if "fp8" in self.limits.allowed else []
         return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
 
-    def _meshes(self, devices: int) -> Iterator[Mesh]:
+    def _meshes(self, devices: int) -> Iterator[Degrees]:
         m = self.model
         for tp, cp, pp in product(divisors(devices), repeat=3):
             dp, rest = divmod(devices, tp * cp * pp)
             divides = not rest and m.heads % tp == m.ffn % tp == self.gbs % dp == 0
             if divides and pp <= m.layers and self._worth(cp):
                 spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
-                yield from self.limits.parts(Mesh(tp, cp, ep, pp, dp) for ep in spread or [1])
+                yield from self.limits.parts(Degrees(tp, cp, ep, pp, dp) for ep in spread or [1])
 
     def _worth(self, cp: int) -> bool:
         """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
         enough = cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
         return enough and self.seq % cp == 0
 
-    def _shapes(self, mesh: Mesh, mbs: int) -> tuple[LayerOptions, ...]:
+    def _shapes(self, mesh: Degrees, mbs: int) -> tuple[LayerOptions, ...]:
         """Sequence parallel or not, what is recomputed, and how context is exchanged."""
         even = mesh.tp > 1 and (self.seq // mesh.cp * mbs) % mesh.tp == 0
         exchanged = mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
@@ -386,7 +386,7 @@ class Space:
         return self.limits.parts(LayerOptions(*words) for words in product(sequence, Recompute, contexts))
 
     def _orders(
-        self, mesh: Mesh, batch: Batch, framework: str, allowed: Collection[str]
+        self, mesh: Degrees, batch: Batch, framework: str, allowed: Collection[str]
     ) -> tuple[PassOrder, ...]:
         """Pipeline schedules with their chunks."""
         layers = self.model.layers
@@ -405,7 +405,7 @@ class Space:
         )
         return tuple(order for order in self.limits.parts(orders) if runs(order))
 
-    def _states(self, mesh: Mesh, cluster: Cluster) -> list[StateOptions]:
+    def _states(self, mesh: Degrees, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
         several = mesh.dp * mesh.cp > 1
         found = states(
@@ -419,7 +419,7 @@ class Space:
         )
         return list(found)
 
-    def _shards(self, mesh: Mesh, cluster: Cluster) -> list[int]:
+    def _shards(self, mesh: Degrees, cluster: Cluster) -> list[int]:
         """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as
         many, or what is fixed.
         """

@@ -21,9 +21,9 @@ from paceline.cost.curves import Curves, curves_for
 from paceline.plan.space import (
     Batch,
     Block,
+    Degrees,
     Kernels,
     LayerOptions,
-    Mesh,
     PassOrder,
     StateOptions,
     plan_of,
@@ -143,7 +143,7 @@ def usual_step(table: Table, framework: str) -> Step:
 class Rank(NamedTuple):
     """What layers depend on: the mesh without its pipeline and its replicas, samples, and kernels."""
 
-    mesh: Mesh
+    mesh: Degrees
     batch: Batch
     kernels: Kernels
 
@@ -192,7 +192,7 @@ def layer_bytes(step: Step) -> Mapping[str, float]:
 
 
 @once
-def hop_s(table: Table, mesh: Mesh, batch: Batch, kernels: Kernels, sp: bool) -> float:
+def hop_s(table: Table, mesh: Degrees, batch: Batch, kernels: Kernels, sp: bool) -> float:
     """Seconds that take an activation from a stage to the next."""
     step = table.sized(mesh, batch, kernels, sp=sp)
     return step.mesh.total(step.hop)

@@ -26,7 +26,7 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class ChainStretch:
     """Work and depth of a whole pass, in operations: all of its operators, and its longest chain of them."""
 
     name: str
@@ -93,9 +93,9 @@ class Concurrency:
     precision: str
     #: the depth is a bound: repeated blocks were captured once and are taken one after the other
     folded: bool
-    forward: Stretch
-    backward: Stretch
-    step: Stretch
+    forward: ChainStretch
+    backward: ChainStretch
+    step: ChainStretch
     kinds: tuple[Passes, ...]
     layers: tuple[Passes, ...]
     convolutions: tuple[ConvolutionChoice, ...]

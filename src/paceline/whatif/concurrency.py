@@ -16,7 +16,7 @@ from paceline.cost import work_depth as wd
 from paceline.cost.operator_depth import MOVES, convolution_size, evaluation
 from paceline.errors import SpecError
 from paceline.spec.cluster import Cluster
-from paceline.spec.concurrency import Concurrency, ConvolutionChoice, ParallelForm, Passes, Stretch
+from paceline.spec.concurrency import ChainStretch, Concurrency, ConvolutionChoice, ParallelForm, Passes
 from paceline.spec.device import Device
 from paceline.spec.workload import PHASES, Op, Workload
 from paceline.whatif.critical_path import Chain, CostedOp, folded, longest, nodes, one_after_another
@@ -72,7 +72,7 @@ def concurrency(workload: Workload, cluster: Cluster | None = None) -> Concurren
     )
 
 
-def _filled(step: Stretch, workload: Workload, device: Device) -> float | None:
+def _filled(step: ChainStretch, workload: Workload, device: Device) -> float | None:
     """Devices whose multiply-adds of one cycle the average parallelism of a step fills."""
     if not device.clock_hz:
         return None
@@ -81,13 +81,13 @@ def _filled(step: Stretch, workload: Workload, device: Device) -> float | None:
     return step.parallelism / each_cycle
 
 
-def _stretch(name: str, workload: Workload, every: Sequence[CostedOp], phases: Sequence[str]) -> Stretch:
+def _stretch(name: str, workload: Workload, every: Sequence[CostedOp], phases: Sequence[str]) -> ChainStretch:
     chosen = [node for node in every if node.op.phase in phases]
     found: Chain = one_after_another(workload, phases) if folded(workload) else longest(chosen)
     shares: dict[str, float] = defaultdict(float)
     for node in found.operators:
         shares[KINDS.get(node.op.kind, node.op.kind)] += node.cost.depth
-    return Stretch(
+    return ChainStretch(
         name=name,
         work=sum(node.cost.work for node in chosen),
         depth=found.depth,

@@ -74,7 +74,7 @@ class Choice:
         return self.mixes.get(self.strategy) or {layer.name: FLOAT32 for layer in self.profile.layers}
 
 
-class Trials:
+class StrategyTrials:
     """Strategies that are tried in turn, there and back: a machine whose pace drifts is as slow for one as
     for the others. They go on while it is not clear which is the fastest.
     """
@@ -152,7 +152,7 @@ class Auto(Strategy):
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))
         #: steps still to be watched
         self._left = watch
-        self._trials = Trials(())
+        self._trials = StrategyTrials(())
         #: what those that were tried remember
         self._remembered: dict[str, dict[str, Any]] = {}
         #: what it goes on with, and the scheme of each parameter
@@ -191,7 +191,7 @@ class Auto(Strategy):
         self._scaler = getattr(self.inner, "scaler", None)  # which later ones may not have, or not be told of
         with torch.no_grad():
             self.choice = self._choose()
-        self._trials = Trials(near(self.choice) if self.trial else ())
+        self._trials = StrategyTrials(near(self.choice) if self.trial else ())
         self._take(self._trials.now or self.choice.strategy)
         self._tell()
 
@@ -284,7 +284,7 @@ class Auto(Strategy):
         if state.get("world") != self.world or state["strategy"] not in (*EXACT, *self.schemes):
             return
         self._profiler.remove()
-        self._left, self._trials = 0, Trials(())
+        self._left, self._trials = 0, StrategyTrials(())
         self._take(state["strategy"], {name: parse(text) for name, text in state["schemes"].items()})
         self.inner.load_state_dict(state["inner"])
         self._tell()
