@@ -147,19 +147,17 @@ def _units(outside: _Call, operators: int) -> Iterator[ModuleUnit]:
             and call.given == previous.returned
             and call.rest == previous.rest
         )
-        if call.end > call.start:
-            yield ModuleUnit(
-                path=call.path,
-                start=call.start,
-                end=call.end,
-                spannable=counts[call.path] == 1 and bool(call.path),
-                follows=linked,
-                mutates=call.mutates,
-                composite=bool(call.inner),
-                output=call.returned[0] if call.returned is not None else None,
-            )
-            done = call.end
-        previous = call
+        yield ModuleUnit(
+            path=call.path,
+            start=call.start,
+            end=call.end,
+            spannable=counts[call.path] == 1 and bool(call.path),
+            follows=linked,
+            mutates=call.mutates,
+            composite=bool(call.inner),
+            output=call.returned[0] if call.returned is not None else None,
+        )
+        done, previous = call.end, call
     if operators > done:
         yield _between(done, operators)
 

@@ -189,8 +189,8 @@ class ChainedSpan:
         if not direct or _identities(args[1:], kwargs) != self._rest:
             raise PlanError(
                 "a recomputation policy takes modules together that do not run one directly after the other,"
-                f" with the same other arguments: {self._names()}; make the policy again, for this model as it"
-                " is"
+                f" with the same other arguments: {self._names()}; make the policy again, for this model as"
+                " it is"
             )
 
     def _end(self, *_: Any) -> None:

@@ -248,9 +248,10 @@ def _module_paths(recorder: StepRecorder, module: nn.Module) -> Iterator[None]:
         recorder.events.append(LogEntry("module", recorder._segment_now(), data=edge))
         recorder.modules.append(path)
 
-    def leave(sub: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        path, returned = recorder.modules.pop(), recorder.place(output)
-        edge = ModuleEdge(path, _first(recorder, args), returned, _rest(args, kwargs))
+    def leave(sub: nn.Module, args: Any, *others: Any) -> None:
+        path, output = recorder.modules.pop(), others[-1]
+        kwargs = others[0] if len(others) > 1 else {}  # torch leaves them out where the module raised
+        edge = ModuleEdge(path, _first(recorder, args), recorder.place(output), _rest(args, kwargs))
         recorder.events.append(LogEntry("left", recorder._segment_now(), data=edge))
 
     handles = [

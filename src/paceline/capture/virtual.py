@@ -97,16 +97,18 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recorder: StepRecorder, columns: int, x: Tensor, weight: Tensor | None) -> Tensor:
         rows = x.numel() // columns
-        with recorder.pause():
-            out = torch.empty_like(x)
-            scale = x.new_empty((rows, 1), dtype=torch.float32)
+
+        def run() -> tuple[Tensor, Tensor]:
+            with recorder.pause():
+                out = torch.empty_like(x)
+                scale = x.new_empty((rows, 1), dtype=torch.float32)
+            reads = [x, *([weight] if weight is not None else [])]
+            work = DeviceWork("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))
+            recorder.record("aten.rms_norm", [work], [out, scale])
+            return out, scale
+
         recorder.note_sequence()
-        reads = [x, *([weight] if weight is not None else [])]
-        recorder.record(
-            "aten.rms_norm",
-            [DeviceWork("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))],
-            [out, scale],
-        )
+        out, scale = recorder.once("norms", run)
         ctx.save_for_backward(x, weight, scale)
         ctx.recorder, ctx.dims = recorder, (rows, columns)
         return out

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from paceline import __version__
 from paceline.cli import (
+    analyze,
     bench,
     calibrate,
     capture,
@@ -45,6 +46,7 @@ for _command in (
     whatif.whatif,
     explain.explain,
     diagnose.diagnose,
+    analyze.analyze,
     explore.explore,
     simulate.simulate,
     capture.capture,

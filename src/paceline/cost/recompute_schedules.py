@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,16 +67,18 @@ _KEEP, _SELECT, _NONE = -1, -2, -3
 
 
 class OptimalSchedules:
-    """The fastest schedules of a chain for every amount of memory, in bytes beside what lives before the step.
+    """The fastest schedules of a chain for every amount of memory: bytes beside what lives before the step.
 
     With C(s, t, m) the seconds of both passes over links s to t with m bytes, the input of s apart:
 
         C(s, t, m) = min of
           forward(s) + C(s+1, t, m - saved(s)) + backward(s)                    keep what s saves
-          the same with selective(s) in place of saved(s), and selective_s(s)   keep what is dear
           forward(s..k) + C(k+1, t, m - output(k)) + C(s, k, m)   for every k   one checkpoint from s to k
 
-    each where the bytes of its parts fit. Memory is a grid of `STEPS`; sizes are rounded up to it.
+    each where the bytes of its parts fit. Of the whole chain, a link may also keep the results of its dear
+    operators alone: the first line with selective(s) in place of saved(s), and selective_s(s) more. Not
+    within a checkpoint: torch would keep them from the first run on. Memory is a grid of `STEPS`; sizes are
+    rounded up to it.
     """
 
     def __init__(self, chain: Sequence[ChainLink], most: float, steps: int = STEPS) -> None:
@@ -85,16 +86,22 @@ class OptimalSchedules:
         self.unit = max(1.0, most) / steps
         self.steps = steps
         n = len(self.chain)
-        self._seconds = np.full((n + 1, n, steps + 1), np.inf)
-        self._choice = np.full((n + 1, n, steps + 1), _NONE, dtype=np.int16)
         self._forward = np.cumsum([0.0, *(link.forward_s for link in self.chain)])
         # gradients that are there once the links from one on have gone back
         self._gradients = np.cumsum([0.0, *(link.gradients for link in reversed(self.chain))])[::-1]
         # the last link of the longest checkpoint that begins at each
         self._reach = [self._last_of_span(first) for first in range(n)]
-        for length in range(1, n + 1):
+        self._within = _Table(n, n, steps)
+        for length in range(1, n):
             for first in range(n - length + 1):
-                self._solve(first, first + length - 1)
+                last = first + length - 1
+                self._within.put(first, last, self._options(first, last, self._within))
+        #: states that reach the end of the chain
+        self._whole = _Table(n, 1, steps)
+        for first in reversed(range(n)):
+            options = self._options(first, n - 1, self._whole)
+            options.append((_SELECT, self._kept(first, n - 1, _SELECT, self._whole)))
+            self._whole.put(first, n - 1, options)
 
     def _last_of_span(self, first: int) -> int:
         if not (self.chain[first].spannable and self.chain[first].opens):
@@ -115,46 +122,46 @@ class OptimalSchedules:
             out[cells:] = values[: self.steps + 1 - cells]
         return out
 
-    def _solve(self, first: int, last: int) -> None:
-        best, choice = self._kept(first, last, _KEEP), np.full(self.steps + 1, _KEEP, dtype=np.int16)
-        options = [(_SELECT, self._kept(first, last, _SELECT))]
-        options += [(end, self._checkpointed(first, end, last)) for end in self._ends(first, last)]
-        for number, seconds in options:
-            better = seconds < best
-            best = np.where(better, seconds, best)
-            choice[better] = number
-        choice[np.isinf(best)] = _NONE
-        self._seconds[first, last], self._choice[first, last] = best, choice
-
-    def _ends(self, first: int, last: int) -> range:
+    def _options(self, first: int, last: int, after: _Table) -> list[tuple[int, Array]]:
+        """Choices for the first link of a stretch of the chain; `after` knows what follows."""
         # what comes last is computed again at once: nothing is won by not keeping it
-        return range(first, min(self._reach[first], last - 1) + 1)
+        ends = range(first, min(self._reach[first], last - 1) + 1)
+        options = [(_KEEP, self._kept(first, last, _KEEP, after))]
+        return options + [(end, self._checkpointed(first, end, last, after)) for end in ends]
 
-    def _kept(self, first: int, last: int, how: int) -> Array:
+    def _kept(self, first: int, last: int, how: int, after: _Table) -> Array:
         """Seconds where the first link keeps what it saves, or what is dear."""
         link = self.chain[first]
         held = link.saved if how == _KEEP else link.selective
         if math.isinf(held):
             return np.full(self.steps + 1, np.inf)
-        later = float(self._gradients[last + 1])
         mine = link.forward_s + link.backward_s + (link.selective_s if how == _SELECT else 0.0)
         rest = np.zeros(self.steps + 1)
         if first < last:
-            rest = self._shifted(self._seconds[first + 1, last], held)
-        ahead = held + link.forward_extra + later
+            rest = self._shifted(after.seconds(first + 1, last), held)
+        ahead = held + link.forward_extra + self._beside(last)
         back = link.saved + link.backward_extra + float(self._gradients[first])
         return self._needing(mine + rest, max(ahead, back))
 
-    def _checkpointed(self, first: int, end: int, last: int) -> Array:
+    def _checkpointed(self, first: int, end: int, last: int, after: _Table) -> Array:
         """Seconds where links up to `end` are one checkpoint."""
         passed = self.chain[first : end + 1]
         before = [0.0, *(link.output for link in passed[:-1])]
         most = max(link.bare + given for link, given in zip(passed, before, strict=True))
         ahead = float(self._forward[end + 1] - self._forward[first])
-        after = self._shifted(self._seconds[end + 1, last], passed[-1].output)
+        rest = self._shifted(after.seconds(end + 1, last), passed[-1].output)
         # alone in a checkpoint, a link has nothing more to leave out
-        again = self._kept(first, first, _KEEP) if end == first else self._seconds[first, end]
-        return self._needing(ahead + after + again, most + float(self._gradients[last + 1]))
+        alone = end == first
+        again = self._kept(first, first, _KEEP, after) if alone else self._within.seconds(first, end)
+        return self._needing(ahead + rest + again, most + self._beside(last))
+
+    def _beside(self, last: int) -> float:
+        """Bytes beside a forward pass that ends with a link: gradients of the links after it, and that of its
+        result, which waits for it.
+        """
+        if last == len(self.chain) - 1:
+            return 0.0
+        return float(self._gradients[last + 1]) + self.chain[last].output
 
     def _needing(self, seconds: Array, size: float) -> Array:
         out = seconds.copy()
@@ -163,34 +170,65 @@ class OptimalSchedules:
 
     def least(self) -> float:
         """Bytes below which there is no schedule."""
-        known = np.flatnonzero(np.isfinite(self._seconds[0, len(self.chain) - 1]))
+        known = np.flatnonzero(np.isfinite(self._whole.seconds(0, len(self.chain) - 1)))
         return float(known[0] * self.unit) if len(known) else math.inf
 
     def seconds(self, memory: float) -> float:
         """Seconds of both passes with so many bytes; infinite where there is no schedule."""
-        return float(self._seconds[0, len(self.chain) - 1, self._cell(memory)])
+        return float(self._whole.seconds(0, len(self.chain) - 1)[self._cell(memory)])
 
     def _cell(self, memory: float) -> int:
         return max(0, min(self.steps, math.floor(memory / self.unit + 1e-9)))
 
     def spans(self, memory: float) -> tuple[ChainSpan, ...]:
         """The checkpoints of the fastest schedule with so many bytes, outer ones before those within."""
-        return tuple(self._spans(0, len(self.chain) - 1, self._cell(memory)))
+        return tuple(self._spans(self._whole, 0, len(self.chain) - 1, self._cell(memory)))
 
-    def _spans(self, first: int, last: int, cell: int) -> Iterator[ChainSpan]:
-        choice = int(self._choice[first, last, cell])
+    def _spans(self, table: _Table, first: int, last: int, cell: int) -> Iterator[ChainSpan]:
+        choice = table.choice(first, last, cell)
         link = self.chain[first]
         if choice in (_KEEP, _SELECT):
             if choice == _SELECT:
                 yield ChainSpan(first, first, selective=True)
             if first < last:
                 held = link.saved if choice == _KEEP else link.selective
-                yield from self._spans(first + 1, last, cell - self._cells(held))
+                yield from self._spans(table, first + 1, last, cell - self._cells(held))
         elif choice != _NONE:
             yield ChainSpan(first, choice)
             if choice > first:
-                yield from self._spans(first, choice, cell)
-            yield from self._spans(choice + 1, last, cell - self._cells(self.chain[choice].output))
+                yield from self._spans(self._within, first, choice, cell)
+            yield from self._spans(table, choice + 1, last, cell - self._cells(self.chain[choice].output))
+
+
+class _Table:
+    """Seconds, and the choice that they come from, by first and last link and memory."""
+
+    def __init__(self, firsts: int, lasts: int, steps: int) -> None:
+        self._seconds = np.full((firsts, lasts, steps + 1), np.inf)
+        self._choice = np.full((firsts, lasts, steps + 1), _NONE, dtype=np.int16)
+        # a table of one last link holds states that reach the end of the chain
+        self._one = lasts == 1
+
+    def _at(self, first: int, last: int) -> tuple[int, int]:
+        return first, 0 if self._one else last
+
+    def put(self, first: int, last: int, options: Sequence[tuple[int, Array]]) -> None:
+        """The best of some choices; where several are as fast, the first of them."""
+        times = np.array([seconds for _, seconds in options])
+        best = times.argmin(axis=0)
+        found = times.min(axis=0)
+        numbers = np.array([number for number, _ in options], dtype=np.int16)[best]
+        numbers[np.isinf(found)] = _NONE
+        self._seconds[self._at(first, last)], self._choice[self._at(first, last)] = found, numbers
+
+    def seconds(self, first: int, last: int) -> Array:
+        """By memory."""
+        found: Array = self._seconds[self._at(first, last)]
+        return found
+
+    def choice(self, first: int, last: int, cell: int) -> int:
+        """The number of the best choice."""
+        return int(self._choice[self._at(first, last)][cell])
 
 
 # -- square root -----------------------------------------------------------------------------------

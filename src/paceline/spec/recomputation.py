@@ -44,10 +44,20 @@ KEEPABLE: dict[str, tuple[str, ...]] = {
 }
 
 
+#: what captures call operators that they log as one -> the kind
+_AS_ONE = {"scaled_dot_product_attention": "attention", "rnn": "recurrent", "rms_norm": "norms"}
+_KIND_OF = {name: kind for kind, names in KEEPABLE.items() for name in names} | _AS_ONE
+
+
+def kind_of(operator: str) -> str | None:
+    """The kind of a captured operator, such as `aten.addmm`, where a span may keep its results."""
+    return _KIND_OF.get(operator.rpartition(".")[2])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeSpan:
-    """Modules that run one after the other, by path. What enters the first is kept; the rest is computed again
-    in the backward pass, except results of the kinds of operators in `keep` (`KEEPABLE`).
+    """Modules that run one after the other, by path. What enters the first is kept; the rest is computed
+    again in the backward pass, except results of the kinds of operators in `keep` (`KEEPABLE`).
     """
 
     modules: tuple[str, ...]
@@ -158,6 +168,12 @@ def _within(inner: Sequence[str], outer: Sequence[str]) -> bool:
 
 def _check_nesting(one: RecomputeSpan, other: RecomputeSpan) -> None:
     common = set(one.modules) & set(other.modules)
+    for inner, outer in ((one, other), (other, one)):
+        if inner.keep and _within(inner.modules, outer.modules):
+            raise SpecError(
+                f"a span of a recomputation policy that keeps results lies within another: {inner}, in"
+                f" {outer}; they would be kept from the first run on"
+            )
     if set(one.modules) == set(other.modules):
         raise SpecError(f"two spans of a recomputation policy are the same: {one}")
     nested = common in (set(one.modules), set(other.modules))

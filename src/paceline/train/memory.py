@@ -5,8 +5,8 @@ Cost, 2016) selective    each block keeps the results of matrix products, which 
 rest again (Korthikanti et al., 2022) recursive    blocks in groups of about the square root of their number,
 each group a checkpoint with checkpoints inside
 
-A policy (`spec.recomputation`) says it module by module; `paceline analyze MODEL --memory --apply FILE` writes
-one.
+A policy (`spec.recomputation`) says it module by module: `paceline analyze MODEL --memory --apply FILE`
+writes one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def recompute(
 ) -> nn.Module:
     """Makes a model compute activations again in the backward pass; the model, changed.
 
-    `how` is a kind (`RECOMPUTE`) for its blocks, by default those that repeat; or a policy, or the file of one,
-    whose modules are named by path. Call it before `parallelize`. Gradients keep their bits.
+    `how` is a kind (`RECOMPUTE`) for its blocks, by default those that repeat; or a policy, or the file of
+    one, whose modules are named by path. Call it before `parallelize`. Gradients keep their bits.
     """
     policy = _policy(how)
     if policy is not None:
