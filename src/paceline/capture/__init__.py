@@ -66,7 +66,7 @@ def traced(
     except ImportError:
         raise MissingExtra("torch", "torch", "capturing a model") from None
     from paceline.capture import fallbacks
-    from paceline.capture._torch import without_compiler
+    from paceline.capture._torch import compiler_loaded, without_compiler
     from paceline.capture.module_state import random_state_kept
     from paceline.capture.resolve import resolve
     from paceline.capture.step import CaptureSettings, trace
@@ -75,6 +75,8 @@ def traced(
     given.setdefault("precision", usual_precision(model))
     # settings first: a wrong word should not cost the building of a model
     CaptureSettings(**given)
+    if given.get("recompute"):
+        compiler_loaded()
     with without_compiler(), random_state_kept():
         job, usual = resolve(model, batch=batch, seq=seq, image=image)
         usually = {"optimizer": usual.optimizer, "channels_last": usual.channels_last}

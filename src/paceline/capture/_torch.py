@@ -50,6 +50,13 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def compiler_loaded() -> None:
+    """Loads what the first checkpoint of a process would load amid its backward pass, where the frames of the
+    import would hold tensors for a while.
+    """
+    importlib.import_module("torch._dynamo")
+
+
 def checkpoint_begun(
     fn: Callable[..., Any],
     contexts: Callable[[], Any],

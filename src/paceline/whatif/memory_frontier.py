@@ -70,6 +70,8 @@ def memory_frontier(
         except CaptureError as error:
             notes.append(f"left out: {candidate.name}: {str(error).splitlines()[0]}")
             continue
+        if candidate.policy.offload and not again.options.get("offloaded_bytes"):
+            continue  # all that these modules keep is too small to be sent
         points.append(_point(candidate, again, predict(again, device, where), base, device))
     moments = _moments(chain)
     return MemoryFrontier(
