@@ -206,6 +206,29 @@ def test_compiling_is_what_model_code_sees():
     assert not torch.compiler.is_compiling()
 
 
+def test_the_compiler_is_loaded():
+    _torch.compiler_loaded()
+    assert "torch._dynamo" in sys.modules
+
+
+def test_checkpoint_begun_ends_at_the_next_step():
+    weight = torch.ones(2, requires_grad=True)
+    runs = []
+
+    def twice(x):
+        runs.append(x)
+        return (x * weight).exp()
+
+    options = {"preserve_rng_state": True, "determinism_check": "default"}
+    contexts = torch.utils.checkpoint.noop_context_fn
+    x = torch.ones(2)
+    begun = _torch.checkpoint_begun(twice, contexts, options, (x,), {})
+    y = (x * weight).exp()
+    assert next(begun, "over") == "over" and not runs
+    y.sum().backward()
+    assert len(runs) == 1 and torch.equal(weight.grad, y.detach())
+
+
 def test_each_wrapper_has_a_test():
     wrappers = [
         name

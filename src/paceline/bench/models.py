@@ -62,7 +62,7 @@ def h200_step(row: Mapping[str, Any]) -> Workload:
         head=head or _head(model_type),
         dropout=family == "hf",
     )
-    return trace(job, CaptureSettings(channels_last=vision, **settings))
+    return trace(job, CaptureSettings(channels_last=vision, **settings)).workload
 
 
 def _head(model_type: str) -> str | None:

@@ -9,6 +9,8 @@ from paceline.errors import MissingExtra
 from paceline.spec import checks
 
 if TYPE_CHECKING:
+    from paceline.capture.step import TracedStep
+    from paceline.spec.recomputation import RecomputePolicy
     from paceline.spec.workload import Workload
 
 
@@ -25,6 +27,7 @@ def capture(
     fused_attention: bool = True,
     fold: bool = True,
     compile: bool = False,
+    recompute: RecomputePolicy | None = None,
 ) -> Workload:
     """Trace one training step of `model` and return it as a workload.
 
@@ -34,7 +37,26 @@ def capture(
 
     `precision` is fp32 by default, and bf16 for Hugging Face configurations. Their `seq` is 4,096 tokens by
     default, or the most that the model takes if that is less.
+
+    Under `recompute`, the step is the one that `paceline.train.recompute(module, policy)` makes of it.
     """
+    options = {
+        "precision": precision,
+        "optimizer": optimizer,
+        "channels_last": channels_last,
+        "checkpointing": checkpointing,
+        "fused_attention": fused_attention,
+        "fold": fold,
+        "compile": compile,
+        "recompute": recompute,
+    }
+    return traced(model, batch=batch, seq=seq, image=image, **options).workload
+
+
+def traced(
+    model: Any, *, batch: int = 1, seq: int | None = None, image: int | None = None, **options: Any
+) -> TracedStep:
+    """The same with the log that the workload was made from; `options` are those of `capture`."""
     batch = checks.whole("batch", batch)
     seq, image = (
         None if size is None else checks.whole(name, size) for name, size in (("seq", seq), ("image", image))
@@ -44,28 +66,24 @@ def capture(
     except ImportError:
         raise MissingExtra("torch", "torch", "capturing a model") from None
     from paceline.capture import fallbacks
-    from paceline.capture._torch import without_compiler
+    from paceline.capture._torch import compiler_loaded, without_compiler
     from paceline.capture.module_state import random_state_kept
     from paceline.capture.resolve import resolve
     from paceline.capture.step import CaptureSettings, trace
 
+    given = {name: value for name, value in options.items() if value is not None}
+    given.setdefault("precision", usual_precision(model))
     # settings first: a wrong word should not cost the building of a model
-    precision = precision or usual_precision(model)
-    CaptureSettings(precision=precision, optimizer=optimizer or "adamw")
+    CaptureSettings(**given)
+    if given.get("recompute"):
+        compiler_loaded()
     with without_compiler(), random_state_kept():
         job, usual = resolve(model, batch=batch, seq=seq, image=image)
-        settings = CaptureSettings(
-            precision=precision,
-            optimizer=optimizer or usual.optimizer,
-            checkpointing=checkpointing,
-            channels_last=usual.channels_last if channels_last is None else channels_last,
-            fused_attention=fused_attention,
-            fold=fold,
-            compile=compile,
-        )
+        usually = {"optimizer": usual.optimizer, "channels_last": usual.channels_last}
         with fallbacks.noticed() as messages:
-            workload = trace(job, settings)
-        return replace(workload, warnings=fallbacks.warnings([*job.fallbacks, *messages]))
+            step = trace(job, CaptureSettings(**{**usually, **given}))
+        warnings = fallbacks.warnings([*job.fallbacks, *messages])
+        return step._replace(workload=replace(step.workload, warnings=warnings))
 
 
 def usual_precision(model: Any) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional
 
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -46,6 +48,32 @@ def function_modes() -> int:
 def storage_key(tensor: torch.Tensor) -> int:
     """Address of the tensor's storage object: equal for views, unique while the storage lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def compiler_loaded() -> None:
+    """Loads what the first checkpoint of a process would load amid its backward pass, where the frames of the
+    import would hold tensors for a while.
+    """
+    importlib.import_module("torch._dynamo")
+
+
+def checkpoint_begun(
+    fn: Callable[..., Any],
+    contexts: Callable[[], Any],
+    options: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Iterator[None]:
+    """A non-reentrant checkpoint that has begun here and ends at the next step of this iterator; `fn` runs
+    again what happens in between. Closing the iterator abandons it.
+    """
+    begin = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    # torch 2.9 added early_stop before the arguments of fn
+    early = (True,) if "early_stop" in inspect.signature(begin).parameters else ()
+    kept, check = options["preserve_rng_state"], options["determinism_check"]
+    begun: Iterator[None] = begin(fn, kept, contexts, check, False, *early, *args, **kwargs)
+    next(begun)
+    return begun
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def segments(recorder: StepRecorder, backward_start: int) -> tuple[list[Segment]
     `backward_start` is the position in the log at which the backward pass began.
     """
     runs = _runs(recorder)
-    kinds = _memory_kinds(recorder.events, backward_start)
+    kinds = memory_kinds(recorder.events, backward_start)
     patterns = {run.repeat_of for run in runs if run.repeat_of >= 0}
     merged: dict[int, list[LogEntry]] = defaultdict(list)
     longest: dict[int, _Run] = {}
@@ -103,7 +103,7 @@ def _joined(runs: list[_Run]) -> list[_Run]:
     return out
 
 
-def _memory_kinds(events: list[LogEntry], backward_start: int) -> dict[int, tuple[str, int]]:
+def memory_kinds(events: list[LogEntry], backward_start: int) -> dict[int, tuple[str, int]]:
     """Kind and size of each storage that the step allocates."""
     kinds: dict[int, tuple[str, int]] = {}
     freed_at = {e.tensor: i for i, e in enumerate(events) if e.what == "free"}

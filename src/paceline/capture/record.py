@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,12 +70,23 @@ _NO_KERNEL = {
 class LogEntry:
     """One entry of the log: an operator, an allocation, a release, a ready gradient or a folded block."""
 
-    what: str  # "op" | "alloc" | "known" | "free" | "ready" | "fold" | "call" | "module"
+    what: str  # "op" | "alloc" | "known" | "free" | "ready" | "fold" | "call" | "module" | "left"
     segment: int
     op: Op | None = None
     tensor: int = -1
     bytes: int = 0
     data: Any = None
+
+
+class ModuleEdge(NamedTuple):
+    """Where a call of a module begins or ends: its path, its first argument, at its end what it returned (see
+    `StepRecorder.place`) and its other arguments.
+    """
+
+    path: str
+    given: tuple[Any, ...] | None
+    returned: tuple[Any, ...] | None = None
+    rest: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -84,6 +96,16 @@ class ForwardScope:
     path: str
     phase: str
     call: int = 0
+
+
+class KeptResults(NamedTuple):
+    """Results that a span of a recomputation policy keeps: in its first run they are added, in the second
+    handed out.
+    """
+
+    kinds: Sequence[str]
+    results: deque[Any]
+    again: bool
 
 
 @dataclass
@@ -110,6 +132,8 @@ class StepRecorder:
     recompute: int = 0
     #: storages at the edge of folded blocks -> (path of the pattern, the storage in that place of it)
     twins: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    #: spans that keep results of operators that torch does not see here, the innermost last
+    kept_results: list[KeptResults] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.current = self.scope("", "forward")
@@ -144,6 +168,28 @@ class StepRecorder:
             self.recompute -= phase == Phase.RECOMPUTE
             self.current = outer if phase == Phase.RECOMPUTE else self.scope(outer_path, outer_phase)
 
+    @contextmanager
+    def keeping(self, kinds: Sequence[str], results: deque[Any], again: bool = False) -> Iterator[None]:
+        """Results of operators of these kinds are kept for a second run, or handed out in it."""
+        self.kept_results.append(KeptResults(kinds, results, again))
+        try:
+            yield
+        finally:
+            self.kept_results.pop()
+
+    def once(self, kind: str, make: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+        """What `make` computes and logs; in a second run that kept it, what it returned in the first."""
+        inner = self.kept_results[-1] if self.kept_results else None
+        if inner is None or kind not in inner.kinds:
+            return make()
+        if inner.again:
+            with self.pause():
+                return tuple(t.detach() for t in inner.results.popleft())
+        made = make()
+        with self.pause():
+            inner.results.append(tuple(t.detach() for t in made))
+        return made
+
     # -- tensors -----------------------------------------------------------------------------
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
@@ -151,6 +197,13 @@ class StepRecorder:
         key = _torch.storage_key(tensor)
         found = self._tensors.get(key)
         return self._adopt(tensor, key) if found is None else found
+
+    def place(self, value: Any) -> tuple[Any, ...] | None:
+        """Storage id, shape and version of a tensor: equal as long as nothing changed it."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        number = self._tensors.get(_torch.storage_key(value))
+        return None if number is None else (number, tuple(value.shape), value._version)
 
     def _adopt(self, tensor: torch.Tensor, key: int) -> int:
         self._count += 1

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
 import paceline
-from paceline.capture import _torch, assemble, optimizer
+from paceline.capture import _torch, assemble, optimizer, recompute
 from paceline.capture.build import default_loss, inputs_to_meta
 from paceline.capture.classify import DTYPE_NAMES, tensors
 from paceline.capture.fold import BlockFolder
 from paceline.capture.fuse import fuse
+from paceline.capture.host_store import HostStore
 from paceline.capture.interpose import InterposeMode
 from paceline.capture.module_state import stand_ins
-from paceline.capture.record import ALLOCATION_UNIT, LogEntry, RecordMode, StepRecorder
-from paceline.errors import CaptureError, PacelineError, UnknownName
+from paceline.capture.record import ALLOCATION_UNIT, LogEntry, ModuleEdge, RecordMode, StepRecorder
+from paceline.errors import CaptureError, PacelineError, SpecError, UnknownName
+from paceline.spec.recomputation import RecomputePolicy
 from paceline.spec.workload import Parameter, Workload
 
 #: precision -> (dtype of parameters, autocast dtype)
@@ -49,8 +52,12 @@ class CaptureSettings:
     fold: bool = True
     #: as under torch.compile: model code sees it, and kernels are fused
     compile: bool = False
+    #: what is computed again, module by module; repeated blocks are not folded then
+    recompute: RecomputePolicy | None = None
 
     def __post_init__(self) -> None:
+        if self.recompute is not None and self.checkpointing:
+            raise SpecError("give checkpointing, or a recomputation policy, not both")
         if self.precision not in PRECISIONS:
             raise UnknownName("precision", self.precision, PRECISIONS, f"allowed: {', '.join(PRECISIONS)}")
         optimizer.check(self.optimizer)
@@ -73,7 +80,16 @@ class StepInputs:
     fallbacks: list[str] = field(default_factory=list)
 
 
-def trace(job: StepInputs, settings: CaptureSettings) -> Workload:
+class TracedStep(NamedTuple):
+    """A captured step: the workload, and the log that it was made from."""
+
+    workload: Workload
+    recorder: StepRecorder
+    #: position in the log at which the backward pass began
+    backward_start: int
+
+
+def trace(job: StepInputs, settings: CaptureSettings) -> TracedStep:
     """Run one step of the job on tensors without data and return what it did; its module stays as it is."""
     dtype, _ = PRECISIONS[settings.precision]
     modules = [job.module, *([job.loss] if isinstance(job.loss, nn.Module) else [])]
@@ -93,7 +109,7 @@ def _plain_mode() -> Iterator[None]:
         yield
 
 
-def _traced(job: StepInputs, settings: CaptureSettings) -> Workload:
+def _traced(job: StepInputs, settings: CaptureSettings) -> TracedStep:
     """Run one step with the module's tensors on meta."""
     dtype, autocast = PRECISIONS[settings.precision]
     module = job.module
@@ -101,10 +117,12 @@ def _traced(job: StepInputs, settings: CaptureSettings) -> Workload:
     kwargs = inputs_to_meta(dict(job.kwargs), dtype, settings.channels_last)
     recorder = StepRecorder(settings.precision)
     interpose = InterposeMode(recorder, autocast, settings.fused_attention)
-    folder = BlockFolder(recorder, interpose, settings.fold, settings.checkpointing)
+    folded = settings.fold and settings.recompute is None
+    folder = BlockFolder(recorder, interpose, folded, settings.checkpointing)
     names = {parameter: name for name, parameter in module.named_parameters()}
     recorder.resident((*names, *module.buffers(), *tensors((args, list(kwargs.values())))))
     module.train()
+    store = _follow(module, settings.recompute, recorder, interpose)
     ready: dict[str, int] = {}
     collecting = gc.isenabled()
     # lifetimes follow reference counts, as on the device; a cycle collected midway would not be reproducible
@@ -165,10 +183,35 @@ def _traced(job: StepInputs, settings: CaptureSettings) -> Workload:
             "checkpointing": settings.checkpointing,
             "channels_last": settings.channels_last,
             "fused_attention": settings.fused_attention,
+            **({"offloaded_bytes": store.sent_bytes} if store.sent_bytes else {}),
         },
         captured_with={"paceline": paceline.__version__, "torch": torch.__version__},
     )
-    return fuse(workload) if settings.compile else workload
+    return TracedStep(fuse(workload) if settings.compile else workload, recorder, backward_start)
+
+
+def _follow(
+    module: nn.Module, policy: RecomputePolicy | None, recorder: StepRecorder, interpose: InterposeMode
+) -> HostStore:
+    """Makes the module follow a recomputation policy; its second runs are logged as such."""
+
+    def around(keep: Sequence[str]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        kept: deque[Any] = deque()
+        return recorder.keeping(keep, kept), _second_run(recorder, interpose, keep, kept)
+
+    settings = recompute.SpanSettings(around=around, exact=False)
+    return recompute.apply(module, policy or RecomputePolicy(), settings)
+
+
+@contextmanager
+def _second_run(
+    recorder: StepRecorder, interpose: InterposeMode, keep: Sequence[str], kept: deque[Any]
+) -> Iterator[None]:
+    with interpose.resumed(), recorder.inside("", 0), recorder.keeping(keep, kept, again=True):
+        try:
+            yield
+        finally:
+            interpose.end_forward()  # each second run enters and leaves autocast by itself
 
 
 def _allocated(tensor: torch.Tensor) -> int:
@@ -211,22 +254,36 @@ def _module_paths(recorder: StepRecorder, module: nn.Module) -> Iterator[None]:
     """Keep the path of the running module on the recorder's stack."""
     paths = {id(m): name for name, m in module.named_modules()}
 
-    def enter(sub: nn.Module, _: Any) -> None:
-        recorder.events.append(LogEntry("module", recorder._segment_now()))
-        recorder.modules.append(paths.get(id(sub), recorder.modules[-1] if recorder.modules else ""))
+    def enter(sub: nn.Module, args: Any) -> None:
+        path = paths.get(id(sub), recorder.modules[-1] if recorder.modules else "")
+        edge = ModuleEdge(path, _first(recorder, args))
+        recorder.events.append(LogEntry("module", recorder._segment_now(), data=edge))
+        recorder.modules.append(path)
 
-    def leave(sub: nn.Module, *_: Any) -> None:
-        recorder.modules.pop()
+    def leave(sub: nn.Module, args: Any, *others: Any) -> None:
+        path, output = recorder.modules.pop(), others[-1]
+        kwargs = others[0] if len(others) > 1 else {}  # torch leaves them out where the module raised
+        edge = ModuleEdge(path, _first(recorder, args), recorder.place(output), _rest(args, kwargs))
+        recorder.events.append(LogEntry("left", recorder._segment_now(), data=edge))
 
     handles = [
         module_hooks.register_module_forward_pre_hook(enter),
-        module_hooks.register_module_forward_hook(leave, always_call=True),
+        module_hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _first(recorder: StepRecorder, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return recorder.place(args[0]) if args else None
+
+
+def _rest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What a module is called with besides its first argument: equal for two calls with the same objects."""
+    return (*map(id, args[1:]), *((name, id(value)) for name, value in sorted(kwargs.items())))
 
 
 @contextmanager

@@ -39,16 +39,20 @@ class FusedAttention(torch.autograd.Function):
         sk, dv = v.shape[-2:]
         hk = k.shape[-3] if k.dim() > 2 else 1
         dims = (b, hq, hk, sq, sk, d, dv)
-        with recorder.pause():
-            out = _laid_out(q, dv)
-            lse = q.new_empty((*q.shape[:-1], 1), dtype=torch.float32)
+
+        def run() -> tuple[Tensor, Tensor]:
+            with recorder.pause():
+                out = _laid_out(q, dv)
+                lse = q.new_empty((*q.shape[:-1], 1), dtype=torch.float32)
+            tags = ("forward", *(("causal",) if causal else ()), *extras)
+            reads = [q, k, v, *([mask] if mask is not None else [])]
+            flops = _flops(dims, causal, 2)
+            work = DeviceWork("attention", reads, [out, lse], dims, flops, tags, DTYPE_NAMES[q.dtype])
+            recorder.record("aten.scaled_dot_product_attention", [work], [out, lse])
+            return out, lse
+
         recorder.note_sequence()
-        tags = ("forward", *(("causal",) if causal else ()), *extras)
-        reads = [q, k, v, *([mask] if mask is not None else [])]
-        work = DeviceWork(
-            "attention", reads, [out, lse], dims, _flops(dims, causal, 2), tags, DTYPE_NAMES[q.dtype]
-        )
-        recorder.record("aten.scaled_dot_product_attention", [work], [out, lse])
+        out, lse = recorder.once("attention", run)
         ctx.save_for_backward(q, k, v, out, lse, mask)
         ctx.recorder, ctx.causal, ctx.extras, ctx.dims = recorder, causal, extras, dims
         return out
@@ -93,16 +97,18 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recorder: StepRecorder, columns: int, x: Tensor, weight: Tensor | None) -> Tensor:
         rows = x.numel() // columns
-        with recorder.pause():
-            out = torch.empty_like(x)
-            scale = x.new_empty((rows, 1), dtype=torch.float32)
+
+        def run() -> tuple[Tensor, Tensor]:
+            with recorder.pause():
+                out = torch.empty_like(x)
+                scale = x.new_empty((rows, 1), dtype=torch.float32)
+            reads = [x, *([weight] if weight is not None else [])]
+            work = DeviceWork("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))
+            recorder.record("aten.rms_norm", [work], [out, scale])
+            return out, scale
+
         recorder.note_sequence()
-        reads = [x, *([weight] if weight is not None else [])]
-        recorder.record(
-            "aten.rms_norm",
-            [DeviceWork("norm", reads, [out, scale], (rows, columns), tags=("forward", "rms"))],
-            [out, scale],
-        )
+        out, scale = recorder.once("norms", run)
         ctx.save_for_backward(x, weight, scale)
         ctx.recorder, ctx.dims = recorder, (rows, columns)
         return out
@@ -141,25 +147,24 @@ class FusedRecurrent(torch.autograd.Function):
         initial, weights = rest[:states], rest[states:]
         hidden = initial[0].shape[-1]
         steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
-        with recorder.pause():
-            out = x.new_empty((steps, batch, hidden * directions))
-            out = out.transpose(0, 1) if batch_first else out
-            last = [torch.empty_like(state) for state in initial]
-            # cuDNN keeps gates and cell states of every step for the backward pass
-            reserve = x.new_empty((layers * directions, steps, batch, hidden * (gates + 2)))
-        recorder.note_sequence()
         dims = (layers * directions, steps, batch, x.shape[-1], hidden)
         flops = _rnn_flops(gates, layers, directions, steps, batch, x.shape[-1], hidden)
-        work = DeviceWork(
-            "rnn",
-            [x, *weights],
-            [out, reserve],
-            dims,
-            flops,
-            ("forward", f"gates{gates}", f"layers{layers}"),
-            DTYPE_NAMES[x.dtype],
-        )
-        recorder.record("aten.rnn", [work], [out, reserve, *last])
+
+        def run() -> tuple[Tensor, ...]:
+            with recorder.pause():
+                out = x.new_empty((steps, batch, hidden * directions))
+                out = out.transpose(0, 1) if batch_first else out
+                last = [torch.empty_like(state) for state in initial]
+                # cuDNN keeps gates and cell states of every step for the backward pass
+                reserve = x.new_empty((layers * directions, steps, batch, hidden * (gates + 2)))
+            tags = ("forward", f"gates{gates}", f"layers{layers}")
+            reads, dtype = [x, *weights], DTYPE_NAMES[x.dtype]
+            work = DeviceWork("rnn", reads, [out, reserve], dims, flops, tags, dtype)
+            recorder.record("aten.rnn", [work], [out, reserve, *last])
+            return (out, reserve, *last)
+
+        recorder.note_sequence()
+        out, reserve, *last = recorder.once("recurrent", run)
         ctx.save_for_backward(x, *rest, out, reserve)
         ctx.recorder, ctx.dims, ctx.flops, ctx.states, ctx.counts = (
             recorder,

@@ -1,4 +1,4 @@
-"""`paceline analyze`: what a network is made of, whatever it runs on."""
+"""`paceline analyze`: what a network is made of, and what its step holds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from paceline.cli.memory_analysis import Apply, Within, analyze_memory
 from paceline.cli.options import Json, print_json, show
 from paceline.cli.subject import CaptureOptions
 
 if TYPE_CHECKING:
+    from paceline.spec.concurrency import Concurrency
+    from paceline.spec.memory_frontier import MemoryFrontier
     from paceline.spec.workload import Workload
 
 
@@ -34,43 +37,89 @@ def analyze(
             " and on ones ten times as fast; as for predict, such as 4xdgx-h100"
         ),
     ] = None,
+    memory: Annotated[
+        bool,
+        Parameter(
+            negative="", help="what lives when in a step on --device, and what less memory costs in time"
+        ),
+    ] = False,
+    device: Annotated[
+        str | None, Parameter(help="with --memory: the device, as for predict, such as h200")
+    ] = None,
+    within: Within = None,
+    apply: Apply = None,
     captured: CaptureOptions | None = None,
     html: Annotated[Path | None, Parameter(help="also write a page with charts")] = None,
     json_: Json = False,
 ) -> None:
-    """What a network is made of. Say what to look at: --concurrency.
+    """What a network is made of, and what its step holds. Say what to look at: --concurrency or --memory.
 
     paceline analyze resnet50 --batch 256 --concurrency
 
     paceline analyze llama3-8b --batch 16 --seq 4096 --precision bf16 --concurrency --cluster 32xdgx-h100
 
-    paceline analyze my_net.py:build --concurrency --json
+    paceline analyze resnet50 --batch 32 --memory --device h200
+
+    paceline analyze gpt2 --batch 8 --memory --device h200 --within 8GB --apply policy.json
 
     Parameters
     ----------
     model
         as for `predict`
     """
-    from paceline.catalog import clusters
     from paceline.errors import SpecError
 
-    if not concurrency:
-        raise SpecError("say what to look at: --concurrency")
-    where = clusters.get(cluster) if cluster is not None else None
-    from paceline.report.concurrency import concurrency_page
-    from paceline.whatif.concurrency import concurrency as run
-
-    found = run(_unfolded(model, captured or CaptureOptions()), where)
+    if concurrency == memory:
+        raise SpecError("say what to look at: --concurrency or --memory, one at a time")
+    _refuse("--concurrency", concurrency, {"--cluster": cluster})
+    _refuse("--memory", memory, {"--device": device, "--within": within, "--apply": apply})
+    options = captured or CaptureOptions()
+    found: Concurrency | MemoryFrontier
+    said: list[str] = []
+    if concurrency:
+        found = _concurrency(model, cluster, options)
+    else:
+        found, said = analyze_memory(model, device, options.given, within, apply)
     if html is not None:
-        from paceline.report import page
-
-        page.write(html, concurrency_page(found, shlex.join(["paceline", *sys.argv[1:]])))
+        _write(html, found)
+        said.append(f"written: {html}")
     if json_:
         print_json(found.to_dict())
         return
     show(found)
-    if html is not None:
-        print(f"written: {html}")
+    for line in said:
+        print(line)
+
+
+def _refuse(of: str, chosen: bool, options: dict[str, object]) -> None:
+    """Raises where an option of one analysis is given without it."""
+    from paceline.errors import SpecError
+
+    given = [name for name, value in options.items() if value is not None]
+    if given and not chosen:
+        raise SpecError(f"{given[0]} goes with {of}; add {of}, or leave {given[0]} out")
+
+
+def _write(html: Path, found: Concurrency | MemoryFrontier) -> None:
+    """A page with charts of what was found."""
+    from paceline.report import page
+    from paceline.report.concurrency import concurrency_page
+    from paceline.report.memory_frontier import memory_page
+    from paceline.spec.concurrency import Concurrency
+
+    command = shlex.join(["paceline", *sys.argv[1:]])
+    if isinstance(found, Concurrency):
+        page.write(html, concurrency_page(found, command))
+    else:
+        page.write(html, memory_page(found, command))
+
+
+def _concurrency(model: str, cluster: str | None, options: CaptureOptions) -> Concurrency:
+    from paceline.catalog import clusters
+    from paceline.whatif.concurrency import concurrency
+
+    where = clusters.get(cluster) if cluster is not None else None
+    return concurrency(_unfolded(model, options), where)
 
 
 def _unfolded(model: str, captured: CaptureOptions) -> Workload:

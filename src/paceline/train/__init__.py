@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.train.checkpoint import Checkpoints
     from paceline.train.job import Job, join
+    from paceline.train.memory import recompute
     from paceline.train.optim import LAMB, LARS, BatchGrowth, NoiseScale, scaled_lr, warmup
     from paceline.train.parallel import close, of, parallelize
     from paceline.train.pipeline import Pipeline
@@ -33,6 +34,7 @@ __all__ = [
     "join",
     "of",
     "parallelize",
+    "recompute",
     "scaled_lr",
     "warmup",
 ]
@@ -48,6 +50,7 @@ _EXPORTS = {
     "close": "parallel",
     "of": "parallel",
     "parallelize": "parallel",
+    "recompute": "memory",
     "Scaler": "precision",
     "Pipeline": "pipeline",
     "Job": "job",

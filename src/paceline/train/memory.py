@@ -1,36 +1,34 @@
-"""Less memory for activations: computed again, or kept in host memory; chosen by plan.
+"""Less memory for activations: computed again, or kept in host memory; chosen by plan, or by a policy.
 
 full         each block of a model keeps its input only (Chen et al., Training Deep Nets with Sublinear Memory
 Cost, 2016) selective    each block keeps the results of matrix products, which are dear, and computes the
 rest again (Korthikanti et al., 2022) recursive    blocks in groups of about the square root of their number,
 each group a checkpoint with checkpoints inside
+
+A policy (`spec.recomputation`) says it module by module: `paceline analyze MODEL --memory --apply FILE`
+writes one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from paceline.capture import recompute as spans
 from paceline.errors import PlanError
+from paceline.spec.recomputation import RecomputePolicy
 from paceline.spec.vocabulary import Offload, Recompute
 
 RECOMPUTE = ("none", "selective", "full", "recursive")
-_KEPT = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.convolution.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-}
+#: what `selective` keeps
+KEPT = ("products", "convolutions", "attention")
 
 
 def blocks_of(model: nn.Module, but: list[nn.Module] | None = None) -> list[nn.Module]:
@@ -54,70 +52,44 @@ def blocks_of(model: nn.Module, but: list[nn.Module] | None = None) -> list[nn.M
     return [block for block in longest if any(True for _ in block.parameters())]
 
 
-def recompute(model: nn.Module, kind: str, blocks: Sequence[nn.Module] | None = None) -> nn.Module:
-    """Makes blocks (by default those that repeat) compute activations again in the backward pass; the model,
-    changed.
+def recompute(
+    model: nn.Module, how: str | Path | RecomputePolicy, blocks: Sequence[nn.Module] | None = None
+) -> nn.Module:
+    """Makes a model compute activations again in the backward pass; the model, changed.
+
+    `how` is a kind (`RECOMPUTE`) for its blocks, by default those that repeat; or a policy, or the file of
+    one, whose modules are named by path. Call it before `parallelize`. Gradients keep their bits.
     """
-    if kind not in RECOMPUTE:
-        raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}; got {kind!r}")
-    if kind == Recompute.NONE:
+    policy = _policy(how)
+    if policy is not None:
+        spans.apply(model, policy)
+        return model
+    if how not in RECOMPUTE:
+        raise PlanError(f"recompute must be {', '.join(RECOMPUTE)}, or a file of a policy; got {how!r}")
+    if how == Recompute.NONE:
         return model
     found = blocks_of(model) if blocks is None else list(blocks)
-    for block in found:
-        _wrap(
-            block,
-            partial(create_selective_checkpoint_contexts, _policy) if kind == Recompute.SELECTIVE else None,
-        )
-    if kind == "recursive":
-        _group(model, found)
+    keep = KEPT if how == Recompute.SELECTIVE else ()
+    chosen: list[tuple[Sequence[nn.Module], Sequence[str]]] = [((block,), keep) for block in found]
+    if how == "recursive":
+        chosen += [(group, ()) for group in _groups(found)]
+    spans.checkpoints(model, chosen)
     return model
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(how: str | Path | RecomputePolicy) -> RecomputePolicy | None:
+    if isinstance(how, RecomputePolicy):
+        return how
+    if isinstance(how, Path) or str(how).endswith(".json"):
+        return RecomputePolicy.load(how)
+    return None
 
 
-def _wrap(module: nn.Module, contexts: Callable[[], Any] | None) -> None:
-    inner = module.forward
-    more: dict[str, Any] = {"context_fn": contexts} if contexts is not None else {}
-
-    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return inner(*args, **kwargs)
-        return checkpoint(inner, *args, use_reentrant=False, **more, **kwargs)
-
-    module.forward = MethodType(forward, module)
-
-
-def _group(model: nn.Module, blocks: list[nn.Module]) -> None:
-    """Outer checkpoints round groups of blocks that follow one another in a list: the first of a group runs
-    them all, the others pass on.
-    """
+def _groups(blocks: list[nn.Module]) -> list[list[nn.Module]]:
+    """Blocks that follow one another, in groups of about the square root of their number."""
     size = max(1, math.isqrt(len(blocks)))
-    for start in range(0, len(blocks), size):
-        members = blocks[start : start + size]
-        if len(members) > 1:
-            _chain(members)
-
-
-def _chain(members: list[nn.Module]) -> None:
-    inner = [member.forward for member in members]
-
-    def together(x: Any, *args: Any) -> Any:
-        for forward in inner:
-            x = forward(x, *args)
-        return x
-
-    def first(_: nn.Module, x: Any, *args: Any) -> Any:
-        return (
-            checkpoint(together, x, *args, use_reentrant=False)
-            if torch.is_grad_enabled()
-            else together(x, *args)
-        )
-
-    members[0].forward = MethodType(first, members[0])
-    for member in members[1:]:
-        member.forward = MethodType(lambda _, x, *args: x, member)
+    groups = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+    return [group for group in groups if len(group) > 1]
 
 
 def compiled(model: nn.Module, framework: str) -> nn.Module:

@@ -187,7 +187,9 @@ def _neusight_workload(model: str, batch: int, seq: int) -> Workload:
     head = "AutoModelForPreTraining" if model.startswith("bert") else None
     config = {"vocab_size": 30522, **_NEUSIGHT[model]} if model.startswith("bert") else _NEUSIGHT[model]
     job = huggingface(config, batch=batch, seq=seq, name=model, head=head, attention="eager")
-    return models.without_optimizer(trace(job, CaptureSettings(precision="fp32", fused_attention=False)))
+    return models.without_optimizer(
+        trace(job, CaptureSettings(precision="fp32", fused_attention=False)).workload
+    )
 
 
 # -- timm_train_rtx3090 ----------------------------------------------------------------------------
