@@ -251,4 +251,6 @@ def test_a_second_run_is_a_phase_of_the_capture():
 def test_what_is_kept_is_not_computed_again():
     keep = ("products", "attention")
     how = policy(*(span(f"blocks.{i}", keep=keep) for i in range(12)))
-    assert pl.capture("gpt2", batch=1, seq=64, recompute=how).flops == pl.capture("gpt2", batch=1, seq=64).flops
+    assert (
+        pl.capture("gpt2", batch=1, seq=64, recompute=how).flops == pl.capture("gpt2", batch=1, seq=64).flops
+    )

@@ -99,9 +99,10 @@ def test_a_point_is_the_prediction_of_its_policy(name):
         assert again.memory.peak_bytes == point.peak_bytes
         assert again.step_s + copies == pytest.approx(point.step_s)
         assert point.overhead == pytest.approx(point.step_s / plain.step_s - 1)
-    assert plain.peak_bytes == found.peak.bytes + memory(
-        lifetimes(name).workload, devices.get("h200")
-    ).by_kind["workspace"]
+    assert (
+        plain.peak_bytes
+        == found.peak.bytes + memory(lifetimes(name).workload, devices.get("h200")).by_kind["workspace"]
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet18", "gpt2-124m"])
