@@ -5,8 +5,8 @@
     python benchmarks/recompute_frontier.py --device cuda --spec h200 --out rows.jsonl
     python benchmarks/recompute_frontier.py --show measurements/recompute_frontier_cpu.jsonl
 
-Peak memory on a CPU is the largest sum of what torch's allocator reports to its profiler during a step, on top
-of what is there before it; on a GPU it is `torch.cuda.max_memory_allocated`. Policies of a model share its
+Peak memory on a CPU is the largest sum of what torch's allocator reports during a step to its profiler, and
+what is there before; on a GPU it is `torch.cuda.max_memory_allocated`. Policies of a model share its
 parameters and take turns, so that a slow minute is slow for all; times are medians over the rounds of
 processor time of one thread on a CPU (other programs do not count), of wall-clock time on a GPU. Gradients of
 every policy are compared with those of the plain step, bit by bit.
