@@ -28,6 +28,9 @@ def test_sharded_and_tensor_parallel_plans_follow_one_process():
             ("gpt", "ddp fp32 offload=activations"),
         )
     ]
+    # spans over several modules, one within the other, which FSDP gathers and shards as they run again
+    spans = [["blocks.0", "blocks.1"], ["blocks.0"]]
+    runs += [("planned", {"kind": kind, "plan": "fsdp fp32", "spans": spans}) for kind in ("gpt", "llama")]
     first, *_ = run(
         "workers_parallel:parallel_all", world=2, arguments={"runs": runs}, environment=HERE, timeout_s=250
     )

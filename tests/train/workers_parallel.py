@@ -8,11 +8,15 @@ from paceline.spec.compression import Float32
 from paceline.train.strategies.auto import Auto, Choice
 
 
-def planned(kind, plan, steps=4):
-    """Losses under a plan without pipeline stages (mean over ranks), beside those of one process."""
+def planned(kind, plan, steps=4, spans=()):
+    """Losses under a plan without pipeline stages (mean over ranks), beside those of one process; `spans` of
+    modules are computed again.
+    """
     import paceline.train as pt
+    from paceline.spec.recomputation import RecomputePolicy, RecomputeSpan
 
     net, ids = decoder(kind)
+    pt.recompute(net, RecomputePolicy(spans=tuple(RecomputeSpan(modules=tuple(span)) for span in spans)))
     opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     net, opt = pt.parallelize(net, opt, plan=plan)
     ranks = 1 if "tp=" in plan else dist.get_world_size()
