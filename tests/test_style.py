@@ -21,13 +21,11 @@ SHARED_NAMES = {
         "Event",
         "Exchange",
         "Flat",
-        "Gradients",
         "Job",
         "Layer",
-        "Layers",
     ),
     *("Machine", "OneBit", "Overlapped", "Part", "Piece", "Pipeline", "Place", "Policy", "PowerSGD", "QSGD"),
-    *("RandomK", "Shape", "SignSGD", "Span", "Stage", "Step", "TernGrad", "TopK"),
+    *("RandomK", "Shape", "SignSGD", "Span", "Stage", "TernGrad", "TopK"),
 }
 #: files that still nest conditional expressions
 NESTED = {

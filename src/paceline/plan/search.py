@@ -30,7 +30,7 @@ from paceline.plan.memory import peaks, room
 from paceline.plan.space import Block, Space
 from paceline.plan.table import Table
 from paceline.plan.workers import Interrupted, Pool, reached, workers
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep as Step
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.cluster import Cluster

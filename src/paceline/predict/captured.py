@@ -23,16 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost import memory as memory_model
-from paceline.cost.collectives import sigma
-from paceline.predict.answer import Passes, StepFacts, network_evidence
+from paceline.predict import captured_work
+from paceline.predict.answer import StepFacts
 from paceline.predict.captured_memory import stage_memory
+from paceline.predict.evidence import network_evidence
+from paceline.predict.interval import CAPTURED_MEMORY, bounded, network_sigma
 from paceline.predict.layout import Chunk, Layout, Unit, cut, whole
 from paceline.predict.step import Timed
 from paceline.sim.mesh import Mesh
+from paceline.sim.work import StepWork
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import Evidence, Stage
+from paceline.spec.prediction import Evidence, Fit, Memory
 from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.vocabulary import Precision, Sharding
 from paceline.spec.workload import ITEMSIZE, Op, Parameter, Workload
@@ -220,45 +223,49 @@ class Module:
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def facts(self, passes: Passes) -> StepFacts:
+    def work(self) -> StepWork:
+        """What the ranks do."""
+        return captured_work.CapturedRanks(self).work()
+
+    def facts(self) -> StepFacts:
         """What an answer says of the step besides its time."""
         plan, workload = self.plan, self.workload
         again = sum(op.flops for op in self.operators if op.phase == "recompute")
         samples = plan.dp * plan.micro_batches
-        stages = tuple(
-            Stage(
-                layers=sum(self.chunks[number].parts for number in self.mesh.chunks(rank)),
-                forward_s=forward_s,
-                backward_s=backward_s,
-                memory=stage_memory(self, rank),
-            )
-            for rank, (forward_s, backward_s) in enumerate(passes)
-        )
-        fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
         return StepFacts(
             model=workload.name,
-            cluster=self.cluster,
-            plan=plan,
-            seq=workload.seq or 0,
-            precision=workload.precision,
             unit=workload.unit,
             units=samples * workload.units_per_step,
             parameters=workload.parameter_count,
             flops=samples * (workload.flops - again),
             executed_flops=samples * workload.flops,
             peak_flops=self.timed.peak_flops * plan.ranks,
-            stages=stages,
-            fit=memory_model.fit(workload, fullest),
-            provenance=self.provenance(),
         )
+
+    def layers(self, rank: int) -> int:
+        """Parts of the model in a stage, between places to cut at."""
+        return sum(self.chunks[number].parts for number in self.mesh.chunks(rank))
+
+    def memory(self, rank: int) -> Memory:
+        """Bytes of one device of a stage, by kind, when most is live."""
+        return bounded(stage_memory(self, rank), CAPTURED_MEMORY)
+
+    def fit(self, fullest: Memory) -> Fit:
+        """Whether the fullest stage fits, and what would help."""
+        return memory_model.fit(self.workload, fullest)
+
+    @property
+    def replica_size(self) -> tuple[float, float]:
+        """Parameters of the device that holds most, and bytes of one element of a gradient."""
+        held = [self.mesh.chunks(rank) for rank in range(self.plan.pp)]
+        stages = [sum(g.numel for g in self.gradients if g.ready[0] in mine) for mine in held]
+        return max(stages), round(max((g.parameter_bytes / g.numel for g in self.gradients), default=4))
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, exposed communication by its
         network.
         """
-        group, network = self.mesh.group("dp"), 0.0
-        if group.size > 1:
-            network = float(sigma(self.plan.bucket_bytes, group, self.cluster, self.mesh.library))
+        network = network_sigma(self.mesh, self.plan.bucket_bytes, ("dp",))
         share = min(1.0, exposed / step)
         own = self.timed.step_sigma(step / self.plan.micro_batches)
         return math.hypot((1 - share) * own, share * network)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.cost import memory as device_memory
-from paceline.predict.interval import CAPTURED_MEMORY, bounded
 from paceline.predict.memory import in_flight
 from paceline.predict.rounds import enough
 from paceline.sim.schedules import actions
-from paceline.spec import schedules
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Sharding
 
@@ -43,8 +41,7 @@ def stage_memory(module: Module, rank: int) -> Memory:
         accumulated=module.plan.micro_batches > 1,
     )
     trained = sum(gradient.numel for gradient in module.gradients if gradient.needed[0] in mine)
-    with_state = device_memory.with_more(found, module.way.state_bytes * trained)
-    return bounded(with_state, CAPTURED_MEMORY)
+    return device_memory.with_more(found, module.way.state_bytes * trained)
 
 
 def _for_a_moment(module: Module, rank: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -76,16 +73,14 @@ def live(module: Module, rank: int) -> float:
     p, kept = module.plan, activations(module)
     if p.pp == 1:
         return 1.0
-    full = in_flight(p.schedule, rank, p.pp, p.micro_batches, p.vpp)
-    few = in_flight(p.schedule, rank, p.pp, enough(p), p.vpp)
+    few = min(p.micro_batches, enough(p))
+    full, steady = (in_flight(p.schedule, rank, p.pp, count, p.vpp) for count in (p.micro_batches, few))
     if full == p.micro_batches:  # before the first goes back
-        return p.micro_batches * sum(kept[number] for number in module.mesh.chunks(rank))
-    count = p.micro_batches if full > few else min(p.micro_batches, enough(p))
+        return full * sum(kept[number] for number in module.mesh.chunks(rank))
     held = most = 0.0
-    splits = schedules.get(p.schedule).splits
-    for chunk, kind, _ in actions(p.schedule, rank, p.pp, count, p.vpp):
-        last = "W" if splits and kind != "B" else "B"
-        held += kept[chunk] * {"F": 1.0, last: -1.0}.get(kind, 0.0)
+    change = {"F": 1.0, "B": -1.0, "W": -1.0}
+    for chunk, kind, _ in actions(p.schedule, rank, p.pp, p.micro_batches if full > steady else few, p.vpp):
+        held += kept[chunk] * change.get(kind, 0.0)
         most = max(most, held)
     return most
 

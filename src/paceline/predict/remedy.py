@@ -18,7 +18,7 @@ from paceline.spec.prediction import Fit, Memory
 from paceline.spec.vocabulary import Offload, Recompute, Sharding
 
 if TYPE_CHECKING:
-    from paceline.predict.distributed import Step
+    from paceline.predict.distributed import TransformerStep
 
 #: changes that are made to a plan at most to find one that fits, and plans that are changed further each time
 DEPTH, BREADTH = 4, 4
@@ -27,7 +27,7 @@ GROWTH = 6
 Remedy = tuple[str, int]
 
 
-def fit(step: Step, fullest: Memory) -> Fit:
+def fit(step: TransformerStep, fullest: Memory) -> Fit:
     """Whether the fullest stage fits; if not, what other plans would need, the nearest one that fits
     first.
     """
@@ -49,12 +49,12 @@ def fit(step: Step, fullest: Memory) -> Fit:
     )
 
 
-def needed(step: Step) -> int:
+def needed(step: TransformerStep) -> int:
     """Bytes reserved on a device of the fullest stage."""
-    return max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
+    return max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.parts.stages))
 
 
-def nearest(step: Step) -> Remedy | None:
+def nearest(step: TransformerStep) -> Remedy | None:
     """The plan that fits after the fewest changes, the cheaper ones first, and what it would reserve."""
     plans, seen = [step.plan], {str(step.plan)}
     for _ in range(DEPTH):
@@ -65,7 +65,7 @@ def nearest(step: Step) -> Remedy | None:
                 if tried is None or str(tried.plan) in seen:
                     continue
                 seen.add(str(tried.plan))
-                memories = [stage_memory(tried, stage, i) for i, stage in enumerate(tried.held())]
+                memories = [stage_memory(tried, stage, i) for i, stage in enumerate(tried.parts.stages)]
                 size = max(memory.reserved_bytes for memory in memories)
                 if all(memory.fits for memory in memories):
                     return str(tried.plan), size
@@ -74,7 +74,7 @@ def nearest(step: Step) -> Remedy | None:
     return None
 
 
-def _larger(step: Step) -> Remedy | None:
+def _larger(step: TransformerStep) -> Remedy | None:
     """The nearest plan that fits on the smallest cluster of 2, 4, 8, ...
 
     times as many nodes, where none fits on this one.
@@ -93,7 +93,7 @@ def _larger(step: Step) -> Remedy | None:
     return None
 
 
-def _try(step: Step, plan: Plan) -> Step | None:
+def _try(step: TransformerStep, plan: Plan) -> TransformerStep | None:
     """The step under another plan on the same cluster, for its memory alone: its operators are still those of
     the first.
     """

@@ -14,6 +14,11 @@ def actions(schedule: str, rank: int, pp: int, micro_batches: int, vpp: int = 1)
     return list(schedules.get(schedule).actions(rank, pp, micro_batches, vpp))
 
 
+def kinds(schedule: str) -> str:
+    """Kinds of passes that its ranks run."""
+    return "FBIW" if schedules.get(schedule).splits else "FB"
+
+
 def sources(action: Action, chunks: int) -> list[tuple[int, str, int]]:
     """What of another chunk a pass needs: (chunk, F or B, micro-batch)."""
     neighbour = action.chunk - 1 if action.kind == "F" else action.chunk + 1

@@ -1,0 +1,240 @@
+"""The embedding, a layer and the head of a transformer on one rank: seconds of their operators on device and
+host, and each in one direction as a task, whose operators and collectives the event engine has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.cost.chip import Chip, chip
+from paceline.cost.curves import Curves, curves_for
+from paceline.cost.host_link import link_rate
+from paceline.cost.operators import OpTimes
+from paceline.cost.pack import PackedOps
+from paceline.cost.tape import Collective, Piece, Shape
+from paceline.cost.transformer import PieceTime, blocks, piece_times, saved_bytes
+from paceline.sim import engine
+from paceline.sim.mesh import Mesh
+from paceline.sim.program import JOIN, Builder, Label
+from paceline.sim.work import TITLES
+from paceline.spec.device import Device
+from paceline.spec.framework import Framework
+from paceline.spec.vocabulary import Offload, Recompute
+
+Array = NDArray[np.float64]
+
+#: between kernels that follow each other on the device
+GAP_S = 1.3e-6
+#: what a full recomputation runs again
+LAYER = "layer.forward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedPieces:
+    """The operators of all pieces, timed on a device."""
+
+    chip: Chip
+    curves: Curves
+    packed: PackedOps
+    costs: OpTimes
+    pieces: Mapping[str, PieceTime]
+    #: of each piece, where its operators start among all that are packed
+    starts: Mapping[str, int]
+
+    @staticmethod
+    def of(shape: Shape, device: Device, curves: Curves | None) -> TimedPieces:
+        found, target = blocks(shape), chip(device)
+        constants = curves or curves_for(device)
+        pieces, costs = piece_times(found, device, target, constants)
+        return TimedPieces(
+            chip=target,
+            curves=constants,
+            packed=found.packed,
+            costs=costs,
+            pieces=pieces,
+            starts=found.starts,
+        )
+
+    def place(self, name: str) -> slice:
+        """Where a piece's operators stand among all that are packed."""
+        return slice(self.starts[name], self.starts[name] + len(self.pieces[name].each))
+
+    def device_s(self, name: str) -> Array:
+        """Seconds of the device for each operator of a piece, with the gaps between kernels."""
+        kernels = self.costs.kernels[self.place(name)].copy()
+        for place, count in self.pieces[name].piece.launches.items():
+            kernels[place] = count
+        return self.pieces[name].each + GAP_S * kernels
+
+
+class Stretch(NamedTuple):
+    """A stretch of a piece's operators: collectives that they wait for, and those beside them."""
+
+    ahead: Sequence[Collective]
+    ops: Sequence[int]
+    beside: Sequence[Collective]
+
+
+def stretches(piece: Piece) -> Iterator[Stretch]:
+    """The operators of a piece from one collective to the next."""
+    alone = sorted((c for c in piece.collectives if not c.behind), key=lambda c: c.at)
+    edges = {*((c.behind or (c.at,))[0] for c in piece.collectives), len(piece.ops)}
+    before, at = -1, 0
+    while at < len(piece.ops):
+        beside = [c for c in piece.collectives if c.behind[:1] == (at,)]
+        ops = beside[0].behind if beside else range(at, min(edge for edge in edges if edge > at))
+        yield Stretch([c for c in alone if before < c.at <= at], ops, beside)
+        before, at = at, at + len(ops)
+    yield Stretch([c for c in alone if c.at > before], (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTasks:
+    """Pieces of a transformer as tasks of one rank."""
+
+    timed: TimedPieces
+    mesh: Mesh
+    framework: Framework
+    shape: Shape
+    _made: dict[str, Label] = field(default_factory=dict, compare=False)
+
+    @property
+    def recompute(self) -> Recompute:
+        return self.mesh.plan.recompute
+
+    def piece(self, name: str) -> Label:
+        """A piece; a layer's backward pass with what it runs again."""
+        if name not in self._made:
+            make = self._put_off if name.endswith("weight") else self._piece
+            self._made[name] = make(name)
+        return self._made[name]
+
+    def put_off_s(self, layers: int) -> float:
+        """Seconds of the products of weights' gradients of so many layers; the ends do not put theirs off."""
+        return self.timed.pieces["layer.backward"].weight_s * layers
+
+    def _put_off(self, name: str) -> Label:
+        return Label(name, "backward", self.put_off_s(name == "layer.weight"))
+
+    def _piece(self, name: str) -> Label:
+        builder, part = Builder(), name.rpartition(".")[2]
+        runs, host_s = [(name, part)], 0.0
+        if name == "layer.backward" and self.recompute is Recompute.FULL:
+            runs.insert(0, (LAYER, "recomputation"))
+        elif name == "layer.backward" and self.recompute is Recompute.SELECTIVE:
+            again = self.again()
+            seconds = float(self.timed.device_s(LAYER)[again].sum())
+            builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
+            host_s = float(self.issue(LAYER)[again].sum())
+        for run in runs:
+            self._operators(builder, *run)
+        host_s += sum(self.host_s(each) for each, _ in runs)
+        wait_s = sum(self.wait(each) for each, _ in runs)
+        body = builder.build()
+        found = engine.run(body, self.framework.contention)
+        if self.framework.blocking:  # the host waits for every kernel before it issues the next
+            wait_s, host_s = host_s, 0.0
+        seconds = found.seconds + wait_s
+        lack = max(0.0, self.copying_s - max(seconds, host_s)) if name.startswith("layer") else 0.0
+        waits = {line: more for line, more in (("host", wait_s), (TITLES["host"], lack)) if more}
+        parts = {**engine.breakdown(body, found), **waits}
+        return Label(name, part, seconds + lack, host_s=host_s, body=body, parts=parts)
+
+    # -- the host ----------------------------------------------------------------------------------
+
+    def issue(self, name: str) -> Array:
+        """Host seconds of each operator of a piece."""
+        f, piece = self.framework, self.timed.pieces[name].piece
+        out = np.full(len(piece.ops), f.issue_backward_s if name.endswith("backward") else f.issue_s)
+        for place, count in piece.launches.items():
+            cast = piece.ops[place].kind == "cast"
+            out[place] += count * (f.issue_expert_cast_s if cast else f.issue_expert_s)
+        return out
+
+    def host_s(self, name: str) -> float:
+        """Seconds of the host to issue a piece."""
+        sent = self.framework.issue_collective_s * len(self.timed.pieces[name].piece.collectives)
+        return float(self.issue(name).sum()) + sent
+
+    def wait(self, name: str) -> float:
+        """Seconds that the device waits in a piece for a host that could not run ahead of it."""
+        timed, start = self.timed.pieces[name], self.timed.pieces[name].piece.sync
+        if start < 0 or self.framework.blocking:
+            return 0.0
+        sent = sum(self._send_s(c) for c in timed.piece.collectives if c.at >= start and not c.behind)
+        return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
+
+    @property
+    def host_Bps(self) -> float:
+        """Bytes per second between a device and its host's memory while all devices of a node copy."""
+        return link_rate(self.mesh.cluster.device, self.mesh.cluster.node_devices)
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds to copy what a layer saves to the host's memory, or back."""
+        if self.mesh.plan.offload is not Offload.ACTIVATIONS:
+            return 0.0
+        return saved_bytes(self.shape, self.recompute) / self.host_Bps
+
+    # -- what runs again ---------------------------------------------------------------------------
+
+    def again(self) -> NDArray[np.bool_]:
+        """Which operators of a layer's forward pass the backward pass runs again."""
+        piece = self.timed.pieces[LAYER].piece
+        places = np.arange(len(piece.ops))
+        if self.recompute is not Recompute.SELECTIVE:
+            return np.full(len(places), self.recompute is Recompute.FULL)
+        if self.framework.selective == "core":
+            return np.isin(places, piece.core)
+        # operators other than products run again, and every second product
+        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
+        return ~np.isin(places, [*products[::2], *piece.core])
+
+    @property
+    def recomputed_flops(self) -> float:
+        """Of what a layer's backward pass runs again."""
+        return float(self.timed.packed.flops[self.timed.place(LAYER)][self.again()].sum())
+
+    # -- operators and collectives -----------------------------------------------------------------
+
+    def _operators(self, builder: Builder, name: str, part: str) -> None:
+        device, seconds = builder.stream(0), self.timed.device_s(name)
+        for stretch in stretches(self.timed.pieces[name].piece):
+            for collective in stretch.ahead:
+                self._await(builder, collective, 1.0)
+            beside = [task for c in stretch.beside for task in self._beside(builder, c)]
+            if stretch.ops:
+                builder.add(device, Label(name, part, float(seconds[list(stretch.ops)].sum())))
+            if stretch.beside:
+                builder.add(device, JOIN, beside)
+
+    def _beside(self, builder: Builder, collective: Collective) -> list[int]:
+        """A collective beside the operators that follow; the first of several parts cannot hide."""
+        if collective.parts == 1:
+            return self._send(builder, collective, 1.0)
+        first = 1 / collective.parts
+        self._await(builder, collective, first)
+        return self._send(builder, collective, 1 - first, counted=False)
+
+    def _await(self, builder: Builder, collective: Collective, share: float) -> None:
+        """A share of a collective that the device waits for."""
+        tasks = self._send(builder, collective, share)
+        if tasks:
+            builder.add(builder.stream(0), JOIN, tasks)
+
+    def _send(self, builder: Builder, c: Collective, share: float, counted: bool = True) -> list[int]:
+        """A share of a collective, after what the device has done so far; one of the shares is counted."""
+        seconds = self._send_s(c)
+        if not seconds:
+            return []
+        sent = (c.op, c.size) if counted else ("", 0.0)
+        label = Label(c.op, TITLES[c.axis], share * seconds, *sent, c.axis, crowds=True)
+        return [builder.add(builder.stream(0, c.axis), label, builder.last(builder.stream(0)))]
+
+    def _send_s(self, c: Collective) -> float:
+        return self.mesh.send(c.op, c.size, c.axis)
