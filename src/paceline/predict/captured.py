@@ -92,7 +92,7 @@ class Module:
     def homes(self) -> dict[str, tuple[int, int]]:
         """Of each parameter, its chunk and the operator before which the forward pass needs it."""
         starts = [chunk.forward[0] for chunk in self.chunks]
-        places = {p.name: self.layout.place(p, "forward", 0) for p in self.workload.parameters}
+        places = {p.name: self.layout.needed(p) for p in self.workload.parameters}
         return {
             name: (max(0, int(np.searchsorted(starts, place, side="right")) - 1), place)
             for name, place in places.items()
@@ -198,7 +198,7 @@ class Module:
 
     def _product_s(self, parameter: Parameter) -> tuple[float, float]:
         """Seconds of the operator that makes a gradient, and of its arithmetic."""
-        place = self.layout.place(parameter, "backward", 0) - 1
+        place = self.layout.complete(parameter) - 1
         if place < 0:
             return 0.0, 0.0
         return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
