@@ -212,14 +212,15 @@ class Module:
     @cached_property
     def messages(self) -> list[list[Message]]:
         """What each stage of the pipeline exchanges once in a step."""
-        if self.plan.sharding is Sharding.NONE or self.plan.sharding.shards_parameters:
-            return [[] for _ in range(self.plan.pp)]
-        out = []
-        for rank in range(self.plan.pp):
-            mine = self.mesh.chunks(rank)
-            found = [gradient for gradient in self.gradients if gradient.ready[0] in mine]
-            out.append(list(self.way.messages(self.side, found)))
-        return out
+        held = map(self.mesh.chunks, range(self.plan.pp))
+        stages = [[g for g in self.gradients if g.ready[0] in mine] for mine in held]
+        return [list(self.way.messages(self.side, mine)) if self.reduces_whole else [] for mine in stages]
+
+    @property
+    def reduces_whole(self) -> bool:
+        """Whether whole gradients are reduced, in buckets, once in a step."""
+        kind = self.plan.sharding
+        return kind is not Sharding.NONE and not kind.shards_parameters
 
     # -- the answer --------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from paceline.predict.sharded import ShardedBlock
 from paceline.sim.program import Builder, Label, Program
 from paceline.sim.schedules import kinds
 from paceline.sim.work import END, GATHERS, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
-from paceline.spec.vocabulary import Sharding
 from paceline.spec.workload import Op
 
 if TYPE_CHECKING:
@@ -153,13 +152,13 @@ class CapturedRanks:
 
     def update(self, rank: int) -> Label:
         """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
-        m, first, kind = self.module, self.module.layout.update, self.module.plan.sharding
+        m, first = self.module, self.module.layout.update
         mine = sum(m.gradient_bytes[number] for number in m.mesh.chunks(rank))
         stage = mine / max(1, sum(m.gradient_bytes))
         whole, latency = self.device[first:], m.timed.costs.latency_s[m.timed.step.index[first:]]
         fixed = np.minimum(whole, latency)
         device = stage * (fixed + (whole - fixed) * m.update_share)
-        if len(device) and kind is not Sharding.NONE and not kind.shards_parameters:
+        if len(device) and m.reduces_whole:
             device[0] += 2 * m.style.copies * mine / m.timed.chip.bandwidth
         label = _stretch("update", "optimizer", stage * m.seconds[0][first:], device)
         shown = m.detailed and m.plan.pp == 1

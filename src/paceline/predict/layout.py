@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -104,20 +103,23 @@ class Layout:
 
     def _siblings(self, parent: str) -> Iterator[tuple[str, tuple[str, int]]]:
         """The same of the children of one module: those with the same parameters are alike."""
-        prefix = f"{parent}." if parent else ""
-        tables: dict[str, dict[str, tuple[int, ...]]] = defaultdict(dict)
+        #: the block that was written out, and how many stand in for it
+        alike: dict[str, tuple[str, int]] = {}
+        for child, table in self._children(f"{parent}." if parent else "").items():
+            key = str(sorted(table))
+            written, count = (child, 0) if child in self.blocks else alike.get(key, ("", 0))
+            if written and count < len(self.blocks[written]):
+                yield child, (written, count)
+                alike[key] = written, count + 1
+
+    def _children(self, prefix: str) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+        """Modules below a prefix, with names and shapes of their parameters."""
+        out: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
         for parameter in self.workload.parameters:
             if parameter.name.startswith(prefix):
                 child, _, name = parameter.name.removeprefix(prefix).partition(".")
-                tables[prefix + child][name] = parameter.shape
-        #: the block that was written out, and how many stand in for it
-        alike: dict[str, tuple[str, int]] = {}
-        for child, table in tables.items():
-            key = str(sorted(table.items()))
-            written, count = (child, 0) if child in self.blocks else alike.get(key, ("", 0))
-            if count < len(self.blocks.get(written, ())) and written:
-                yield child, (written, count)
-                alike[key] = written, count + 1
+                out[prefix + child].append((name, parameter.shape))
+        return out
 
     def _find(self, name: str) -> tuple[str, int, str]:
         """The block, its visit and the module path within the captured operators, of a parameter."""
@@ -236,15 +238,11 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     weights = [np.bincount(fine[inside], values[inside], len(found) + 1) for values in (device, issue)]
     chosen = balanced(np.maximum(*weights), count - 1)
     chunk = np.where(inside, np.searchsorted(np.array(chosen), fine, side="left"), -1)
-    edges = pairwise([-1, *chosen, len(found)])
+    parts, sends = np.diff([-1, *chosen, len(found)]), [*(found[i].bytes for i in chosen), 0.0]
+    ranges = [[_range((chunk == n) & (layout.back == back)) for back in (False, True)] for n in range(count)]
     return [
-        Chunk(
-            forward=_range((chunk == number) & ~layout.back),
-            backward=_range((chunk == number) & layout.back),
-            parts=last - first,
-            sends=found[last].bytes if last < len(found) else 0.0,
-        )
-        for number, (first, last) in enumerate(edges)
+        Chunk(forward=forward, backward=backward, parts=int(inside), sends=size)
+        for (forward, backward), inside, size in zip(ranges, parts, sends, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,32 +85,33 @@ class StageBytes:
 
     def memory(self, index: int) -> Memory:
         """What a device of the stage at `index` holds when most is live."""
-        state, (loss, layer) = self.kept, self.passing
-        passing = max(loss, layer + state.reduced) + state.gathered + self.placeholders
-        activations = self.activations(index)
-        blocks = list(self.update_blocks())
+        state, activations, blocks = self.kept, self.activations(index), list(self.update_blocks())
+        loss, layer = self.passing
+        where, passing = max(("loss", loss), ("backward", layer + state.reduced), key=itemgetter(1))
+        passing += state.gathered + self.placeholders
         update = max(blocks, default=0.0)
-        training = activations + passing >= update
-        live, temporary = int(activations * training), int(passing if training else update)
-        by_kind = {
-            "parameters": int(state.parameters),
-            "gradients": int(state.gradients),
-            "optimizer": int(state.optimizer),
+        live, temporary = activations, passing
+        if activations + passing < update:
+            where, live, temporary = "update", 0.0, update
+        sizes = {
+            "parameters": state.parameters,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
             "activations": live,
             "temporary": temporary,
-            "workspace": int(device_memory.workspace_bytes(self.step.cluster.device)),
+            "workspace": device_memory.workspace_bytes(self.step.cluster.device),
         }
+        by_kind = {kind: int(size) for kind, size in sizes.items()}
         peak = sum(by_kind.values())
         taken = self.framework.slack * (activations + passing)
         # flat buffers as large as a rank's part find no room among freed activations
         taken = taken + cached(blocks) if self.framework.state == "deepspeed" else max(taken, update)
-        where = "loss" if loss > layer + state.reduced else "backward"
         return Memory(
             peak_bytes=peak,
-            reserved_bytes=int(peak - live - temporary + taken),
+            reserved_bytes=int(peak - by_kind["activations"] - by_kind["temporary"] + taken),
             by_kind=by_kind,
             available_bytes=int(available_bytes(self.step)),
-            peak_at=f"stage {index}, {where if training else 'update'}",
+            peak_at=f"stage {index}, {where}",
         )
 
     # -- what is kept ------------------------------------------------------------------------------
@@ -173,20 +175,19 @@ class StageBytes:
         """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being
         reduced.
         """
-        plan, low, layer, gradient = self.step.plan, self.low, self.parts.layer, self.step.sent.gradient_bytes
-        part, trained = MASTER * self.share, not plan.adapters
-        optimizer = MOMENTS * self.share
+        plan, low, layer = self.step.plan, self.low, self.parts.layer
+        part, gradient = self.share, 0 if plan.adapters else self.step.sent.gradient_bytes
+        found = Kept(MASTER * part, MASTER * part, MOMENTS * part, low * self.whole)
         if self.framework.state == "deepspeed":  # by weights and buckets, not by layers
             gathered, reduced = (min(size, self.whole) for size in (DEEPSPEED_GATHERED, DEEPSPEED_BUCKET))
-            return Kept(part, part, optimizer, low * gathered, low * reduced)
+            return replace(found, gathered=low * gathered, reduced=low * reduced)
         if plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
-            return Kept(part, part + trained * gradient * self.whole, optimizer, low * self.whole)
-        gathered = self.whole
+            return replace(found, gradients=found.gradients + gradient * self.whole)
         if plan.reshard and plan.sharding is not Sharding.ZERO2:
-            gathered = (1 + plan.prefetch) * layer + self.parts.ends(self.stage.first, self.stage.last)
+            ends = self.parts.ends(self.stage.first, self.stage.last)
+            found = replace(found, gathered=low * ((1 + plan.prefetch) * layer + ends))
         # this layer's, and copies of it and the one before
-        reduced = trained * (low + 2 * gradient) * layer
-        return Kept(part, part, optimizer, low * gathered, reduced)
+        return replace(found, reduced=(low + 2 * gradient) * layer if gradient else 0.0)
 
     # -- what comes and goes -----------------------------------------------------------------------
 
@@ -219,22 +220,24 @@ class StageBytes:
         for its norm, and all of the part flat and in fp32; with bf16, each gradient in fp32 to add it up, and
         all of them in bf16 to reduce them. torch's Adam makes square roots of all second moments.
         """
-        plan, low, count = self.step.plan, self.low, self.whole
-        part = count if plan.sharding.whole else count / self.step.mesh.shards
+        plan, state = self.step.plan, self.framework.state
+        part = self.whole if plan.sharding.whole else self.whole / self.step.mesh.shards
         if plan.adapters or plan.offload is Offload.OPTIMIZER:
             return
-        if self.framework.state == "torch":
+        if state == "torch":
             yield 4.0 * part
-        if self.framework.state != "deepspeed" or self.step.sent.sharded:
-            return
-        ends = self.stage.first or self.stage.last
+        elif state == "deepspeed" and not self.step.sent.sharded:
+            yield from self._flat_buffers(part)
+
+    def _flat_buffers(self, part: float) -> Iterator[float]:
+        """Of DeepSpeed's optimizers, for a rank's part."""
+        low, ends = self.low, self.stage.first or self.stage.last
         largest = max(self.parts.table * ends, *(size for size, _ in self.parts.tensors("layer")))
         yield low * largest
         if self.framework.fp32_gradients:
-            yield from (4 * largest, low * count)
+            yield from (4 * largest, low * self.whole)
             return
-        piece = min(largest, part)
-        bucket = max(min(DEEPSPEED_BUCKET, count), largest)
+        piece, bucket = min(largest, part), max(min(DEEPSPEED_BUCKET, self.whole), largest)
         yield from (low * bucket, 4 * piece, 8 * piece, low * part, 4 * part)
 
     def activations(self, index: int) -> float:

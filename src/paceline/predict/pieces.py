@@ -5,7 +5,7 @@ host, and each in one direction as a task, whose operators and collectives the e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from paceline.cost.tape import Collective, Piece, Shape
 from paceline.cost.transformer import PieceTime, blocks, piece_times, saved_bytes
 from paceline.sim import engine
 from paceline.sim.mesh import Mesh
-from paceline.sim.program import JOIN, Builder, Label
+from paceline.sim.program import JOIN, Builder, Label, Program
 from paceline.sim.work import TITLES
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -127,23 +127,30 @@ class PieceTasks:
         if name == "layer.backward" and self.recompute is Recompute.FULL:
             runs.insert(0, (LAYER, "recomputation"))
         elif name == "layer.backward" and self.recompute is Recompute.SELECTIVE:
-            again = self.again()
-            seconds = float(self.timed.device_s(LAYER)[again].sum())
-            builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
-            host_s = float(self.issue(LAYER)[again].sum())
+            host_s = self._again(builder)
         for run in runs:
             self._operators(builder, *run)
+        body, wait_s = builder.build(), sum(self.wait(each) for each, _ in runs)
         host_s += sum(self.host_s(each) for each, _ in runs)
-        wait_s = sum(self.wait(each) for each, _ in runs)
-        body = builder.build()
-        found = engine.run(body, self.framework.contention)
         if self.framework.blocking:  # the host waits for every kernel before it issues the next
             wait_s, host_s = host_s, 0.0
-        seconds = found.seconds + wait_s
-        lack = max(0.0, self.copying_s - max(seconds, host_s)) if name.startswith("layer") else 0.0
-        waits = {line: more for line, more in (("host", wait_s), (TITLES["host"], lack)) if more}
-        parts = {**engine.breakdown(body, found), **waits}
-        return Label(name, part, seconds + lack, host_s=host_s, body=body, parts=parts)
+        return self._label(Label(name, part, wait_s, host_s=host_s, body=body), body)
+
+    def _label(self, waits: Label, body: Program) -> Label:
+        """What the event engine finds of a piece, with the seconds in which its device waits for the host."""
+        found = engine.run(body, self.framework.contention)
+        seconds, lack = found.seconds + waits.seconds, 0.0
+        if waits.name.startswith("layer"):
+            lack = max(0.0, self.copying_s - max(seconds, waits.host_s))
+        more = {line: late for line, late in (("host", waits.seconds), (TITLES["host"], lack)) if late}
+        return replace(waits, seconds=seconds + lack, parts={**engine.breakdown(body, found), **more})
+
+    def _again(self, builder: Builder) -> float:
+        """What a selective recomputation runs again; the host's seconds to issue it."""
+        again = self.again()
+        seconds = float(self.timed.device_s(LAYER)[again].sum())
+        builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
+        return float(self.issue(LAYER)[again].sum())
 
     # -- the host ----------------------------------------------------------------------------------
 

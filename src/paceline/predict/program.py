@@ -97,6 +97,11 @@ class Rank:
                 task = [self.add(label, [*after, *task], kind, also)]
         return task
 
+    def release(self, transfers: Sequence[Transfer], waits: Waits) -> None:
+        """Collectives of a pass after what the device has done so far; pieces wait for them."""
+        for transfer in transfers:
+            waits[transfer.needed] += self.send(PASS_STREAM, transfer.sends, self.last())
+
 
 @dataclass
 class Simulation:
@@ -144,16 +149,14 @@ class Simulation:
         """
         waits, count = defaultdict(list, awaited or {}), len(passed.pieces)
         begin = () if self.work.runs_ahead else rank.last()
-        released = _by_place(passed.transfers, 0, count)
-        encoded = _by_place(reduces, 1, count)
+        released, encoded = _by_place(passed.transfers, 0, count), _by_place(reduces, 1, count)
         ran: list[int] = []
-        for n in range(count + 1):
-            for transfer in released[n]:
-                waits[transfer.needed] += rank.send(PASS_STREAM, transfer.sends, rank.last())
-            if n < count:
-                ran.append(rank.run(passed.pieces[n], [*after, *waits[n]], begin, micro_batch))
-                for label in (label for transfer in encoded[n + 1] for label in transfer.before):
-                    ran[-1] = rank.add(label)
+        for n, piece in enumerate(passed.pieces):
+            rank.release(released[n], waits)
+            ran.append(rank.run(piece, [*after, *waits[n]], begin, micro_batch))
+            for label in (label for transfer in encoded[n + 1] for label in transfer.before):
+                ran[-1] = rank.add(label)
+        rank.release(released[count], waits)
         if passed.transfers:
             ran[-1] = rank.add(JOIN, waits[END])
         return ran
@@ -275,28 +278,34 @@ class StepWriter:
         last = {action.chunk: action for mine in order for action in mine if action.kind in "BW"}
         gathered = list(map(self._gather, self.ranks))
         for number, action in in_order(order, len(last)):
-            rank, (chunk, kind, micro_batch) = self.ranks[number], action
-            awaited = gathered[number].pop(chunk, None) if kind == "F" else None
-            reduces = self._beside(number, chunk) if action == last[chunk] else []
-            if self.work.before is not None and kind == "F" and chunk < p.pp:
-                rank.add(self.work.before, micro_batch=micro_batch)
-            ran = self._pass(rank, action, awaited, reduces, len(last))
-            if kind in "BW":
-                self._ended[chunk] = ran
-            if kind != "W":
-                self._sent[chunk, action.passes, micro_batch] = self._hop(rank, action, ran[-1:], len(last))
+            after = [task for source in sources(action, len(last)) for task in self._sent[source]]
+            awaited = gathered[number].pop(action.chunk, None) if action.kind == "F" else None
+            reduces = self._beside(number, action.chunk) if action == last[action.chunk] else []
+            ran = self._pass(self.ranks[number], action, after, awaited, reduces)
+            if action.kind in "BW":
+                self._ended[action.chunk] = ran
+            if action.kind != "W":
+                key = action.chunk, action.passes, action.micro_batch
+                self._sent[key] = self._hop(self.ranks[number], action, ran[-1:], len(last))
         self._reduce()
         self._update()
 
     def _pass(
-        self, rank: Rank, action: Action, awaited: Waits | None, reduces: Sequence[Transfer], chunks: int
+        self,
+        rank: Rank,
+        action: Action,
+        after: Sequence[int],
+        awaited: Waits | None,
+        reduces: Sequence[Transfer],
     ) -> list[int]:
         """A pass, piece by piece where pieces have something to wait for; the tasks that end them."""
-        after = [task for source in sources(action, chunks) for task in self._sent[source]]
-        passed = self.work.passes[action.chunk, action.kind]
-        if awaited or reduces or self.work.runs_ahead:
-            return self.simulation.write(rank, passed, after, awaited, reduces, action.micro_batch)
-        return [rank.add(self.simulation.whole(passed), after, micro_batch=action.micro_batch)]
+        work, (chunk, kind, micro_batch) = self.work, action
+        if work.before is not None and kind == "F" and chunk < len(self.ranks):
+            rank.add(work.before, micro_batch=micro_batch)
+        passed = work.passes[chunk, kind]
+        if awaited or reduces or work.runs_ahead:
+            return self.simulation.write(rank, passed, after, awaited, reduces, micro_batch)
+        return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
 
     def _beside(self, number: int, chunk: int) -> list[Transfer]:
         """Gradients that are reduced while a chunk's last pass goes on."""

@@ -16,7 +16,7 @@ from paceline.predict.stages import Chunk
 from paceline.sim.program import Label
 from paceline.sim.schedules import actions, kinds
 from paceline.sim.work import GATHERS, REDUCTION, TRANSFERS, Exchange, Pass, Role, StepWork, Transfer
-from paceline.sync.way import Gradient, Side
+from paceline.sync.way import Gradient, Place, Side
 
 if TYPE_CHECKING:
     from paceline.predict.distributed import TransformerStep
@@ -121,28 +121,36 @@ class Sizes:
         """Those of a stage's tensors, in the order in which the model lists them, and the seconds of its
         backward passes.
         """
-        s, out, at = self.step, list[Gradient](), 0.0
-        tensors = {name: s.parts.tensors(name)[::-1] for name in ("embedding", "layer", "head")}
+        out, at = list[Gradient](), 0.0
+        tensors = {name: self.step.parts.tensors(name)[::-1] for name in ("embedding", "layer", "head")}
         for chunk in self._completed(rank, mine):
-            names, number = self.names(chunk), chunk[0]
+            names = self.names(chunk)
             for n in reversed(range(len(names))):
                 at += self.piece(f"{names[n]}.backward").seconds
-                out += (
-                    Gradient(
-                        name=f"{number}.{n}.{turn}",
-                        shape=_shape(count, s.model.hidden),
-                        bytes=count * s.sent.gradient_bytes,
-                        parameter_bytes=count * s.sent.parameter_bytes,
-                        turn=turn,
-                        ready=(number, len(names) - n),
-                        needed=(number, n),
-                        ready_s=at,
-                        axis="expert-dp" if experts else "dp",
-                        layer=f"{number}.{n}",
-                    )
-                    for turn, (count, experts) in enumerate(tensors[names[n]], len(out))
-                )
+                ready, needed = (chunk[0], len(names) - n), (chunk[0], n)
+                out += [
+                    self._gradient(turn, *tensor, ready, needed, at)
+                    for turn, tensor in enumerate(tensors[names[n]], len(out))
+                ]
         return out[::-1], at
+
+    def _gradient(
+        self, turn: int, count: float, experts: bool, ready: Place, needed: Place, ready_s: float
+    ) -> Gradient:
+        """That of a tensor with so many parameters on one rank."""
+        s, (chunk, piece) = self.step, needed
+        return Gradient(
+            name=f"{chunk}.{piece}.{turn}",
+            shape=_shape(count, s.model.hidden),
+            bytes=count * s.sent.gradient_bytes,
+            parameter_bytes=count * s.sent.parameter_bytes,
+            turn=turn,
+            ready=ready,
+            needed=needed,
+            ready_s=ready_s,
+            axis="expert-dp" if experts else "dp",
+            layer=f"{chunk}.{piece}",
+        )
 
     def _completed(self, rank: int, mine: Sequence[Chunk]) -> list[Chunk]:
         """The chunks of a stage in the order in which their gradients are complete."""

@@ -59,6 +59,10 @@ TITLES = {
 }
 
 
+#: what may bound an operator
+BOUNDS = ("latency", "compute", "memory")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """What surrounds the step besides model and device: the framework, how fast its host is, and which curves
@@ -217,25 +221,23 @@ class Expanded:
 
     def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
         """Device time by kind of operator, and what bounds most of each."""
-        runs, kinds = np.bincount(self.index, minlength=packed.size).astype(float), packed.kinds
-        spent = runs * costs.busy
-        bound = np.where(costs.compute_s > costs.memory_s, "compute", "memory")
-        bound[costs.latency_s > 0.5 * costs.busy] = "latency"
-        by_bound = {
-            label: kinds.total(spent * (bound == label)) for label in ("latency", "compute", "memory")
-        }
-        counts, flops, total = kinds.total(runs), kinds.total(runs * packed.flops), float(spent.sum()) or 1.0
+        runs = np.bincount(self.index, minlength=packed.size).astype(float)
+        seconds, counts, flops = (packed.kinds.total(runs * each) for each in (costs.busy, 1.0, packed.flops))
+        bounds = np.where(costs.compute_s > costs.memory_s, "compute", "memory")
+        bounds[costs.latency_s > 0.5 * costs.busy] = "latency"
+        by_bound = {bound: packed.kinds.total(runs * costs.busy * (bounds == bound)) for bound in BOUNDS}
+        total = sum(seconds.values()) or 1.0
         parts = [
             Part(
                 name=TITLES.get(kind, kind),
-                seconds=seconds,
-                share=seconds / total,
+                seconds=spent,
+                share=spent / total,
                 count=int(counts[kind]),
                 flops=flops[kind],
-                bound_by=max(by_bound, key=lambda label: by_bound[label][kind]),
+                bound_by=max(by_bound, key=lambda bound: by_bound[bound][kind]),
             )
-            for kind, seconds in kinds.total(spent).items()
-            if seconds > 0
+            for kind, spent in seconds.items()
+            if spent > 0
         ]
         return tuple(sorted(parts, key=lambda part: -part.seconds))
 
@@ -298,29 +300,29 @@ class Timed:
 
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""
-        workload, device, curves = self.workload, self.device, self.curves
-        yield from device_evidence(device, self.chip, sorted(self.matrix_dtypes), curves)
-        spent = self.step.by_group(self.packed)
+        yield from device_evidence(self.device, self.chip, sorted(self.matrix_dtypes), self.curves)
+        for what, kind, source in (*self._scaled(), *self._captured()):
+            yield Evidence(what=what, kind=kind, source=source)
+        yield from self.errors.evidence()
+
+    def _scaled(self) -> Iterator[tuple[str, str, str]]:
+        """Curves that were not fitted: what, its kind, its source."""
+        for name in self.curves.inherited:
+            what = f"curves not fitted for {self.curves.name} come from {name}"
+            yield what, "derived", "scaled by the datasheet"
+
+    def _captured(self) -> Iterator[tuple[str, str, str]]:
+        """The same of the workload."""
+        workload, spent = self.workload, self.step.by_group(self.packed)
         total, most = sum(spent.values()) or 1.0, sorted(spent, key=lambda group: -spent[group])[:4]
         leading = ", ".join(f"{group} {100 * spent[group] / total:.0f} %" for group in most)
-        versions = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
-        captured = f"workload {workload.name}: {workload.parameter_count:,} parameters"
-        known = [
-            *(
-                (
-                    f"curves not fitted for {curves.name} come from {name}",
-                    "derived",
-                    "scaled by the datasheet",
-                )
-                for name in curves.inherited
-            ),
-            (f"time is mostly: {leading}", "derived", "captured operators"),
-            *[("the whole step is one program: fused, issued at once", "derived", "XLA")] * compiled(device),
-            (captured, "measured", f"captured with {versions}"),
-            *((line, "warning", "capture") for line in workload.warnings),
-        ]
-        yield from (Evidence(what=what, kind=kind, source=source) for what, kind, source in known)
-        yield from self.errors.evidence()
+        yield f"time is mostly: {leading}", "derived", "captured operators"
+        if compiled(self.device):
+            yield "the whole step is one program: fused, issued at once", "derived", "XLA"
+        versions = ", ".join(f"{name} {version}" for name, version in workload.captured_with.items())
+        what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
+        yield what, "measured", f"captured with {versions}"
+        yield from ((line, "warning", "capture") for line in workload.warnings)
 
 
 def _leading(breakdown: tuple[Part, ...]) -> str:
