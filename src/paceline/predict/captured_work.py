@@ -153,16 +153,16 @@ class CapturedRanks:
     def update(self, rank: int) -> Label:
         """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
         m, first = self.module, self.module.layout.update
-        mine = sum(m.gradient_bytes[number] for number in m.mesh.chunks(rank))
+        mine = sum(map(m.gradient_bytes.__getitem__, m.mesh.chunks(rank)))
         stage = mine / max(1, sum(m.gradient_bytes))
         whole, latency = self.device[first:], m.timed.costs.latency_s[m.timed.step.index[first:]]
         fixed = np.minimum(whole, latency)
         device = stage * (fixed + (whole - fixed) * m.update_share)
-        if len(device) and m.reduces_whole:
-            device[0] += 2 * m.style.copies * mine / m.timed.chip.bandwidth
+        device[:1] += m.reduces_whole * 2 * m.style.copies * mine / m.timed.chip.bandwidth
         label = _stretch("update", "optimizer", stage * m.seconds[0][first:], device)
-        shown = m.detailed and m.plan.pp == 1
-        return replace(label, body=self._in_detail(first, len(self.device))) if shown else label
+        if m.detailed and m.plan.pp == 1:
+            return replace(label, body=self._in_detail(first, len(self.device)))
+        return label
 
     @cached_property
     def edges(self) -> dict[tuple[int, bool], Edges]:

@@ -234,15 +234,20 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     """
     found = places(layout.workload)
     fine = backward_places(layout.workload, [place.operator for place in found], layout.visits)
-    inside = fine >= 0
+    inside = np.flatnonzero(fine >= 0)
     weights = [np.bincount(fine[inside], values[inside], len(found) + 1) for values in (device, issue)]
     chosen = balanced(np.maximum(*weights), count - 1)
-    chunk = np.where(inside, np.searchsorted(np.array(chosen), fine, side="left"), -1)
+    chunk = np.full_like(fine, -1)
+    chunk[inside] = np.searchsorted(chosen, fine[inside])
     parts, sends = np.diff([-1, *chosen, len(found)]), [*(found[i].bytes for i in chosen), 0.0]
-    ranges = [[_range((chunk == n) & (layout.back == back)) for back in (False, True)] for n in range(count)]
     return [
-        Chunk(forward=forward, backward=backward, parts=int(inside), sends=size)
-        for (forward, backward), inside, size in zip(ranges, parts, sends, strict=True)
+        Chunk(
+            forward=_range((chunk == number) & ~layout.back),
+            backward=_range((chunk == number) & layout.back),
+            parts=int(parts[number]),
+            sends=sends[number],
+        )
+        for number in range(count)
     ]
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,34 +84,37 @@ class StageBytes:
 
     def memory(self, index: int) -> Memory:
         """What a device of the stage at `index` holds when most is live."""
-        state, activations, blocks = self.kept, self.activations(index), list(self.update_blocks())
-        loss, layer = self.passing
-        where, passing = max(("loss", loss), ("backward", layer + state.reduced), key=itemgetter(1))
-        passing += state.gathered + self.placeholders
-        update = max(blocks, default=0.0)
-        live, temporary = activations, passing
-        if activations + passing < update:
-            where, live, temporary = "update", 0.0, update
+        state, live, blocks = self.kept, self.activations(index), list(self.update_blocks())
+        where, passing = self._fuller(state)
+        taken, update = self.framework.slack * (live + passing), max(blocks, default=0.0)
+        if live + passing < update:
+            where, live, passing = "update", 0.0, update
         sizes = {
             "parameters": state.parameters,
             "gradients": state.gradients,
             "optimizer": state.optimizer,
             "activations": live,
-            "temporary": temporary,
+            "temporary": passing,
             "workspace": device_memory.workspace_bytes(self.step.cluster.device),
         }
         by_kind = {kind: int(size) for kind, size in sizes.items()}
         peak = sum(by_kind.values())
-        taken = self.framework.slack * (activations + passing)
         # flat buffers as large as a rank's part find no room among freed activations
         taken = taken + cached(blocks) if self.framework.state == "deepspeed" else max(taken, update)
         return Memory(
             peak_bytes=peak,
-            reserved_bytes=int(peak - by_kind["activations"] - by_kind["temporary"] + taken),
+            reserved_bytes=int(peak - int(live) - int(passing) + taken),
             by_kind=by_kind,
             available_bytes=int(available_bytes(self.step)),
             peak_at=f"stage {index}, {where}",
         )
+
+    def _fuller(self, state: Kept) -> tuple[str, float]:
+        """Where in a backward pass most comes and goes, and how much."""
+        loss, layer = self.passing
+        backward = layer + state.reduced
+        where = "loss" if loss > backward else "backward"
+        return where, max(loss, backward) + state.gathered + self.placeholders
 
     # -- what is kept ------------------------------------------------------------------------------
 
@@ -175,19 +177,19 @@ class StageBytes:
         """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being
         reduced.
         """
-        plan, low, layer = self.step.plan, self.low, self.parts.layer
-        part, gradient = self.share, 0 if plan.adapters else self.step.sent.gradient_bytes
-        found = Kept(MASTER * part, MASTER * part, MOMENTS * part, low * self.whole)
+        plan, low, part, layer = self.step.plan, self.low, self.share, self.parts.layer
+        gradient = 0 if plan.adapters else self.step.sent.gradient_bytes
+        gathered, gradients, reduced = self.whole, MASTER * part, 0.0
         if self.framework.state == "deepspeed":  # by weights and buckets, not by layers
-            gathered, reduced = (min(size, self.whole) for size in (DEEPSPEED_GATHERED, DEEPSPEED_BUCKET))
-            return replace(found, gathered=low * gathered, reduced=low * reduced)
-        if plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
-            return replace(found, gradients=found.gradients + gradient * self.whole)
-        if plan.reshard and plan.sharding is not Sharding.ZERO2:
-            ends = self.parts.ends(self.stage.first, self.stage.last)
-            found = replace(found, gathered=low * ((1 + plan.prefetch) * layer + ends))
-        # this layer's, and copies of it and the one before
-        return replace(found, reduced=(low + 2 * gradient) * layer if gradient else 0.0)
+            gathered, reduced = min(DEEPSPEED_GATHERED, gathered), low * min(DEEPSPEED_BUCKET, gathered)
+        elif plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
+            gradients += gradient * gathered
+        else:
+            if plan.reshard and plan.sharding is not Sharding.ZERO2:
+                gathered = (1 + plan.prefetch) * layer + self.parts.ends(self.stage.first, self.stage.last)
+            # this layer's, and copies of it and the one before
+            reduced = (low + 2 * gradient) * layer if gradient else 0.0
+        return Kept(MASTER * part, gradients, MOMENTS * part, low * gathered, reduced)
 
     # -- what comes and goes -----------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +37,12 @@ MOST_SPANS = 150_000
 PASS_STREAM, STEP_STREAM = "shard", "dp"
 
 
+#: of no piece, nothing
+NONE: Mapping[int, Any] = MappingProxyType({})
 #: pieces of a pass, and the tasks that each waits for
 Waits = dict[int, list[int]]
+#: the same, and the transfers that follow each
+ByPlace = dict[int, list[Transfer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +143,22 @@ class Simulation:
         rank: Rank,
         passed: Pass,
         after: Sequence[int] = (),
-        awaited: Waits | None = None,
-        reduces: Sequence[Transfer] = (),
+        awaited: Mapping[int, list[int]] = NONE,
+        encoded: Mapping[int, Sequence[Label]] = NONE,
         micro_batch: int = -1,
     ) -> list[int]:
         """The pieces of a pass, with its collectives ahead of them and behind; returns the task that ends
         each.
 
-        `awaited` are tasks that pieces wait for besides; `reduces` start as pieces are done, some of them
-        with what encodes gradients.
+        `awaited` are tasks that pieces wait for besides; what is `encoded` follows pieces.
         """
-        waits, count = defaultdict(list, awaited or {}), len(passed.pieces)
+        waits, count = defaultdict(list, awaited), len(passed.pieces)
         begin = () if self.work.runs_ahead else rank.last()
-        released, encoded = _by_place(passed.transfers, 0, count), _by_place(reduces, 1, count)
-        ran: list[int] = []
+        released, ran = _by_place(passed.transfers, 0, count), list[int]()
         for n, piece in enumerate(passed.pieces):
             rank.release(released[n], waits)
             ran.append(rank.run(piece, [*after, *waits[n]], begin, micro_batch))
-            for label in (label for transfer in encoded[n + 1] for label in transfer.before):
+            for label in encoded.get(n + 1, ()):
                 ran[-1] = rank.add(label)
         rank.release(released[count], waits)
         if passed.transfers:
@@ -257,7 +261,7 @@ class Simulation:
         return self._bodies[label]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class StepWriter:
     """The tasks of a step of all ranks, as they are written."""
 
@@ -266,45 +270,50 @@ class StepWriter:
     #: of each pass, what the next chunk waits for; of each chunk, the tasks that end its last pass
     _sent: dict[tuple[int, str, int], list[int]] = field(default_factory=dict)
     _ended: dict[int, list[int]] = field(default_factory=dict)
+    #: of each rank, gathers that no pass has waited for yet
+    _gathered: list[dict[int, Waits]] = field(default_factory=list)
 
     @property
     def work(self) -> StepWork:
         return self.simulation.work
 
+    @cached_property
+    def order(self) -> list[list[Action]]:
+        """What each rank runs."""
+        p = self.simulation.plan
+        return [actions(p.schedule, number, p.pp, p.micro_batches, p.vpp) for number in range(p.pp)]
+
+    @cached_property
+    def last(self) -> dict[int, Action]:
+        """The last backward pass of each chunk."""
+        return {action.chunk: action for mine in self.order for action in mine if action.kind in "BW"}
+
     def write(self) -> None:
         """Passes in the order of the schedule, gradients reduced, updates."""
-        p = self.simulation.plan
-        order = [actions(p.schedule, number, p.pp, p.micro_batches, p.vpp) for number in range(p.pp)]
-        last = {action.chunk: action for mine in order for action in mine if action.kind in "BW"}
-        gathered = list(map(self._gather, self.ranks))
-        for number, action in in_order(order, len(last)):
-            after = [task for source in sources(action, len(last)) for task in self._sent[source]]
-            awaited = gathered[number].pop(action.chunk, None) if action.kind == "F" else None
-            reduces = self._beside(number, action.chunk) if action == last[action.chunk] else []
-            ran = self._pass(self.ranks[number], action, after, awaited, reduces)
-            if action.kind in "BW":
-                self._ended[action.chunk] = ran
-            if action.kind != "W":
-                key = action.chunk, action.passes, action.micro_batch
-                self._sent[key] = self._hop(self.ranks[number], action, ran[-1:], len(last))
+        self._gathered = list(map(self._gather, self.ranks))
+        for number, action in in_order(self.order, len(self.last)):
+            rank, (chunk, kind, micro_batch) = self.ranks[number], action
+            ran = self._pass(rank, action)
+            if kind in "BW":
+                self._ended[chunk] = ran
+            if kind != "W":
+                self._sent[chunk, action.passes, micro_batch] = self._hop(rank, action, ran[-1:])
         self._reduce()
         self._update()
 
-    def _pass(
-        self,
-        rank: Rank,
-        action: Action,
-        after: Sequence[int],
-        awaited: Waits | None,
-        reduces: Sequence[Transfer],
-    ) -> list[int]:
+    def _pass(self, rank: Rank, action: Action) -> list[int]:
         """A pass, piece by piece where pieces have something to wait for; the tasks that end them."""
         work, (chunk, kind, micro_batch) = self.work, action
+        after = [task for source in sources(action, len(self.last)) for task in self._sent[source]]
         if work.before is not None and kind == "F" and chunk < len(self.ranks):
             rank.add(work.before, micro_batch=micro_batch)
+        awaited = self._gathered[rank.role].pop(chunk, NONE) if kind == "F" else NONE
+        reduces = self._beside(rank.role, chunk) if action == self.last[chunk] else []
         passed = work.passes[chunk, kind]
         if awaited or reduces or work.runs_ahead:
-            return self.simulation.write(rank, passed, after, awaited, reduces, micro_batch)
+            before = _by_place(reduces, 1, len(passed.pieces)).items()
+            encoded = {n: [label for t in mine for label in t.before] for n, mine in before}
+            return self.simulation.write(rank, passed, after, awaited, encoded, micro_batch)
         return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
 
     def _beside(self, number: int, chunk: int) -> list[Transfer]:
@@ -321,12 +330,12 @@ class StepWriter:
                 out[transfer.chunk][transfer.needed] = task
         return out
 
-    def _hop(self, rank: Rank, action: Action, after: list[int], chunks: int) -> list[int]:
+    def _hop(self, rank: Rank, action: Action, after: list[int]) -> list[int]:
         """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
         way, ahead = ("forward", 1) if action.kind == "F" else ("backward", -1)
         target, plan = action.chunk + ahead, self.simulation.plan
         owner = schedules.get(plan.schedule).rank_of(target, plan.pp)
-        if owner == rank.role or not 0 <= target < chunks:
+        if owner == rank.role or not 0 <= target < len(self.last):
             return after
         sends = self.work.hops[min(action.chunk, target)]
         if not self.work.hops_overlap:
@@ -360,9 +369,9 @@ class StepWriter:
                 rank.add(self.work.after or JOIN, rank.last(STEP_STREAM))
 
 
-def _by_place(transfers: Sequence[Transfer], first: int, last: int) -> Mapping[int, list[Transfer]]:
+def _by_place(transfers: Sequence[Transfer], first: int, last: int) -> ByPlace:
     """Transfers by the number of pieces that they follow."""
-    out: dict[int, list[Transfer]] = defaultdict(list)
+    out: ByPlace = defaultdict(list)
     for transfer in transfers:
         out[min(max(first, transfer.release), last)].append(transfer)
     return out

@@ -221,25 +221,23 @@ class Expanded:
 
     def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
         """Device time by kind of operator, and what bounds most of each."""
-        runs = np.bincount(self.index, minlength=packed.size).astype(float)
-        seconds, counts, flops = (packed.kinds.total(runs * each) for each in (costs.busy, 1.0, packed.flops))
+        runs, total = np.bincount(self.index, minlength=packed.size).astype(float), packed.kinds.total
+        spent, counts, flops = runs * costs.busy, total(runs), total(runs * packed.flops)
         bounds = np.where(costs.compute_s > costs.memory_s, "compute", "memory")
         bounds[costs.latency_s > 0.5 * costs.busy] = "latency"
-        by_bound = {bound: packed.kinds.total(runs * costs.busy * (bounds == bound)) for bound in BOUNDS}
-        total = sum(seconds.values()) or 1.0
-        parts = [
+        by_bound = {bound: total(spent * (bounds == bound)) for bound in BOUNDS}
+        parts = (
             Part(
                 name=TITLES.get(kind, kind),
-                seconds=spent,
-                share=spent / total,
+                seconds=seconds,
+                share=seconds / spent.sum(),
                 count=int(counts[kind]),
                 flops=flops[kind],
-                bound_by=max(by_bound, key=lambda bound: by_bound[bound][kind]),
+                bound_by=max(BOUNDS, key=lambda bound: by_bound[bound][kind]),
             )
-            for kind, spent in seconds.items()
-            if spent > 0
-        ]
-        return tuple(sorted(parts, key=lambda part: -part.seconds))
+            for kind, seconds in total(spent).items()
+        )
+        return tuple(sorted((part for part in parts if part.seconds), key=lambda part: -part.seconds))
 
 
 @dataclass(frozen=True, slots=True)

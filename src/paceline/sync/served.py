@@ -19,7 +19,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.compression import Scheme
 from paceline.spec.synchronisation import Relaxation
 from paceline.sync.accuracy import accuracy
-from paceline.sync.compressed import coded, codes_of, decoding_s, encoding_s
+from paceline.sync.compressed import Coded, coded, codes_of, decoding_s, encoding_s
 from paceline.sync.servers import servers
 from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes, in_buckets
 
@@ -38,22 +38,24 @@ def served(relax: Relaxation) -> Way:
 
 def through_servers(relax: Relaxation, side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """A layer's gradient to the servers, and its parameters back."""
-    workers = side.mesh.plan.ranks
-    if side.mesh.group("dp").size == 1:
+    mesh, workers = side.mesh, side.mesh.plan.ranks
+    if mesh.group("dp").size == 1:
         return
-    found, codes = servers(side.mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
+    found, codes = servers(mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
     for layer in by_layer(gradients):
-        whole, tensors = full_bytes(layer), coded(codes, layer)
-        sent = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
-        up, down = (sent, _back_bytes(layer, codes, workers)) if relax.compress else (whole, whole)
+        whole, tensors = full_bytes(layer), coded(codes, layer) if relax.compress else Coded()
+        up = down = whole
+        if relax.compress:
+            up = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
+            down = _back_bytes(layer, codes, workers)
         # servers add up what they decoded
         push_s = found.way_s(up, workers) + found.sum_s(whole, workers)
         yield Message(
             gradients=layer,
             reduce=(Label(REDUCTION, REDUCTION, push_s),),
             gather=(Label(GATHERS, GATHERS, found.way_s(down, workers)),),
-            encode_s=encoding_s(tensors, side) if relax.compress else 0.0,
-            decode_s=decoding_s(tensors, 1, side) if relax.compress else 0.0,
+            encode_s=encoding_s(tensors, side),
+            decode_s=decoding_s(tensors, 1, side),
         )
 
 
