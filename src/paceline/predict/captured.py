@@ -114,6 +114,10 @@ class Module:
             out[self.homes[parameter.name][0]] += parameter.bytes
         return out
 
+    def in_stage(self, of_chunks: Sequence[int], rank: int) -> int:
+        """Of a stage of the pipeline, what each of its chunks has."""
+        return sum(of_chunks[number] for number in self.mesh.chunks(rank))
+
     @cached_property
     def units(self) -> list[list[Unit]]:
         """Of each chunk, what is in none of its blocks, then its blocks."""
@@ -245,7 +249,7 @@ class Module:
 
     def layers(self, rank: int) -> int:
         """Parts of the model in a stage, between places to cut at."""
-        return sum(self.chunks[number].parts for number in self.mesh.chunks(rank))
+        return self.in_stage([chunk.parts for chunk in self.chunks], rank)
 
     def memory(self, rank: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""

@@ -14,6 +14,7 @@ from paceline.predict.rounds import enough
 from paceline.sim.schedules import actions
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Sharding
+from paceline.sync.way import full_bytes
 
 if TYPE_CHECKING:
     from paceline.predict.captured import Module
@@ -22,20 +23,17 @@ if TYPE_CHECKING:
 def stage_memory(module: Module, rank: int) -> Memory:
     """Of one device of a stage."""
     kind, mine, part = module.plan.sharding, module.mesh.chunks(rank), 1 / module.shards
-    share = sum(module.parameter_bytes[c] for c in mine) / max(1, sum(module.parameter_bytes))
-    if module.plan.pp == 1:
-        share = 1.0
-    held = {
-        "parameters": share * (part if kind.shards_parameters else 1.0),
-        "gradients": share * (part if kind.shards_gradients else 1.0),
-        "optimizer": share * module.update_share,
-        "activations": live(module, rank),
-    }
+    share = module.in_stage(module.parameter_bytes, rank) / max(1, sum(module.parameter_bytes))
     more, inside = _for_a_moment(module, rank)
     found = device_memory.memory(
         module.workload,
         module.cluster.device,
-        held=held,
+        held={
+            "parameters": share * (part if kind.shards_parameters else 1.0),
+            "gradients": share * (part if kind.shards_gradients else 1.0),
+            "optimizer": share * module.update_share,
+            "activations": live(module, rank),
+        },
         more=more,
         inside=inside,
         accumulated=module.plan.micro_batches > 1,
@@ -46,15 +44,14 @@ def stage_memory(module: Module, rank: int) -> Memory:
 
 def _for_a_moment(module: Module, rank: int) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by kind that a rank holds besides its share: for the whole step, and while a block runs."""
-    kind, mine = module.plan.sharding, module.mesh.chunks(rank)
+    kind, buckets = module.plan.sharding, 0.0
     if kind.shards_parameters:
-        return _gathered(module, mine)
+        return _gathered(module, module.mesh.chunks(rank))
     if kind is Sharding.ZERO2:
-        sent = [sum(gradient.bytes for gradient in m.gradients) for m in module.messages[rank]]
-        return {"gradients": max(sent, default=0.0)}, {}
-    if kind is not Sharding.NONE and module.style.copies:  # buckets hold them once more
-        return {"gradients": sum(module.gradient_bytes[number] for number in mine)}, {}
-    return {}, {}
+        buckets = max((full_bytes(message.gradients) for message in module.messages[rank]), default=0.0)
+    elif kind is not Sharding.NONE and module.style.copies:  # buckets hold them once more
+        buckets = module.in_stage(module.gradient_bytes, rank)
+    return {"gradients": buckets}, {}
 
 
 def _gathered(module: Module, mine: tuple[int, ...]) -> tuple[dict[str, float], dict[str, float]]:

@@ -153,7 +153,7 @@ class CapturedRanks:
     def update(self, rank: int) -> Label:
         """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
         m, first = self.module, self.module.layout.update
-        mine = sum(map(m.gradient_bytes.__getitem__, m.mesh.chunks(rank)))
+        mine = m.in_stage(m.gradient_bytes, rank)
         stage = mine / max(1, sum(m.gradient_bytes))
         whole, latency = self.device[first:], m.timed.costs.latency_s[m.timed.step.index[first:]]
         fixed = np.minimum(whole, latency)

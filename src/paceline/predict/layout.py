@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -232,23 +233,18 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     """So many chunks from first to last that take about as long as one another, forward and backward
     together, by the seconds of each operator on host and device.
     """
-    found = places(layout.workload)
+    found, back = places(layout.workload), layout.back
     fine = backward_places(layout.workload, [place.operator for place in found], layout.visits)
     inside = np.flatnonzero(fine >= 0)
     weights = [np.bincount(fine[inside], values[inside], len(found) + 1) for values in (device, issue)]
     chosen = balanced(np.maximum(*weights), count - 1)
-    chunk = np.full_like(fine, -1)
-    chunk[inside] = np.searchsorted(chosen, fine[inside])
-    parts, sends = np.diff([-1, *chosen, len(found)]), [*(found[i].bytes for i in chosen), 0.0]
-    return [
-        Chunk(
-            forward=_range((chunk == number) & ~layout.back),
-            backward=_range((chunk == number) & layout.back),
-            parts=int(parts[number]),
-            sends=sends[number],
-        )
-        for number in range(count)
-    ]
+    chunks = []
+    for first, last in pairwise([-1, *chosen, len(found)]):
+        mine = (first < fine) & (fine <= last)
+        sends = found[last].bytes if last < len(found) else 0.0
+        forward, backward = _range(mine & ~back), _range(mine & back)
+        chunks.append(Chunk(forward=forward, backward=backward, parts=last - first, sends=sends))
+    return chunks
 
 
 def _range(chosen: NDArray[np.bool_]) -> Range:

@@ -89,15 +89,7 @@ class StageBytes:
         taken, update = self.framework.slack * (live + passing), max(blocks, default=0.0)
         if live + passing < update:
             where, live, passing = "update", 0.0, update
-        sizes = {
-            "parameters": state.parameters,
-            "gradients": state.gradients,
-            "optimizer": state.optimizer,
-            "activations": live,
-            "temporary": passing,
-            "workspace": device_memory.workspace_bytes(self.step.cluster.device),
-        }
-        by_kind = {kind: int(size) for kind, size in sizes.items()}
+        by_kind = self._by_kind(state, live, passing)
         peak = sum(by_kind.values())
         # flat buffers as large as a rank's part find no room among freed activations
         taken = taken + cached(blocks) if self.framework.state == "deepspeed" else max(taken, update)
@@ -108,6 +100,17 @@ class StageBytes:
             available_bytes=int(available_bytes(self.step)),
             peak_at=f"stage {index}, {where}",
         )
+
+    def _by_kind(self, state: Kept, activations: float, temporary: float) -> dict[str, int]:
+        sizes = {
+            "parameters": state.parameters,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            "activations": activations,
+            "temporary": temporary,
+            "workspace": device_memory.workspace_bytes(self.step.cluster.device),
+        }
+        return {kind: int(size) for kind, size in sizes.items()}
 
     def _fuller(self, state: Kept) -> tuple[str, float]:
         """Where in a backward pass most comes and goes, and how much."""

@@ -40,9 +40,9 @@ PASS_STREAM, STEP_STREAM = "shard", "dp"
 #: of no piece, nothing
 NONE: Mapping[int, Any] = MappingProxyType({})
 #: pieces of a pass, and the tasks that each waits for
-Waits = dict[int, list[int]]
-#: the same, and the transfers that follow each
-ByPlace = dict[int, list[Transfer]]
+Waits = Mapping[int, list[int]]
+#: by chunk and piece, the gathers that it waits for
+Gathers = dict[int, dict[int, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,12 @@ class Rank:
                 task = [self.add(label, [*after, *task], kind, also)]
         return task
 
-    def release(self, transfers: Sequence[Transfer], waits: Waits) -> None:
-        """Collectives of a pass after what the device has done so far; pieces wait for them."""
-        for transfer in transfers:
+    def release(self, left: list[Transfer], done: int, waits: dict[int, list[int]]) -> None:
+        """Takes the collectives that may start when so many pieces are done, and issues them; pieces wait for
+        them.
+        """
+        while left and left[-1].release <= done:
+            transfer = left.pop()
             waits[transfer.needed] += self.send(PASS_STREAM, transfer.sends, self.last())
 
 
@@ -143,7 +146,7 @@ class Simulation:
         rank: Rank,
         passed: Pass,
         after: Sequence[int] = (),
-        awaited: Mapping[int, list[int]] = NONE,
+        awaited: Waits = NONE,
         encoded: Mapping[int, Sequence[Label]] = NONE,
         micro_batch: int = -1,
     ) -> list[int]:
@@ -152,15 +155,14 @@ class Simulation:
 
         `awaited` are tasks that pieces wait for besides; what is `encoded` follows pieces.
         """
-        waits, count = defaultdict(list, awaited), len(passed.pieces)
+        waits, left, ran = defaultdict(list, awaited), list(passed.transfers[::-1]), list[int]()
         begin = () if self.work.runs_ahead else rank.last()
-        released, ran = _by_place(passed.transfers, 0, count), list[int]()
         for n, piece in enumerate(passed.pieces):
-            rank.release(released[n], waits)
+            rank.release(left, n, waits)
             ran.append(rank.run(piece, [*after, *waits[n]], begin, micro_batch))
             for label in encoded.get(n + 1, ()):
                 ran[-1] = rank.add(label)
-        rank.release(released[count], waits)
+        rank.release(left, END, waits)
         if passed.transfers:
             ran[-1] = rank.add(JOIN, waits[END])
         return ran
@@ -271,7 +273,7 @@ class StepWriter:
     _sent: dict[tuple[int, str, int], list[int]] = field(default_factory=dict)
     _ended: dict[int, list[int]] = field(default_factory=dict)
     #: of each rank, gathers that no pass has waited for yet
-    _gathered: list[dict[int, Waits]] = field(default_factory=list)
+    _gathered: list[Gathers] = field(default_factory=list)
 
     @property
     def work(self) -> StepWork:
@@ -311,18 +313,16 @@ class StepWriter:
         reduces = self._beside(rank.role, chunk) if action == self.last[chunk] else []
         passed = work.passes[chunk, kind]
         if awaited or reduces or work.runs_ahead:
-            before = _by_place(reduces, 1, len(passed.pieces)).items()
-            encoded = {n: [label for t in mine for label in t.before] for n, mine in before}
-            return self.simulation.write(rank, passed, after, awaited, encoded, micro_batch)
+            return self.simulation.write(rank, passed, after, awaited, _encoded(reduces), micro_batch)
         return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
 
     def _beside(self, number: int, chunk: int) -> list[Transfer]:
         """Gradients that are reduced while a chunk's last pass goes on."""
         return [t for t in self.work.roles[number].reduces if t.chunk == chunk and t.release != END]
 
-    def _gather(self, rank: Rank) -> dict[int, Waits]:
+    def _gather(self, rank: Rank) -> Gathers:
         """Gathers parameters that the last update left in parts; by chunk and piece, what waits for it."""
-        out: dict[int, Waits] = defaultdict(dict)
+        out: Gathers = defaultdict(dict)
         begin = rank.last()
         for transfer in self.work.roles[rank.role].gathers:
             task = rank.send(STEP_STREAM, transfer.sends, begin)
@@ -369,11 +369,11 @@ class StepWriter:
                 rank.add(self.work.after or JOIN, rank.last(STEP_STREAM))
 
 
-def _by_place(transfers: Sequence[Transfer], first: int, last: int) -> ByPlace:
-    """Transfers by the number of pieces that they follow."""
-    out: ByPlace = defaultdict(list)
-    for transfer in transfers:
-        out[min(max(first, transfer.release), last)].append(transfer)
+def _encoded(reduces: Sequence[Transfer]) -> dict[int, list[Label]]:
+    """What encodes gradients, by the number of pieces that it follows."""
+    out: dict[int, list[Label]] = defaultdict(list)
+    for transfer in reduces:
+        out[max(1, transfer.release)] += transfer.before
     return out
 
 

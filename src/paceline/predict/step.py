@@ -153,6 +153,12 @@ def as_run(workload: Workload, device: Device) -> Workload:
     return _FUSED[workload]
 
 
+def bounds_of(costs: OpTimes) -> NDArray[np.str_]:
+    """What bounds each operator."""
+    late = costs.latency_s > 0.5 * costs.busy
+    return np.where(late, "latency", np.where(costs.compute_s > costs.memory_s, "compute", "memory"))
+
+
 @dataclass(slots=True)
 class Expanded:
     """The step with repeated segments written out: one entry per operator that runs."""
@@ -221,10 +227,9 @@ class Expanded:
 
     def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
         """Device time by kind of operator, and what bounds most of each."""
-        runs, total = np.bincount(self.index, minlength=packed.size).astype(float), packed.kinds.total
+        runs, total = np.bincount(self.index, minlength=packed.size), packed.kinds.total
         spent, counts, flops = runs * costs.busy, total(runs), total(runs * packed.flops)
-        bounds = np.where(costs.compute_s > costs.memory_s, "compute", "memory")
-        bounds[costs.latency_s > 0.5 * costs.busy] = "latency"
+        bounds = bounds_of(costs)
         by_bound = {bound: total(spent * (bounds == bound)) for bound in BOUNDS}
         parts = (
             Part(

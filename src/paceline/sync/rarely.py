@@ -85,6 +85,10 @@ class Replica:
     def gradients_bytes(self) -> float:
         return self.parameters * self.gradient_bytes
 
+    @property
+    def servers(self) -> Servers:
+        return servers(self.cluster, self.replicas * self.width, self.plan.relax.servers)
+
     def average_s(self, size: float, islands: int) -> float:
         """Seconds to average `size` bytes of each of `islands` groups of replicas."""
         group = self.cluster.group(islands, self.stride * (self.replicas // islands))
@@ -137,7 +141,7 @@ def synchronous(replica: Replica) -> Added:
     """Every step through servers, without the slowest; what the last backward and the first forward pass hide
     is not added.
     """
-    found, size, senders = _servers(replica), replica.gradients_bytes, replica.replicas * replica.width
+    found, size, senders = replica.servers, replica.gradients_bytes, replica.replicas * replica.width
     pull = found.way_s(size, senders)
     push = pull + found.sum_s(size, senders)
     hidden = ((push, replica.backward_s), (pull, replica.forward_s))
@@ -159,22 +163,20 @@ def straggling(replica: Replica) -> tuple[float, float]:
 
 def asynchronous(replica: Replica) -> Added:
     """Workers that wait for servers only."""
-    relax, found, elastic = replica.plan.relax, _servers(replica), replica.plan.relax.mode is Mode.EASGD
+    relax, found, alone_s = replica.plan.relax, replica.servers, replica.alone.step_s
+    elastic, local = relax.mode is Mode.EASGD, relax.every * alone_s
     size = replica.master_bytes if elastic else replica.gradients_bytes
-    local = relax.every * replica.alone.step_s
     cycle, busy = _cycle(replica, found, local, size)
     seconds = {SERVERS: (cycle - local) / relax.every}
     if relax.mode is Mode.PS_BOUNDED:
         # over a window of so many steps the slowest worker is late by less per step
         late = replica.cluster.straggler_cv * slowest_normal(replica.replicas)
-        seconds[WAITING] = replica.alone.step_s * late / math.sqrt(max(1, relax.staleness) + 1)
-    meets = f"gradients are late by {replica.replicas - 1} updates on average"
-    if elastic:
-        meets = f"centre met every {relax.every} steps"
+        seconds[WAITING] = alone_s * late / math.sqrt(1 + max(1, relax.staleness))
+    late_by = f"gradients are late by {replica.replicas - 1} updates on average"
+    meets = f"centre met every {relax.every} steps" if elastic else late_by
     what = f"{meets}; servers are {100 * busy:.0f} % busy"
     solved = Evidence(what=what, kind="derived", source="mean value analysis")
-    more = replica.master_bytes if elastic else 0.0
-    return Added(seconds=seconds, more_bytes=more, remarks=(solved, _hosts(found)))
+    return Added(seconds=seconds, more_bytes=elastic * size, remarks=(solved, _hosts(found)))
 
 
 def _cycle(replica: Replica, found: Servers, local: float, size: float) -> tuple[float, float]:
@@ -240,10 +242,6 @@ ADDED = {
     "gossip": gossip,
     "hogwild": hogwild,
 }
-
-
-def _servers(replica: Replica) -> Servers:
-    return servers(replica.cluster, replica.replicas * replica.width, replica.plan.relax.servers)
 
 
 def _hosts(found: Servers) -> Evidence:

@@ -19,7 +19,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.compression import Scheme
 from paceline.spec.synchronisation import Relaxation
 from paceline.sync.accuracy import accuracy
-from paceline.sync.compressed import Coded, coded, codes_of, decoding_s, encoding_s
+from paceline.sync.compressed import coded, codes_of, decoding_s, encoding_s
 from paceline.sync.servers import servers
 from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes, in_buckets
 
@@ -43,20 +43,35 @@ def through_servers(relax: Relaxation, side: Side, gradients: Sequence[Gradient]
         return
     found, codes = servers(mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
     for layer in by_layer(gradients):
-        whole, tensors = full_bytes(layer), coded(codes, layer) if relax.compress else Coded()
-        up = down = whole
+        up = down = whole = full_bytes(layer)
+        coding = 0.0, 0.0
         if relax.compress:
+            tensors = coded(codes, layer)
             up = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
             down = _back_bytes(layer, codes, workers)
+            coding = encoding_s(tensors, side), decoding_s(tensors, 1, side)
         # servers add up what they decoded
         push_s = found.way_s(up, workers) + found.sum_s(whole, workers)
-        yield Message(
-            gradients=layer,
-            reduce=(Label(REDUCTION, REDUCTION, push_s),),
-            gather=(Label(GATHERS, GATHERS, found.way_s(down, workers)),),
-            encode_s=encoding_s(tensors, side),
-            decode_s=decoding_s(tensors, 1, side),
-        )
+        yield _through(layer, push_s, found.way_s(down, workers), *coding)
+
+
+def _through(
+    gradients: Sequence[Gradient],
+    push_s: float,
+    pull_s: float,
+    encode_s: float = 0.0,
+    decode_s: float = 0.0,
+    early: bool = True,
+) -> Message:
+    """Gradients to servers, and parameters back, in so many seconds."""
+    return Message(
+        gradients=gradients,
+        reduce=(Label(REDUCTION, REDUCTION, push_s),),
+        gather=(Label(GATHERS, GATHERS, pull_s),),
+        encode_s=encode_s,
+        decode_s=decode_s,
+        early=early,
+    )
 
 
 def _back_bytes(layer: Sequence[Gradient], codes: dict[str, Scheme], workers: int) -> float:
@@ -80,12 +95,7 @@ def through_hosts(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message
     for bucket in in_buckets(side, gradients, lambda gradient: gradient.bytes):
         size = full_bytes(bucket)
         way_s = _host_way_s(side.mesh.cluster, size, here, side.mesh.plan.dp // here)
-        yield Message(
-            gradients=bucket,
-            reduce=(Label(REDUCTION, REDUCTION, way_s + here * size / SUM_BPS),),
-            gather=(Label(GATHERS, GATHERS, way_s),),
-            early=side.timing.early,
-        )
+        yield _through(bucket, way_s + here * size / SUM_BPS, way_s, early=side.timing.early)
 
 
 def _host_way_s(cluster: Cluster, size: float, here: int, nodes: int) -> float:
