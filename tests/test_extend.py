@@ -22,12 +22,11 @@ from paceline.plan.bound import bounds
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
 from paceline.predict.distributed import TransformerStep
-from paceline.predict.memory import in_flight
 from paceline.predict.simulated import predict_step
 from paceline.sched import ClusterShape, Job, ScaledSpeed, policies
 from paceline.sched.live import Daemon, DaemonSettings
 from paceline.sched.simulate import simulate
-from paceline.sim.schedules import in_order
+from paceline.sim.schedules import in_flight, in_order
 from paceline.spec import compression, schedules
 from paceline.spec.plan import Plan
 from paceline.train.launch import run

@@ -12,17 +12,9 @@ from paceline.catalog import clusters, frameworks, transformers
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.predict import remedy
 from paceline.predict.distributed import TransformerStep
-from paceline.predict.memory import (
-    cached,
-    communicators,
-    in_flight,
-    kept,
-    passing,
-    placeholders,
-    stage_memory,
-)
+from paceline.predict.memory import cached, communicators, kept, passing, placeholders, stage_memory
 from paceline.predict.simulated import predict
-from paceline.sim.schedules import actions
+from paceline.sim.schedules import actions, in_flight
 from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES, Plan, resolve
 from paceline.spec.transformer import Transformer

@@ -32,8 +32,8 @@ from paceline.plan.table import (
     distinct,
 )
 from paceline.predict.answer import straggling
-from paceline.predict.memory import in_flight
 from paceline.predict.stages import StageLayers as Layers
+from paceline.sim.schedules import in_flight
 from paceline.spec import schedules
 from paceline.spec.vocabulary import Offload
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.cost import memory as device_memory
-from paceline.predict.memory import in_flight
 from paceline.predict.rounds import enough
-from paceline.sim.schedules import actions
+from paceline.sim.schedules import actions, in_flight
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Sharding
 from paceline.sync.way import full_bytes

@@ -17,6 +17,7 @@ from paceline.catalog import frameworks
 from paceline.cost.curves import Curves
 from paceline.cost.operators import power_sigma, times
 from paceline.cost.pack import PackedOps, pack_ops
+from paceline.cost.pieces import TimedPieces
 from paceline.cost.tape import Shape
 from paceline.cost.transformer import adam_ops
 from paceline.errors import PlanError
@@ -25,7 +26,7 @@ from paceline.predict.answer import StepFacts
 from paceline.predict.evidence import device_evidence, network_evidence
 from paceline.predict.gradients import Exchanges
 from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, network_sigma, transformer_errors
-from paceline.predict.pieces import PieceTasks, TimedPieces
+from paceline.predict.pieces import PieceTasks
 from paceline.predict.stages import Chunk, RankParts, StageLayers
 from paceline.sim.mesh import Mesh
 from paceline.sim.work import Exchange, StepWork
@@ -176,7 +177,7 @@ class TransformerStep:
             units=tokens,
             parameters=m.parameters,
             flops=flops,
-            executed_flops=flops + runs * self.tasks.recomputed_flops,
+            executed_flops=flops + runs * self.timed.recomputed_flops(p.recompute),
             peak_flops=self.timed.chip.peaks[p.precision] * p.ranks,
         )
 

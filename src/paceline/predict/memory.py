@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
-from paceline.spec import schedules
+from paceline.sim.schedules import in_flight
 from paceline.spec.cluster import Cluster
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
@@ -313,31 +313,3 @@ def saved(step: TransformerStep) -> tuple[float, float]:
     shape = step.shape
     embedding = shape.local * step.model.hidden * step.sent.parameter_bytes
     return saved_bytes(shape, step.plan.recompute), embedding
-
-
-def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int = 1) -> float:
-    """Micro-batches whose activations a rank of a pipeline holds at once; parts of one where it holds several
-    chunks.
-
-    Activations are held until the weights' gradients are done, which some schedules put off.
-    """
-    if pp == 1:
-        return 1.0
-    order = schedules.get(schedule)
-    known = order.in_flight(index, pp, micro_batches, vpp)
-    if known is not None:
-        return known
-    few = min(micro_batches, 4 * pp)
-    found = _walked(order, index, pp, few, vpp)
-    steady = few == micro_batches or found == _walked(order, index, pp, min(micro_batches, 2 * few), vpp)
-    return found if steady else _walked(order, index, pp, micro_batches, vpp)
-
-
-@lru_cache(maxsize=65536)
-def _walked(schedule: schedules.Schedule, index: int, pp: int, micro_batches: int, vpp: int) -> float:
-    """`in_flight`, counted along a rank's actions."""
-    live = most = 0
-    for action in schedule.actions(index, pp, micro_batches, vpp):
-        live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        most = max(most, live)
-    return most / schedule.chunks_per_rank(vpp)

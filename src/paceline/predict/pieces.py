@@ -1,75 +1,23 @@
-"""The embedding, a layer and the head of a transformer on one rank: seconds of their operators on device and
-host, and each in one direction as a task, whose operators and collectives the event engine has run.
+"""The embedding, a layer and the head of a transformer on one rank, each in one direction as a task, whose
+operators and collectives the event engine has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from paceline.cost.chip import Chip, chip
-from paceline.cost.curves import Curves, curves_for
 from paceline.cost.host_link import link_rate
-from paceline.cost.operators import OpTimes
-from paceline.cost.pack import PackedOps
+from paceline.cost.pieces import LAYER, TimedPieces
 from paceline.cost.tape import Collective, Piece, Shape
-from paceline.cost.transformer import PieceTime, blocks, piece_times, saved_bytes
+from paceline.cost.transformer import saved_bytes
 from paceline.sim import engine
 from paceline.sim.mesh import Mesh
 from paceline.sim.program import JOIN, Builder, Label, Program
 from paceline.sim.work import TITLES
-from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Offload, Recompute
-
-Array = NDArray[np.float64]
-
-#: between kernels that follow each other on the device
-GAP_S = 1.3e-6
-#: what a full recomputation runs again
-LAYER = "layer.forward"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedPieces:
-    """The operators of all pieces, timed on a device."""
-
-    chip: Chip
-    curves: Curves
-    packed: PackedOps
-    costs: OpTimes
-    pieces: Mapping[str, PieceTime]
-    #: of each piece, where its operators start among all that are packed
-    starts: Mapping[str, int]
-
-    @staticmethod
-    def of(shape: Shape, device: Device, curves: Curves | None) -> TimedPieces:
-        found, target = blocks(shape), chip(device)
-        constants = curves or curves_for(device)
-        pieces, costs = piece_times(found, device, target, constants)
-        return TimedPieces(
-            chip=target,
-            curves=constants,
-            packed=found.packed,
-            costs=costs,
-            pieces=pieces,
-            starts=found.starts,
-        )
-
-    def place(self, name: str) -> slice:
-        """Where a piece's operators stand among all that are packed."""
-        return slice(self.starts[name], self.starts[name] + len(self.pieces[name].each))
-
-    def device_s(self, name: str) -> Array:
-        """Seconds of the device for each operator of a piece, with the gaps between kernels."""
-        kernels = self.costs.kernels[self.place(name)].copy()
-        for place, count in self.pieces[name].piece.launches.items():
-            kernels[place] = count
-        return self.pieces[name].each + GAP_S * kernels
 
 
 class Stretch(NamedTuple):
@@ -131,7 +79,7 @@ class PieceTasks:
         for run in runs:
             self._operators(builder, *run)
         body, wait_s = builder.build(), sum(self.wait(each) for each, _ in runs)
-        host_s += sum(self.host_s(each) for each, _ in runs)
+        host_s += sum(self.timed.host_s(each) for each, _ in runs)
         if self.framework.blocking:  # the host waits for every kernel before it issues the next
             wait_s, host_s = host_s, 0.0
         return self._label(Label(name, part, wait_s, host_s=host_s, body=body), body)
@@ -147,26 +95,12 @@ class PieceTasks:
 
     def _again(self, builder: Builder) -> float:
         """What a selective recomputation runs again; the host's seconds to issue it."""
-        again = self.again()
+        again = self.timed.again(self.recompute)
         seconds = float(self.timed.device_s(LAYER)[again].sum())
         builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
-        return float(self.issue(LAYER)[again].sum())
+        return float(self.timed.issue(LAYER)[again].sum())
 
     # -- the host ----------------------------------------------------------------------------------
-
-    def issue(self, name: str) -> Array:
-        """Host seconds of each operator of a piece."""
-        f, piece = self.framework, self.timed.pieces[name].piece
-        out = np.full(len(piece.ops), f.issue_backward_s if name.endswith("backward") else f.issue_s)
-        for place, count in piece.launches.items():
-            cast = piece.ops[place].kind == "cast"
-            out[place] += count * (f.issue_expert_cast_s if cast else f.issue_expert_s)
-        return out
-
-    def host_s(self, name: str) -> float:
-        """Seconds of the host to issue a piece."""
-        sent = self.framework.issue_collective_s * len(self.timed.pieces[name].piece.collectives)
-        return float(self.issue(name).sum()) + sent
 
     def wait(self, name: str) -> float:
         """Seconds that the device waits in a piece for a host that could not run ahead of it."""
@@ -174,7 +108,7 @@ class PieceTasks:
         if start < 0 or self.framework.blocking:
             return 0.0
         sent = sum(self._send_s(c) for c in timed.piece.collectives if c.at >= start and not c.behind)
-        return max(0.0, float(self.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
+        return max(0.0, float(self.timed.issue(name)[start:].sum() - timed.each[start:].sum()) - sent)
 
     @property
     def host_Bps(self) -> float:
@@ -187,25 +121,6 @@ class PieceTasks:
         if self.mesh.plan.offload is not Offload.ACTIVATIONS:
             return 0.0
         return saved_bytes(self.shape, self.recompute) / self.host_Bps
-
-    # -- what runs again ---------------------------------------------------------------------------
-
-    def again(self) -> NDArray[np.bool_]:
-        """Which operators of a layer's forward pass the backward pass runs again."""
-        piece = self.timed.pieces[LAYER].piece
-        places = np.arange(len(piece.ops))
-        if self.recompute is not Recompute.SELECTIVE:
-            return np.full(len(places), self.recompute is Recompute.FULL)
-        if self.framework.selective == "core":
-            return np.isin(places, piece.core)
-        # operators other than products run again, and every second product
-        products = [i for i, op in enumerate(piece.ops) if op.kind in ("gemm", "attention")]
-        return ~np.isin(places, [*products[::2], *piece.core])
-
-    @property
-    def recomputed_flops(self) -> float:
-        """Of what a layer's backward pass runs again."""
-        return float(self.timed.packed.flops[self.timed.place(LAYER)][self.again()].sum())
 
     # -- operators and collectives -----------------------------------------------------------------
 

@@ -19,20 +19,17 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from paceline.predict.rounds import folded
 from paceline.sim import engine
+from paceline.sim.detail import written_out
 from paceline.sim.program import COMPUTE, HOST, JOIN, LAUNCHED, Builder, Label, Program
 from paceline.sim.schedules import actions, in_order, sources
-from paceline.sim.timeline import Span, Timeline, task_span
+from paceline.sim.timeline import Timeline
 from paceline.sim.work import BUBBLE, END, Pass, StepWork, Transfer
 from paceline.spec import schedules
 from paceline.spec.plan import Plan
 from paceline.spec.schedules import Action
 
-#: spans that a trace file holds at most, about; beyond, passes are not written out piece by piece
-MOST_SPANS = 150_000
 #: streams of collectives: of every micro-batch, and of the step
 PASS_STREAM, STEP_STREAM = "shard", "dp"
 
@@ -120,7 +117,6 @@ class Simulation:
     plan: Plan
     _whole: dict[Pass, Label] = field(default_factory=dict)
     _issues: dict[float, Label] = field(default_factory=dict)
-    _bodies: dict[Label, engine.Run] = field(default_factory=dict)
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -210,7 +206,7 @@ class Simulation:
         """The same with another number of micro-batches."""
         if plan == self.plan:
             return self
-        return Simulation(self.work, plan, self._whole, self._issues, self._bodies)
+        return Simulation(self.work, plan, self._whole, self._issues)
 
     def parts(self) -> dict[str, float]:
         """Where the time of the stage that waits least goes, many micro-batches at the price of a few."""
@@ -225,42 +221,8 @@ class Simulation:
         return forward, backward
 
     def timeline(self) -> Timeline:
-        """What every role does when; passes written out in detail as far as a file can hold it."""
-        depth = next((d for d in (2, 1) if _count(self.program, d) <= MOST_SPANS), 0)
-        spans = [
-            span for span in self._spans(self.program, self.found, depth, -self.since) if span.start_s >= 0
-        ]
-        spans.sort(key=lambda span: (span.rank, span.start_s, span.end_s))
-        return Timeline(tuple(spans), self.work.title)
-
-    def _spans(
-        self,
-        program: Program,
-        found: engine.Run,
-        depth: int,
-        origin: float,
-        scale: float = 1.0,
-        rank: int = 0,
-    ) -> Iterator[Span]:
-        """Spans of a program's tasks, those of a body in its place."""
-        for task, number in enumerate(program.label.tolist()):
-            label, (role, stream) = program.labels[number], program.streams[program.stream[task]]
-            begin, stop = origin + scale * float(found.start[task]), origin + scale * float(found.end[task])
-            if label is JOIN or stream == LAUNCHED:
-                continue
-            if label.body is not None and depth and stop > begin:
-                inside = self._run_of(label)
-                within = (stop - begin) / inside.seconds
-                yield from self._spans(label.body, inside, depth - 1, begin, within, rank + role)
-                continue
-            yield task_span(program, task, begin, stop, rank)
-
-    def _run_of(self, label: Label) -> engine.Run:
-        """When the tasks of a label's body run."""
-        if label not in self._bodies:
-            assert label.body is not None
-            self._bodies[label] = self._run(label.body)
-        return self._bodies[label]
+        """What every role does when."""
+        return Timeline(written_out(self.program, self.found, self.since, self._run), self.work.title)
 
 
 @dataclass
@@ -375,11 +337,3 @@ def _encoded(reduces: Sequence[Transfer]) -> dict[int, list[Label]]:
     for transfer in reduces:
         out[max(1, transfer.release)] += transfer.before
     return out
-
-
-def _count(program: Program, depth: int) -> int:
-    """Spans of a program written out to a depth."""
-    each = np.array(
-        [_count(label.body, depth - 1) if label.body is not None and depth else 1 for label in program.labels]
-    )
-    return int(each[program.label].sum())

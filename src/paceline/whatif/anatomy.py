@@ -65,7 +65,7 @@ def _transformer(
         count = times[name.partition(".")[0]] * step.plan.micro_batches
         for i, column in enumerate((step.timed.packed.flops, step.timed.packed.moved)):
             totals[i] += count * float(column[step.timed.place(name)].sum())
-    flops = totals[0] + step.tasks.recomputed_flops * chunks * step.plan.micro_batches
+    flops = totals[0] + step.timed.recomputed_flops(step.plan.recompute) * chunks * step.plan.micro_batches
     layers = _layers(
         (op, name, times[name.partition(".")[0]])
         for name, piece in step.timed.pieces.items()
