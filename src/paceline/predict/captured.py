@@ -15,7 +15,8 @@ ranks do, `captured_memory.py` what they hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,7 +40,7 @@ from paceline.spec.prediction import Evidence, Fit, Memory
 from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.vocabulary import Precision, Sharding
 from paceline.spec.workload import ITEMSIZE, Op, Parameter, Workload
-from paceline.sync.way import BucketRule, Gradient, Message, Side, Way
+from paceline.sync.way import BucketRule, Gradient, Message, Place, Side, Way
 
 Array = NDArray[np.float64]
 
@@ -89,14 +90,11 @@ class Module:
         return issue, device
 
     @cached_property
-    def homes(self) -> dict[str, tuple[int, int]]:
+    def homes(self) -> dict[str, Place]:
         """Of each parameter, its chunk and the operator before which the forward pass needs it."""
         starts = [chunk.forward[0] for chunk in self.chunks]
         places = {p.name: self.layout.needed(p) for p in self.workload.parameters}
-        return {
-            name: (max(0, int(np.searchsorted(starts, place, side="right")) - 1), place)
-            for name, place in places.items()
-        }
+        return {name: (max(0, bisect_right(starts, place) - 1), place) for name, place in places.items()}
 
     @cached_property
     def parameter_bytes(self) -> list[int]:
@@ -106,9 +104,9 @@ class Module:
     @cached_property
     def gradient_bytes(self) -> list[int]:
         """Of each chunk, as they are kept."""
-        return self._bytes([parameter for parameter in self.workload.parameters if parameter.ready >= 0])
+        return self._bytes(parameter for parameter in self.workload.parameters if parameter.ready >= 0)
 
-    def _bytes(self, parameters: Sequence[Parameter]) -> list[int]:
+    def _bytes(self, parameters: Iterable[Parameter]) -> list[int]:
         out = [0] * len(self.chunks)
         for parameter in parameters:
             out[self.homes[parameter.name][0]] += parameter.bytes
@@ -121,13 +119,11 @@ class Module:
     @cached_property
     def units(self) -> list[list[Unit]]:
         """Of each chunk, what is in none of its blocks, then its blocks."""
-        _, *blocks = self.layout.units
-        out = []
-        for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True):
-            mine = [unit for unit in blocks if chunk.forward[0] <= unit.forward[0] < chunk.forward[1]]
-            rest = max(0, size - sum(unit.bytes for unit in mine))
-            out.append([Unit(rest, chunk.forward, chunk.backward), *mine])
-        return out
+        blocks = self.layout.units[1:]
+        return [
+            chunk.with_rest(size, [unit for unit in blocks if unit.forward[0] in range(*chunk.forward)])
+            for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True)
+        ]
 
     @property
     def gathered_share(self) -> float:
@@ -164,41 +160,39 @@ class Module:
     @cached_property
     def gradients(self) -> list[Gradient]:
         """In the order in which the model lists its parameters."""
-        ends = np.concatenate([[0.0], np.cumsum(self.seconds[1])])
         turns = {parameter.name: (turn, place) for turn, (parameter, place) in enumerate(self.layout.ready())}
-        rows = self._rows()
-        return [
-            self._gradient(parameter, *turns[parameter.name], ends, rows)
-            for parameter in self.workload.parameters
-            if parameter.name in turns
-        ]
+        trained = [parameter for parameter in self.workload.parameters if parameter.name in turns]
+        return [self._gradient(parameter, *turns[parameter.name]) for parameter in trained]
 
-    def _gradient(
-        self, parameter: Parameter, turn: int, place: int, ends: Array, rows: dict[str, int]
-    ) -> Gradient:
-        chunk, needed = self.homes[parameter.name]
-        width = ITEMSIZE[parameter.dtype]
-        half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
+    def _gradient(self, parameter: Parameter, turn: int, place: int) -> Gradient:
+        home, width = self.homes[parameter.name], ITEMSIZE[parameter.dtype]
         layer = parameter.name.rpartition(".")[0]
+        half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
         return Gradient(
             name=parameter.name,
             shape=parameter.shape,
             bytes=parameter.numel * (min(2, width) if half else width),
             parameter_bytes=parameter.numel * width,
             turn=turn,
-            ready=(chunk, place),
-            needed=(chunk, needed),
-            ready_s=float(ends[place]),
+            ready=(home[0], place),
+            needed=home,
+            ready_s=float(self._ends[place]),
             layer=layer,
-            rows=rows.get(layer, 0),
-            product_s=self._product_s(parameter) if layer in rows else (0.0, 0.0),
+            rows=self.workload.units_per_step if layer in self._products else 0,
+            product_s=self._product_s(parameter) if layer in self._products else (0.0, 0.0),
         )
 
-    def _rows(self) -> dict[str, int]:
-        """Rows of the activations that each fully connected layer multiplies: samples, or tokens."""
-        forward = [segment for segment in self.workload.segments if segment.phase == "forward"]
-        products = [op for segment in forward for op in segment.ops if op.kind == "gemm" and op.flops]
-        return {op.module: self.workload.units_per_step for op in products}
+    @cached_property
+    def _ends(self) -> Array:
+        """Seconds of the device until so many operators are done, while nothing is in the way."""
+        return np.cumsum([0.0, *self.seconds[1]])
+
+    @cached_property
+    def _products(self) -> set[str]:
+        """Fully connected layers, each of which multiplies as many rows as there are samples, or tokens."""
+        return {
+            op.module for op in self.operators if op.phase == "forward" and op.kind == "gemm" and op.flops
+        }
 
     def _product_s(self, parameter: Parameter) -> tuple[float, float]:
         """Seconds of the operator that makes a gradient, and of its arithmetic."""

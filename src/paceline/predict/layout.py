@@ -222,6 +222,11 @@ class Chunk:
     #: bytes that pass on to the next chunk
     sends: float = 0.0
 
+    def with_rest(self, size: int, blocks: Sequence[Unit]) -> list[Unit]:
+        """What of its parameters, of so many bytes, is in none of its blocks; then these."""
+        rest = max(0, size - sum(unit.bytes for unit in blocks))
+        return [Unit(rest, self.forward, self.backward), *blocks]
+
 
 def whole(layout: Layout) -> Chunk:
     """All of the model."""
@@ -233,18 +238,21 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     """So many chunks from first to last that take about as long as one another, forward and backward
     together, by the seconds of each operator on host and device.
     """
-    found, back = places(layout.workload), layout.back
+    found = places(layout.workload)
     fine = backward_places(layout.workload, [place.operator for place in found], layout.visits)
-    inside = np.flatnonzero(fine >= 0)
-    weights = [np.bincount(fine[inside], values[inside], len(found) + 1) for values in (device, issue)]
-    chosen = balanced(np.maximum(*weights), count - 1)
-    chunks = []
-    for first, last in pairwise([-1, *chosen, len(found)]):
-        mine = (first < fine) & (fine <= last)
-        sends = found[last].bytes if last < len(found) else 0.0
-        forward, backward = _range(mine & ~back), _range(mine & back)
-        chunks.append(Chunk(forward=forward, backward=backward, parts=last - first, sends=sends))
-    return chunks
+    passes, parts = np.flatnonzero(fine >= 0), len(found) + 1
+    weights = [np.bincount(fine[passes], each[passes], parts) for each in (device, issue)]
+    edges = pairwise([-1, *balanced(np.maximum(*weights), count - 1), len(found)])
+    sends = [*(place.bytes for place in found), 0.0]
+    return [
+        Chunk(
+            forward=_range((first < fine) & (fine <= last) & ~layout.back),
+            backward=_range((first < fine) & (fine <= last) & layout.back),
+            parts=last - first,
+            sends=sends[last],
+        )
+        for first, last in edges
+    ]
 
 
 def _range(chosen: NDArray[np.bool_]) -> Range:

@@ -172,11 +172,11 @@ def asynchronous(replica: Replica) -> Added:
         # over a window of so many steps the slowest worker is late by less per step
         late = replica.cluster.straggler_cv * slowest_normal(replica.replicas)
         seconds[WAITING] = alone_s * late / math.sqrt(1 + max(1, relax.staleness))
-    late_by = f"gradients are late by {replica.replicas - 1} updates on average"
-    meets = f"centre met every {relax.every} steps" if elastic else late_by
-    what = f"{meets}; servers are {100 * busy:.0f} % busy"
-    solved = Evidence(what=what, kind="derived", source="mean value analysis")
-    return Added(seconds=seconds, more_bytes=elastic * size, remarks=(solved, _hosts(found)))
+    meets = f"centre met every {relax.every} steps"
+    if not elastic:
+        meets = f"gradients are late by {replica.replicas - 1} updates on average"
+    remarks = _solved(f"{meets}; servers are {100 * busy:.0f} % busy"), _hosts(found)
+    return Added(seconds=seconds, more_bytes=elastic * size, remarks=remarks)
 
 
 def _cycle(replica: Replica, found: Servers, local: float, size: float) -> tuple[float, float]:
@@ -247,6 +247,10 @@ ADDED = {
 def _hosts(found: Servers) -> Evidence:
     plural = "s" if found.count > 1 else ""
     return _declared(f"{found.count} parameter server{plural}, {found.workers} workers")
+
+
+def _solved(what: str) -> Evidence:
+    return Evidence(what=what, kind="derived", source="mean value analysis")
 
 
 def _declared(what: str) -> Evidence:
