@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from paceline.cost.tape import Shape
 from paceline.predict.stages import RankParts
@@ -21,7 +22,7 @@ from paceline.sync.way import BucketRule
 TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exchanges:
     """Collectives of a plan around a transformer's layers: operation, bytes, mesh axis."""
 
@@ -30,16 +31,16 @@ class Exchanges:
     framework: Framework
     shape: Shape
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         return self.mesh.plan
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         """Of one parameter, as it is used and gathered."""
         return ITEMSIZE[self.shape.dtype]
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> int:
         """Of one parameter, as it is reduced."""
         return 4 if self.framework.reduce_fp32 else self.parameter_bytes

@@ -56,7 +56,7 @@ class Rank:
 
     def last(self, kind: str = COMPUTE) -> list[int]:
         """The task that stands last on a stream, if there is one."""
-        return self.builder.last(self.stream(kind))
+        return self.builder.last(self.builder.stream(self.role, kind))
 
     def add(
         self,
@@ -67,7 +67,7 @@ class Rank:
         micro_batch: int = -1,
     ) -> int:
         """Appends a task to one of its streams."""
-        return self.builder.add(self.stream(kind), label, after, also, micro_batch)
+        return self.builder.add(self.builder.stream(self.role, kind), label, after, also, micro_batch)
 
     def run(
         self, piece: Label, after: Sequence[int], begin: Sequence[int] = (), micro_batch: int = -1

@@ -31,7 +31,7 @@ class RankParts:
     model: Transformer
     plan: Plan
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         return schedules.get(self.plan.schedule)
 
