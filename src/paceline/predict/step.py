@@ -17,7 +17,8 @@ from paceline.cost import memory as memory_model
 from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
-from paceline.cost.host import HostCurve, default_host, issue_times
+from paceline.cost.expanded import Expanded
+from paceline.cost.host import HostCurve, default_host
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import PackedOps, pack
 from paceline.predict.evidence import device_evidence
@@ -32,35 +33,6 @@ from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
 
 Array = NDArray[np.float64]
-
-#: kinds as people know them
-TITLES = {
-    "gemm": "matrix products",
-    "conv": "convolutions",
-    "attention": "fused attention",
-    "elementwise": "pointwise",
-    "cast": "precision casts",
-    "copy": "copies and transposes",
-    "cat": "concatenation",
-    "fill": "fills",
-    "norm": "layer and RMS norms",
-    "batchnorm": "batch norms",
-    "softmax": "softmax and loss",
-    "reduce": "reductions",
-    "pool": "pooling and resizing",
-    "gather": "look-ups",
-    "scatter": "scatters",
-    "optimizer": "optimizer",
-    "rnn": "recurrent layers",
-    "sort": "sorting",
-    "scan": "scans",
-    "sync": "read-backs",
-    "fused": "fused pointwise and reductions",
-}
-
-
-#: what may bound an operator
-BOUNDS = ("latency", "compute", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +69,9 @@ def predict(
     workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
     step, found = timed.step, bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
-    step_s, starts, ends = step.in_turn(device)
+    step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
+    if device.kind == "cpu":  # the cores that issue are those that compute
+        step_s = step.host_s + float(step.device.sum())
     if found.peak_bytes > conditions.modules.reallocation_above * device.memory_bytes:
         step_s += conditions.modules.reallocation_s * found.peak_bytes
     kernel_low, kernel_high = around(step.device_s, timed.sigma)
@@ -151,98 +125,6 @@ def as_run(workload: Workload, device: Device) -> Workload:
     if workload not in _FUSED:
         _FUSED[workload] = fuse(workload)
     return _FUSED[workload]
-
-
-def bounds_of(costs: OpTimes) -> NDArray[np.str_]:
-    """What bounds each operator."""
-    late = costs.latency_s > 0.5 * costs.busy
-    return np.where(late, "latency", np.where(costs.compute_s > costs.memory_s, "compute", "memory"))
-
-
-@dataclass(slots=True)
-class Expanded:
-    """The step with repeated segments written out: one entry per operator that runs."""
-
-    index: NDArray[np.int64]
-    issue: Array
-    busy: Array
-    device: Array
-    kernels: Array
-    syncs: NDArray[np.int64]
-    segment: NDArray[np.int64]
-
-    @staticmethod
-    def of(
-        workload: Workload, packed: PackedOps, costs: OpTimes, host: HostCurve, host_scale: float
-    ) -> Expanded:
-        sizes = np.array([len(segment.ops) for segment in workload.segments])
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        order = np.array(workload.order)
-        index = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in order])
-        issue = issue_times(workload, host, host_scale)
-        kernels = costs.kernels[index]
-        sync = packed.groups.map(lambda group: float(group == "sync"))
-        return Expanded(
-            index,
-            issue[index],
-            costs.busy[index],
-            costs.seconds[index] + kernels * host.gap_s,
-            kernels,
-            np.flatnonzero(sync[index]),
-            np.repeat(order, sizes[order]),
-        )
-
-    @property
-    def device_s(self) -> float:
-        """Seconds in which the device is busy."""
-        return float(self.busy.sum())
-
-    @property
-    def host_s(self) -> float:
-        """Seconds of the host to issue all of it."""
-        return float(self.issue.sum())
-
-    def in_turn(self, device: Device) -> tuple[float, Array, Array]:
-        """Seconds of a step where one follows another, and start and end of each operator in it."""
-        step_s, starts, ends = steady_step(self.issue, self.device, self.syncs)
-        if device.kind == "cpu":  # the cores that issue are those that compute
-            step_s = self.host_s + float(self.device.sum())
-        return step_s, starts, ends
-
-    def by_group(self, packed: PackedOps) -> dict[str, float]:
-        """Device seconds by group of operators, several precisions and directions of one kind apart."""
-        return packed.groups.total(self.spent(packed))
-
-    def spent(self, packed: PackedOps) -> Array:
-        """Device seconds of each packed operator."""
-        return np.bincount(self.index, weights=self.busy, minlength=packed.size).astype(float)
-
-    def phases(self, workload: Workload) -> dict[str, float]:
-        """Device seconds by phase."""
-        out: dict[str, float] = defaultdict(float)
-        per_segment = np.bincount(self.segment, weights=self.busy, minlength=len(workload.segments))
-        for segment, seconds in zip(workload.segments, per_segment, strict=True):
-            out[segment.phase] += float(seconds)
-        return dict(out)
-
-    def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
-        """Device time by kind of operator, and what bounds most of each."""
-        runs, total = np.bincount(self.index, minlength=packed.size), packed.kinds.total
-        spent, counts, flops = runs * costs.busy, total(runs), total(runs * packed.flops)
-        bounds = bounds_of(costs)
-        by_bound = {bound: total(spent * (bounds == bound)) for bound in BOUNDS}
-        parts = (
-            Part(
-                name=TITLES.get(kind, kind),
-                seconds=seconds,
-                share=seconds / spent.sum(),
-                count=int(counts[kind]),
-                flops=flops[kind],
-                bound_by=max(BOUNDS, key=lambda bound: by_bound[bound][kind]),
-            )
-            for kind, seconds in total(spent).items()
-        )
-        return tuple(sorted((part for part in parts if part.seconds), key=lambda part: -part.seconds))
 
 
 @dataclass(frozen=True, slots=True)
