@@ -102,7 +102,7 @@ def _nearest(given: Plan, filled: Plan, workload: Workload, cluster: Cluster) ->
     degrees = sorted(divisors(devices), key=lambda pp: (abs(math.log(pp / filled.pp)), pp))
     orders = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
     for pp in degrees:
-        shard = filled.shard and math.gcd(devices // pp, filled.shard)
+        shard = math.gcd(devices // pp, filled.shard) if given.sharding is Sharding.HSDP else 0
         for schedule, vpp in orders if pp > 1 else [("", 1)]:
             wanted = replace(given, dp=devices // pp, pp=pp, schedule=schedule, vpp=vpp, shard=shard)
             plan = _batched(_fill(wanted, workload, cluster), filled.gbs)
