@@ -34,7 +34,7 @@ NESTED = {
         *("spec/cluster.py", "spec/synchronisation.py", "spec/plan.py", "spec/transformer.py"),
         *("plan/emit/accelerate.py", "sim/timeline.py", "train/tasks/compare.py"),
         *("train/asynchronous/wrap.py", "whatif/subject.py", "whatif/edits.py", "whatif/anatomy.py"),
-        *("whatif/sweep.py"),
+        "whatif/sweep.py",
     )
 } | {"tests/train/workers.py"}
 
