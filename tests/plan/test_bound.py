@@ -98,7 +98,7 @@ def test_keys_hold_every_field_that_matters(name):
             label = sizes.piece(piece)
             found = layers.device_s[piece][at], layers.host_s[piece][at]
             assert found == pytest.approx((label.seconds, label.host_s), rel=1e-12), str(plan)
-        assert table[HopKey(block.mesh, block.batch, block.kernels, plan.sp)] == step.total(step.hop)
+        assert table[HopKey(block.mesh, block.batch, block.kernels, plan.sp)] == step.mesh.total(step.hop)
         states, stages = block.states, tuple(step.held())
         of_stages, of_state = table[StageSecondsKey(block.mesh, block.kernels, states, stages)]
         for state in rng.integers(len(states), size=3):

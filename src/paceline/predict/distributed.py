@@ -27,7 +27,7 @@ from paceline.predict.evidence import device_evidence, network_evidence
 from paceline.predict.gradients import Exchanges
 from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, network_sigma, transformer_errors
 from paceline.predict.pieces import PieceTasks
-from paceline.predict.stages import Chunk, RankParts, StageLayers
+from paceline.predict.stages import ChunkLayers, RankParts, StageLayers
 from paceline.sim.mesh import Mesh
 from paceline.sim.work import Exchange, StepWork
 from paceline.spec.cluster import Cluster, Group
@@ -229,7 +229,7 @@ class TransformerStep:
 
     # -- what the search asks for by these names ---------------------------------------------------
 
-    def chunks(self) -> list[tuple[Chunk, ...]]:
+    def chunks(self) -> list[tuple[ChunkLayers, ...]]:
         return self.parts.chunks
 
     def held(self) -> list[StageLayers]:

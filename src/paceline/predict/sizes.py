@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.predict import exchange, sharded
 from paceline.predict.rounds import enough
 from paceline.predict.sharded import ShardedBlock
-from paceline.predict.stages import Chunk
+from paceline.predict.stages import ChunkLayers
 from paceline.sim.program import Label
 from paceline.sim.schedules import actions, kinds
 from paceline.sim.work import GATHERS, REDUCTION, TRANSFERS, Exchange, Pass, Role, StepWork, Transfer
@@ -68,12 +68,12 @@ class Sizes:
 
     # -- passes ------------------------------------------------------------------------------------
 
-    def names(self, chunk: Chunk) -> list[str]:
+    def names(self, chunk: ChunkLayers) -> list[str]:
         """The parts of the model in a chunk, in order."""
         number, layers = chunk
         return ["embedding"] * (number == 0) + ["layer"] * layers + ["head"] * (number == self.last)
 
-    def passed(self, chunk: Chunk, kind: str) -> Pass:
+    def passed(self, chunk: ChunkLayers, kind: str) -> Pass:
         """One direction of one micro-batch through a chunk; of equal chunks one and the same."""
         number, layers = chunk
         key = layers, number == 0, number == self.last, kind
@@ -107,7 +107,7 @@ class Sizes:
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def role(self, rank: int, mine: Sequence[Chunk]) -> Role:
+    def role(self, rank: int, mine: Sequence[ChunkLayers]) -> Role:
         """What the ranks of a stage do besides their passes."""
         s, chunks = self.step, tuple(number for number, _ in mine)
         update = Label("update", "optimizer", s.update_s)
@@ -117,7 +117,7 @@ class Sizes:
         side = Side(mesh=s.mesh, chip=s.timed.chip, timing=s.sent.buckets, backward_s=backward_s)
         return exchange.role(chunks, tuple(s.way.messages(side, gradients)), update)
 
-    def _gradients(self, rank: int, mine: Sequence[Chunk]) -> tuple[list[Gradient], float]:
+    def _gradients(self, rank: int, mine: Sequence[ChunkLayers]) -> tuple[list[Gradient], float]:
         """Those of a stage's tensors, in the order in which the model lists them, and the seconds of its
         backward passes.
         """
@@ -152,7 +152,7 @@ class Sizes:
             layer=f"{chunk}.{piece}",
         )
 
-    def _completed(self, rank: int, mine: Sequence[Chunk]) -> list[Chunk]:
+    def _completed(self, rank: int, mine: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """The chunks of a stage in the order in which their gradients are complete."""
         p = self.step.plan
         order = actions(p.schedule, rank, p.pp, min(p.micro_batches, enough(p)), p.vpp)

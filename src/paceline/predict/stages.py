@@ -21,7 +21,7 @@ class StageLayers(NamedTuple):
 
 
 #: a chunk: its number along the model, and its layers
-Chunk = tuple[int, int]
+ChunkLayers = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RankParts:
         return schedules.get(self.plan.schedule)
 
     @cached_property
-    def chunks(self) -> list[tuple[Chunk, ...]]:
+    def chunks(self) -> list[tuple[ChunkLayers, ...]]:
         """The chunks of each stage."""
         pp, each = self.plan.pp, self.schedule.chunks_per_rank(self.plan.vpp)
         held = [self.schedule.chunks_of(rank, pp, each) for rank in range(pp)]
