@@ -21,13 +21,12 @@ from paceline.plan import emit
 from paceline.plan.bound import bounds
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
-from paceline.predict.distributed import Step
-from paceline.predict.memory import in_flight
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.simulated import predict_step
 from paceline.sched import ClusterShape, Job, ScaledSpeed, policies
 from paceline.sched.live import Daemon, DaemonSettings
 from paceline.sched.simulate import simulate
-from paceline.sim.schedules import in_order
+from paceline.sim.schedules import in_flight, in_order
 from paceline.spec import compression, schedules
 from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES
@@ -287,7 +286,7 @@ def test_schedule_has_a_lower_bound(load, cluster, gbs):
     for block in blocks:
         low = bounds(block, table).ravel()
         for index in range(0, len(block), 5):
-            step = Step.of(model, where, block.plan(index), None, table.curves)
+            step = TransformerStep.of(model, where, block.plan(index), None, table.curves)
             assert low[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)
 
 

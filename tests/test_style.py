@@ -21,13 +21,11 @@ SHARED_NAMES = {
         "Event",
         "Exchange",
         "Flat",
-        "Gradients",
         "Job",
         "Layer",
-        "Layers",
     ),
     *("Machine", "OneBit", "Overlapped", "Part", "Piece", "Pipeline", "Place", "Policy", "PowerSGD", "QSGD"),
-    *("RandomK", "Shape", "SignSGD", "Span", "Stage", "Step", "TernGrad", "TopK"),
+    *("RandomK", "Shape", "SignSGD", "Span", "Stage", "TernGrad", "TopK"),
 }
 #: files that still nest conditional expressions
 NESTED = {
@@ -36,8 +34,7 @@ NESTED = {
         *("spec/cluster.py", "spec/synchronisation.py", "spec/plan.py", "spec/transformer.py"),
         *("sim/timeline.py", "train/tasks/compare.py"),
         *("train/asynchronous/wrap.py", "whatif/subject.py", "whatif/edits.py", "whatif/anatomy.py"),
-        *("whatif/sweep.py", "predict/simulated.py", "predict/memory.py", "predict/gradients.py"),
-        "predict/degrees.py",
+        "whatif/sweep.py",
     )
 }
 

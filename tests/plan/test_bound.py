@@ -26,7 +26,7 @@ from paceline.plan.table import (
     stage_s,
     state_s,
 )
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import saved, stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.predict.sizes import Sizes
@@ -86,7 +86,7 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
     for _ in range(4):
         block = space.blocks[rng.integers(len(space.blocks))]
         index = int(rng.integers(len(block)))
-        step = Step.of(model, cluster, block.plan(index), None, table.curves)
+        step = TransformerStep.of(model, cluster, block.plan(index), None, table.curves)
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)
         memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.held())]
         assert peaks(block, table).ravel()[index] == pytest.approx(
@@ -114,7 +114,7 @@ def test_keys_hold_every_field_that_matters(name):
         assert passes["copying"][at].tolist() == [offloaded] * 2 + [0.0] * (len(PIECES) - 2), str(plan)
         of_shape = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[at]
         assert (of_shape["layer"], of_shape["embedding"]) == saved(step), str(plan)
-        assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.total(step.hop)
+        assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.mesh.total(step.hop)
         states, stages = block.states, tuple(step.held())
         fixed = (block.mesh, block.kernels)
         seconds, of_state = (
@@ -137,7 +137,7 @@ def test_bounds_are_close_where_plans_are_good():
     low = [bounds(block, table).ravel() for block in space.blocks]
     best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
     for bound, i, index in best:
-        step = Step.of(model, cluster, space.blocks[i].plan(index), None, table.curves)
+        step = TransformerStep.of(model, cluster, space.blocks[i].plan(index), None, table.curves)
         assert bound >= 0.93 * predict_step(step).step_s
 
 
@@ -156,5 +156,5 @@ def test_bounds_hold_where_reductions_take_as_long_as_passes(schedule, network, 
     for block in space.blocks:
         low = bounds(block, table).ravel()
         for index in range(len(block)):
-            step = Step.of(model, where, block.plan(index), None, table.curves)
+            step = TransformerStep.of(model, where, block.plan(index), None, table.curves)
             assert low[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)

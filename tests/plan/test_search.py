@@ -14,7 +14,7 @@ from paceline.errors import PlanError, SpecError
 from paceline.plan.run import goal, plan_transformer
 from paceline.plan.search import search
 from paceline.plan.space import Limits, Space
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.transformer import Transformer
@@ -25,7 +25,7 @@ def exhaust(space):
     best = float("inf")
     for block in space.blocks:
         for i in range(len(block)):
-            step = Step.of(space.model, block.cluster, block.plan(i), None, None)
+            step = TransformerStep.of(space.model, block.cluster, block.plan(i), None, None)
             if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.held())):
                 best = min(best, predict_step(step).step_s)
     return best

@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.catalog import clusters
 from paceline.predict.captured import Module
 from paceline.predict.captured_memory import activations, live
-from paceline.predict.captured_work import from_capture
+from paceline.predict.captured_work import CapturedRanks
 from paceline.predict.simulated import asked, predict
 from paceline.predict.step import predict as predict_one
 from paceline.spec.plan import SCHEDULES, Plan
@@ -43,14 +43,14 @@ def test_chunks_are_the_whole_model(case, words):
     made = replace(made, plan=replace(made.plan, gbs=made.plan.dp * workload.batch))
     step = made.timed.step
     update = made.layout.update
-    pieces = [piece for passed in from_capture(made).passes.values() for piece in passed.pieces]
+    pieces = [piece for passed in CapturedRanks(made).work().passes.values() for piece in passed.pieces]
     assert sum(piece.seconds for piece in pieces) == pytest.approx(step.device[:update].sum())
     assert sum(piece.host_s for piece in pieces) == pytest.approx(step.issue[:update].sum())
     assert sum(made.parameter_bytes) == sum(p.bytes for p in workload.parameters)
     assert sum(activations(made)) == pytest.approx(1) and made.chunks[-1].sends == 0
     assert all(chunk.sends > 0 for chunk in made.chunks[:-1])
     copies = 2 * made.style.copies * sum(made.gradient_bytes) / made.timed.chip.bandwidth
-    assert sum(role.update[-1].seconds for role in from_capture(made).roles) == pytest.approx(
+    assert sum(role.update[-1].seconds for role in CapturedRanks(made).work().roles) == pytest.approx(
         step.device[update:].sum() + copies
     )
 

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 from paceline.catalog import clusters, frameworks, transformers
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.predict import remedy
-from paceline.predict.distributed import Step
-from paceline.predict.memory import (
-    cached,
-    communicators,
-    in_flight,
-    kept,
-    passing,
-    placeholders,
-    stage_memory,
-)
+from paceline.predict.distributed import TransformerStep
+from paceline.predict.memory import cached, communicators, kept, passing, placeholders, stage_memory
 from paceline.predict.simulated import predict
-from paceline.sim.schedules import actions
+from paceline.sim.schedules import actions, in_flight
 from paceline.spec import schedules
 from paceline.spec.plan import SCHEDULES, Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -33,7 +25,9 @@ CLUSTER = clusters.get("8x8xa100-sxm-80gb@1600Gb/s/node")
 
 
 def step(text, model=MODEL, cluster=CLUSTER):
-    return Step.of(model, cluster, resolve(Plan.parse(text), cluster.device_count, model), None, None)
+    return TransformerStep.of(
+        model, cluster, resolve(Plan.parse(text), cluster.device_count, model), None, None
+    )
 
 
 def state(text, model=MODEL, index=0, cluster=CLUSTER):
@@ -159,19 +153,19 @@ def test_context_and_communicators_are_not_there_to_use():
     # all, tensor, data, and two neighbours
     assert communicators(resolve(Plan.parse("tp=8 pp=2 gbs=64"), 64, MODEL)) == 5
     made = step("tp=8 pp=2 gbs=64")
-    found = made.memory(made.held()[0], 0)
+    found = made.memory(0)
     assert found.available_bytes == pytest.approx(80 * 2**30 - made.framework.context_bytes - 5 * 0.5e9)
 
 
 def test_offloading():
     plain, moved = (step(f"zero1 tp=8 gbs=64 mbs=8 {words}") for words in ("", "offload=activations"))
-    activations = [made.memory(made.held()[0], 0).by_kind["activations"] for made in (plain, moved)]
+    activations = [made.memory(0).by_kind["activations"] for made in (plain, moved)]
     assert (
         activations[1] == pytest.approx(2 * saved_bytes(moved.shape, "none"), abs=1)
         and activations[1] < activations[0] / 5
     )
     none = step("zero1 tp=8 gbs=64 offload=optimizer")
-    assert none.memory(none.held()[0], 0).by_kind["optimizer"] == 0
+    assert none.memory(0).by_kind["optimizer"] == 0
 
 
 # -- micro-batches in flight -----------------------------------------------------------------------
@@ -263,10 +257,10 @@ def test_more_takes_no_less_memory(tp, pp, kind, recompute, name, more):
     wider = replace(plan, **{more: 2 * getattr(plan, more)}) if more in ("seq", "mbs") else plan
     larger = model if more in ("seq", "mbs") else replace(model, **{more: 2 * getattr(model, more)})
     first, second = (
-        Step.of(m, CLUSTER, resolve(p, 64, m), None, None) for m, p in ((model, plan), (larger, wider))
+        TransformerStep.of(m, CLUSTER, resolve(p, 64, m), None, None)
+        for m, p in ((model, plan), (larger, wider))
     )
     few, many = (
-        max(made.memory(stage, i).reserved_bytes for i, stage in enumerate(made.held()))
-        for made in (first, second)
+        max(made.memory(rank).reserved_bytes for rank in range(made.plan.pp)) for made in (first, second)
     )
     assert many >= few

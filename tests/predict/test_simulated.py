@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.catalog import clusters, transformers
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.rounds import folded
 from paceline.predict.simulated import predict, simulation
 from paceline.spec.plan import SCHEDULES, Plan, resolve
@@ -120,7 +120,7 @@ def test_rounds_of_micro_batches_are_alike(words):
         MODEL,
     )
     assert plan.micro_batches >= 40
-    simulated = simulation(Step.of(MODEL, CLUSTER, plan, None, None))
+    simulated = simulation(TransformerStep.of(MODEL, CLUSTER, plan, None, None))
     short, whole = (
         {name: seconds for name, seconds in found.items() if seconds > 1e-12}  # less is rounding
         for found in (folded(plan, simulated.at), simulated.spent(simulated.freest()))
@@ -137,6 +137,6 @@ def test_sixty_four_devices_cost_less():
 
 def test_link_shares():
     plan = resolve(Plan.parse("pp=4 gbs=32 zero1"), CLUSTER.device_count, MODEL)
-    share = Step.of(MODEL, CLUSTER, plan, None, None).mesh.share
+    share = TransformerStep.of(MODEL, CLUSTER, plan, None, None).mesh.share
     shares = share(("dp", "pp"))
     assert all(0 < share <= 1 for share in shares) and share(("dp", "dp")) == pytest.approx([0.5, 0.5])

@@ -15,7 +15,7 @@ from paceline.plan.memory import peaks
 from paceline.plan.run import plan_transformer
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.plan import Plan
@@ -144,7 +144,7 @@ def test_bounds_and_memory_hold_with_adapters():
     for _ in range(12):
         block = found.blocks[rng.integers(len(found.blocks))]
         index = int(rng.integers(len(block)))
-        step = Step.of(TINY, CLUSTER, block.plan(index), None, table.curves)
+        step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, table.curves)
         assert step.plan.adapters
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9)
         memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))

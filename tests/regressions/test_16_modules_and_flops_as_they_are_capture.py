@@ -14,7 +14,7 @@ from torch import nn
 import paceline as pl
 from paceline.catalog import clusters, transformers
 from paceline.errors import CaptureError
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.workload import Workload
 
@@ -139,11 +139,11 @@ def test_files_from_before_there_were_warnings_are_read() -> None:
 def done(plan: str) -> tuple[float, float]:
     """FLOPs of a step's operators, and the model FLOPs of its answer, over all devices."""
     model, cluster = transformers.get("llama3-8b"), clusters.get(CLUSTER)
-    step = Step.of(model, cluster, resolve(Plan.parse(plan), 8, model), None, None)
+    step = TransformerStep.of(model, cluster, resolve(Plan.parse(plan), 8, model), None, None)
 
     def flops(piece: str) -> float:
         return sum(
-            float(step.found.packed.flops[step.place(f"{piece}.{way}")].sum())
+            float(step.timed.packed.flops[step.timed.place(f"{piece}.{way}")].sum())
             for way in ("forward", "backward")
         )
 

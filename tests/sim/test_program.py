@@ -8,7 +8,7 @@ import pytest
 
 from paceline.catalog import clusters
 from paceline.predict import simulated
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.sizes import Sizes
 from paceline.sim.program import COMPUTE
 from paceline.spec.plan import Plan, resolve
@@ -37,7 +37,7 @@ LLAMA = Transformer(
 def step(model, text):
     cluster = clusters.get(f"{RANKS}xh100-sxm")
     plan = resolve(Plan.parse(f"fp32 framework=torch seq=16 mbs=2 {text}"), cluster.device_count, model)
-    return Step.of(model, cluster, plan, None, None)
+    return TransformerStep.of(model, cluster, plan, None, None)
 
 
 def simulation(model, text):

@@ -97,10 +97,15 @@ def _by_kind(sizes: Iterable[Mapping[str, int]]) -> NDArray[np.int64]:
     return np.array([[size.get(kind, 0) for kind in MEMORY_KINDS] for size in sizes], dtype=np.int64)
 
 
+def plain_fit(found: Memory) -> Fit:
+    """Whether a step fits."""
+    return Fit(fits=found.fits, needed_bytes=found.reserved_bytes, available_bytes=found.available_bytes)
+
+
 def fit(workload: Workload, found: Memory) -> Fit:
     """Whether it fits; if not, what the usual remedies would leave, from this step's own figures."""
     if found.fits:
-        return Fit(fits=True, needed_bytes=found.reserved_bytes, available_bytes=found.available_bytes)
+        return plain_fit(found)
     kinds = found.by_kind
     ratio = found.reserved_bytes / max(1, found.peak_bytes)
     per_sample = kinds["activations"] + kinds["temporary"]
@@ -142,9 +147,4 @@ def fit(workload: Workload, found: Memory) -> Fit:
             ),
         )
     )
-    return Fit(
-        fits=False,
-        needed_bytes=found.reserved_bytes,
-        available_bytes=found.available_bytes,
-        remedies=tuple(remedies),
-    )
+    return replace(plain_fit(found), remedies=tuple(remedies))

@@ -62,6 +62,16 @@ def basis(device: Device) -> str:
     return f"{found} [{found.source}]"
 
 
+def per_unit(device: Device, device_s: float, units: float) -> float | None:
+    """USD for each of so many units that take so many seconds of a device, where it has a price."""
+    return device.price_per_s * device_s / units if device.price_per_s else None
+
+
+def energy_j(device: Device, device_s: float) -> float | None:
+    """Joules of so many seconds of a device, where its power is known."""
+    return device.tdp_w * device_s if device.tdp_w else None
+
+
 def unknown(device: Device) -> str:
     """That a device has no price."""
     return f"no price is known of {device.name}"

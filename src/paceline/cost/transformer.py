@@ -11,22 +11,18 @@ microseconds on any device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost import make
-from paceline.cost.chip import Chip
-from paceline.cost.curves import Curves
 from paceline.cost.experts import beside, run_experts
-from paceline.cost.operators import OpTimes, sustained, times
 from paceline.cost.pack import PackedOps, pack_ops
 from paceline.cost.tape import Collective as Collective
 from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, linear, moved_op, reduce_parts
 from paceline.cost.tape import Shape as Shape
-from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import (
     AttentionKernel,
@@ -87,38 +83,6 @@ def blocks(shape: Shape) -> PackedPieces:
         starts[name] = total
         total += len(piece.ops)
     return PackedPieces(shape, pieces, pack_ops(op for piece in pieces.values() for op in piece.ops), starts)
-
-
-@dataclass(frozen=True, slots=True)
-class PieceTime:
-    """Seconds of a piece on the device: all of it, its weight gradients, and each operator's."""
-
-    seconds: float
-    weight_s: float
-    each: Array
-    piece: Piece
-
-
-def piece_times(
-    found: PackedPieces, device: Device, chip: Chip, curves: Curves
-) -> tuple[dict[str, PieceTime], OpTimes]:
-    """Device time of every piece, and of every packed operator, at the clock that a long run sustains."""
-    costs = times(found.packed, chip, curves)
-    packed, framework = found.packed, found.shape.framework
-    fused = packed.kinds.map(lambda kind: float(kind == "attention")) > 0
-    if framework.attention_flops_per_cycle:  # an older kernel than the one the curves were fitted to
-        limit = packed.flops / (framework.attention_flops_per_cycle * chip.sm_hz)
-        costs = replace(costs, seconds=np.where(fused, np.maximum(costs.seconds, limit), costs.seconds))
-    if framework.fp8_rate < 1:
-        slower = packed.dtypes.map(lambda dtype: 1 / framework.fp8_rate if dtype == Precision.FP8 else 1.0)
-        costs = replace(costs, seconds=costs.seconds * slower)
-    costs = sustained(costs, packed, device)
-    out = {}
-    for name, piece in found.pieces.items():
-        part = slice(found.starts[name], found.starts[name] + len(piece.ops))
-        each = costs.seconds[part]
-        out[name] = PieceTime(float(each.sum()), float(each[piece.weight].sum()), each, piece)
-    return out, costs
 
 
 # -- parts of a layer ------------------------------------------------------------------------------

@@ -105,6 +105,6 @@ class Diagnosis:
 
 def title(group: str) -> str:
     """A group as people know it."""
-    from paceline.predict.step import TITLES as KINDS
+    from paceline.cost.expanded import TITLES as KINDS
 
     return TITLES.get(group) or KINDS.get(group, group)

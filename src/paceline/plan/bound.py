@@ -41,8 +41,8 @@ from paceline.plan.table import (
     usual_step,
 )
 from paceline.predict.answer import straggling
-from paceline.predict.layer import Layers
-from paceline.predict.memory import in_flight
+from paceline.predict.stages import StageLayers as Layers
+from paceline.sim.schedules import in_flight
 from paceline.spec import schedules
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Offload

@@ -29,10 +29,10 @@ from paceline.plan.space import (
     plan_of,
     usual_precision,
 )
-from paceline.predict.distributed import Step
-from paceline.predict.layer import Layers
+from paceline.predict.distributed import TransformerStep as Step
 from paceline.predict.memory import kept, passing, placeholders, saved, update_bytes
 from paceline.predict.sizes import Sizes
+from paceline.predict.stages import StageLayers as Layers
 from paceline.sim.program import Label
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan

@@ -1,12 +1,12 @@
 """The answer about a step: where its time goes becomes a prediction with interval, breakdown and bottleneck.
 
-Whatever a step was made from says what it is besides its time (`StepFacts`); the rest is the same for all.
+Whatever a step was made from says what it is besides its time (`Asked`); the rest is the same for all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,10 @@ from paceline.cost import money
 from paceline.predict.interval import around
 from paceline.predict.program import Simulation
 from paceline.queueing.order_statistics import slowest_normal
-from paceline.sim.work import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS
+from paceline.sim.work import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS, StepWork
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Part, Stage
+from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Part, Stage
 from paceline.sync.way import Way
 
 #: parts that are communication that nothing hides
@@ -40,13 +40,9 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What an answer says of a step besides its time."""
+    """What an answer says of a step besides its time, its memory and its plan."""
 
     model: str
-    cluster: Cluster
-    plan: Plan
-    seq: int
-    precision: str
     #: of what throughput is counted, and how much of it a step does
     unit: str
     units: float
@@ -55,51 +51,90 @@ class StepFacts:
     flops: float
     executed_flops: float
     peak_flops: float
-    stages: tuple[Stage, ...]
-    fit: Fit
-    provenance: Iterable[Evidence]
 
 
 class Asked(Protocol):
-    """What a step was made from."""
+    """A model on the ranks of a resolved plan, with its operators timed."""
 
     @property
     def cluster(self) -> Cluster: ...
 
     @property
+    def plan(self) -> Plan: ...
+
+    @property
     def way(self) -> Way: ...
+
+    def work(self) -> StepWork: ...
+
+    def facts(self) -> StepFacts: ...
+
+    def layers(self, rank: int) -> int:
+        """Of a stage of the pipeline."""
+
+    def memory(self, rank: int) -> Memory:
+        """Of one device of a stage."""
+
+    def fit(self, fullest: Memory) -> Fit: ...
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm of a step of so many seconds."""
 
-    def facts(self, passes: Passes) -> StepFacts: ...
+    def provenance(self) -> Iterable[Evidence]: ...
 
 
-#: seconds of each stage's passes of one micro-batch, forward and backward
-Passes = tuple[tuple[float, float], ...]
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Where the seconds of a step go, from the point of view of the stage that waits least."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def bubble_s(self) -> float:
+        return self.parts.get(BUBBLE, 0.0)
+
+    @property
+    def exposed_s(self) -> float:
+        """Of communication that nothing hides."""
+        return sum(self.parts.get(name, 0.0) for name in EXPOSED)
+
+    def with_stragglers(self, share: float) -> TimeSpent:
+        """The same where all wait for the slowest rank, whose computation takes a share more."""
+        computed = sum(seconds for name, seconds in self.parts.items() if name not in WAITS)
+        return TimeSpent({**self.parts, STRAGGLERS: share * computed})
+
+    def bound_by(self) -> str:
+        """What most of the step goes to; an update is computation."""
+        totals: dict[str, float] = defaultdict(float)
+        for name, seconds in self.parts.items():
+            bound = _BOUNDS.get(name, "communication")
+            totals["compute" if bound == "memory" else bound] += seconds
+        return max(totals, key=lambda name: totals[name])
+
+    def breakdown(self) -> tuple[Part, ...]:
+        return breakdown(self.parts, _BOUNDS)
 
 
 def answer(asked: Asked, simulation: Simulation, trace: bool = False) -> DistributedPrediction:
-    """The prediction for a simulated step, from the point of view of the stage that waits least."""
-    passes = tuple(simulation.stage_s(rank) for rank in range(simulation.plan.pp))
+    """The prediction for a simulated step."""
     parts = simulation.spent(simulation.freest()) if trace else simulation.parts()
-    parts[STRAGGLERS] = straggling(asked.cluster) * sum(
-        seconds for name, seconds in parts.items() if name not in WAITS
-    )
-    step, bubble = sum(parts.values()), parts.get(BUBBLE, 0.0)
-    exposed = sum(parts.get(name, 0.0) for name in EXPOSED)
-    low, high = around(step, asked.sigma(step, exposed, bubble))
-    facts = asked.facts(passes)
-    plan, device = facts.plan, facts.cluster.device
+    spent = TimeSpent(parts).with_stragglers(straggling(asked.cluster))
+    step, plan, facts = spent.step_s, asked.plan, asked.facts()
+    low, high = around(step, asked.sigma(step, spent.exposed_s, spent.bubble_s))
+    device, stages = asked.cluster.device, tuple(_stages(asked, simulation))
     return DistributedPrediction(
         model=facts.model,
-        cluster=facts.cluster.name,
+        cluster=asked.cluster.name,
         device=device.name,
         plan=str(plan),
         devices=plan.ranks,
         batch=plan.gbs,
-        seq=facts.seq,
-        precision=facts.precision,
+        seq=plan.seq,
+        precision=plan.precision,
         unit=facts.unit,
         step_s=step,
         step_s_low=low,
@@ -110,39 +145,44 @@ def answer(asked: Asked, simulation: Simulation, trace: bool = False) -> Distrib
         flops=facts.flops,
         parameters=facts.parameters,
         micro_batches=plan.micro_batches,
-        exposed_s=exposed,
-        bubble_s=bubble,
-        bound_by=bound_by(parts),
-        breakdown=breakdown(parts, step),
-        stages=facts.stages,
-        fit=facts.fit,
-        provenance=(*facts.provenance, *coding_evidence(asked.way, parts)),
+        exposed_s=spent.exposed_s,
+        bubble_s=spent.bubble_s,
+        bound_by=spent.bound_by(),
+        breakdown=spent.breakdown(),
+        stages=stages,
+        fit=asked.fit(fullest(stages)),
+        provenance=(*asked.provenance(), *coding_evidence(asked.way, parts)),
         accuracy=asked.way.accuracy,
-        energy_j=device.tdp_w * step * plan.ranks if device.tdp_w else None,
+        energy_j=money.energy_j(device, plan.ranks * step),
         price=money.basis(device),
-        cost_per_unit=device.price_per_s * step * plan.ranks / facts.units if device.price_per_s else None,
+        cost_per_unit=money.per_unit(device, plan.ranks * step, facts.units),
         timeline=simulation.timeline() if trace else None,
     )
 
 
-def bound_by(parts: Mapping[str, float]) -> str:
-    """What most of a step goes to; an update is computation."""
-    totals: dict[str, float] = defaultdict(float)
-    for name, seconds in parts.items():
-        bound = _BOUNDS.get(name, "communication")
-        totals["compute" if bound == "memory" else bound] += seconds
-    return max(totals, key=lambda name: totals[name])
+def _stages(asked: Asked, simulation: Simulation) -> Iterator[Stage]:
+    for rank in range(asked.plan.pp):
+        forward_s, backward_s = simulation.stage_s(rank)
+        yield Stage(
+            layers=asked.layers(rank), forward_s=forward_s, backward_s=backward_s, memory=asked.memory(rank)
+        )
 
 
-def breakdown(parts: Mapping[str, float], step: float) -> tuple[Part, ...]:
-    """Lines of a breakdown, longest first."""
+def fullest(stages: Iterable[Stage]) -> Memory:
+    """The memory of the stage that holds most."""
+    return max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+
+
+def breakdown(parts: Mapping[str, float], bounds: Mapping[str, str]) -> tuple[Part, ...]:
+    """Lines of a breakdown, longest first; what has no bound of its own is communication."""
+    step = sum(parts.values())
     listed = [
         Part(
             name=name,
             seconds=seconds,
             share=seconds / step,
             count=1,
-            bound_by=_BOUNDS.get(name, "communication"),
+            bound_by=bounds.get(name, "communication"),
             flops=0.0,
         )
         for name, seconds in parts.items()
@@ -160,7 +200,7 @@ def straggling(cluster: Cluster) -> float:
     return cluster.straggler_cv * slowest_normal(cluster.device_count)
 
 
-def coding_evidence(way: Way, parts: Mapping[str, float]) -> Iterable[Evidence]:
+def coding_evidence(way: Way, parts: Mapping[str, float]) -> Iterator[Evidence]:
     """What the seconds of encoders and decoders rest on."""
     if parts.get(CODING):
         yield Evidence(
@@ -168,10 +208,3 @@ def coding_evidence(way: Way, parts: Mapping[str, float]) -> Iterable[Evidence]:
             kind="derived",
             source="copies of the gradient that encoders were measured to take, or their work counted",
         )
-
-
-def network_evidence(cluster: Cluster) -> Iterable[Evidence]:
-    """What the rates of a cluster's networks rest on."""
-    for path, fact in cluster.facts.items():
-        if path.startswith("tier.") and path.endswith("bandwidth"):
-            yield Evidence(what=f"{cluster.name} {path}", kind=fact.kind, source=fact.source)

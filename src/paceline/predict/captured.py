@@ -15,7 +15,8 @@ ranks do, `captured_memory.py` what they hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,20 +24,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.cost import memory as memory_model
-from paceline.cost.collectives import sigma
-from paceline.predict.answer import Passes, StepFacts, network_evidence
+from paceline.predict import captured_work
+from paceline.predict.answer import StepFacts
 from paceline.predict.captured_memory import stage_memory
+from paceline.predict.evidence import network_evidence
+from paceline.predict.interval import CAPTURED_MEMORY, bounded, network_sigma
 from paceline.predict.layout import Chunk, Layout, Unit, cut, whole
 from paceline.predict.step import Timed
 from paceline.sim.mesh import Mesh
+from paceline.sim.work import StepWork
 from paceline.spec import schedules
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import Evidence, Stage
+from paceline.spec.prediction import Evidence, Fit, Memory
 from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.vocabulary import Precision, Sharding
 from paceline.spec.workload import ITEMSIZE, Op, Parameter, Workload
-from paceline.sync.way import BucketRule, Gradient, Message, Side, Way
+from paceline.sync.way import BucketRule, Gradient, Message, Place, Side, Way
 
 Array = NDArray[np.float64]
 
@@ -86,14 +90,11 @@ class Module:
         return issue, device
 
     @cached_property
-    def homes(self) -> dict[str, tuple[int, int]]:
+    def homes(self) -> dict[str, Place]:
         """Of each parameter, its chunk and the operator before which the forward pass needs it."""
         starts = [chunk.forward[0] for chunk in self.chunks]
-        places = {p.name: self.layout.place(p, "forward", 0) for p in self.workload.parameters}
-        return {
-            name: (max(0, int(np.searchsorted(starts, place, side="right")) - 1), place)
-            for name, place in places.items()
-        }
+        places = {p.name: self.layout.needed(p) for p in self.workload.parameters}
+        return {name: (max(0, bisect_right(starts, place) - 1), place) for name, place in places.items()}
 
     @cached_property
     def parameter_bytes(self) -> list[int]:
@@ -103,24 +104,26 @@ class Module:
     @cached_property
     def gradient_bytes(self) -> list[int]:
         """Of each chunk, as they are kept."""
-        return self._bytes([parameter for parameter in self.workload.parameters if parameter.ready >= 0])
+        return self._bytes(parameter for parameter in self.workload.parameters if parameter.ready >= 0)
 
-    def _bytes(self, parameters: Sequence[Parameter]) -> list[int]:
+    def _bytes(self, parameters: Iterable[Parameter]) -> list[int]:
         out = [0] * len(self.chunks)
         for parameter in parameters:
             out[self.homes[parameter.name][0]] += parameter.bytes
         return out
 
+    def in_stage(self, of_chunks: Sequence[int], rank: int) -> int:
+        """Of a stage of the pipeline, what each of its chunks has."""
+        return sum(of_chunks[number] for number in self.mesh.chunks(rank))
+
     @cached_property
     def units(self) -> list[list[Unit]]:
         """Of each chunk, what is in none of its blocks, then its blocks."""
-        _, *blocks = self.layout.units
-        out = []
-        for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True):
-            mine = [unit for unit in blocks if chunk.forward[0] <= unit.forward[0] < chunk.forward[1]]
-            rest = max(0, size - sum(unit.bytes for unit in mine))
-            out.append([Unit(rest, chunk.forward, chunk.backward), *mine])
-        return out
+        blocks = self.layout.units[1:]
+        return [
+            chunk.with_rest(size, [unit for unit in blocks if unit.forward[0] in range(*chunk.forward)])
+            for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True)
+        ]
 
     @property
     def gathered_share(self) -> float:
@@ -157,45 +160,43 @@ class Module:
     @cached_property
     def gradients(self) -> list[Gradient]:
         """In the order in which the model lists its parameters."""
-        ends = np.concatenate([[0.0], np.cumsum(self.seconds[1])])
         turns = {parameter.name: (turn, place) for turn, (parameter, place) in enumerate(self.layout.ready())}
-        rows = self._rows()
-        return [
-            self._gradient(parameter, *turns[parameter.name], ends, rows)
-            for parameter in self.workload.parameters
-            if parameter.name in turns
-        ]
+        trained = [parameter for parameter in self.workload.parameters if parameter.name in turns]
+        return [self._gradient(parameter, *turns[parameter.name]) for parameter in trained]
 
-    def _gradient(
-        self, parameter: Parameter, turn: int, place: int, ends: Array, rows: dict[str, int]
-    ) -> Gradient:
-        chunk, needed = self.homes[parameter.name]
-        width = ITEMSIZE[parameter.dtype]
-        half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
+    def _gradient(self, parameter: Parameter, turn: int, place: int) -> Gradient:
+        home, width = self.homes[parameter.name], ITEMSIZE[parameter.dtype]
         layer = parameter.name.rpartition(".")[0]
+        half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
         return Gradient(
             name=parameter.name,
             shape=parameter.shape,
             bytes=parameter.numel * (min(2, width) if half else width),
             parameter_bytes=parameter.numel * width,
             turn=turn,
-            ready=(chunk, place),
-            needed=(chunk, needed),
-            ready_s=float(ends[place]),
+            ready=(home[0], place),
+            needed=home,
+            ready_s=float(self._ends[place]),
             layer=layer,
-            rows=rows.get(layer, 0),
-            product_s=self._product_s(parameter) if layer in rows else (0.0, 0.0),
+            rows=self.workload.units_per_step if layer in self._products else 0,
+            product_s=self._product_s(parameter) if layer in self._products else (0.0, 0.0),
         )
 
-    def _rows(self) -> dict[str, int]:
-        """Rows of the activations that each fully connected layer multiplies: samples, or tokens."""
-        forward = [segment for segment in self.workload.segments if segment.phase == "forward"]
-        products = [op for segment in forward for op in segment.ops if op.kind == "gemm" and op.flops]
-        return {op.module: self.workload.units_per_step for op in products}
+    @cached_property
+    def _ends(self) -> Array:
+        """Seconds of the device until so many operators are done, while nothing is in the way."""
+        return np.cumsum([0.0, *self.seconds[1]])
+
+    @cached_property
+    def _products(self) -> set[str]:
+        """Fully connected layers, each of which multiplies as many rows as there are samples, or tokens."""
+        return {
+            op.module for op in self.operators if op.phase == "forward" and op.kind == "gemm" and op.flops
+        }
 
     def _product_s(self, parameter: Parameter) -> tuple[float, float]:
         """Seconds of the operator that makes a gradient, and of its arithmetic."""
-        place = self.layout.place(parameter, "backward", 0) - 1
+        place = self.layout.complete(parameter) - 1
         if place < 0:
             return 0.0, 0.0
         return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
@@ -209,56 +210,61 @@ class Module:
     @cached_property
     def messages(self) -> list[list[Message]]:
         """What each stage of the pipeline exchanges once in a step."""
-        if self.plan.sharding is Sharding.NONE or self.plan.sharding.shards_parameters:
-            return [[] for _ in range(self.plan.pp)]
-        out = []
-        for rank in range(self.plan.pp):
-            mine = self.mesh.chunks(rank)
-            found = [gradient for gradient in self.gradients if gradient.ready[0] in mine]
-            out.append(list(self.way.messages(self.side, found)))
-        return out
+        held = map(self.mesh.chunks, range(self.plan.pp))
+        stages = [[g for g in self.gradients if g.ready[0] in mine] for mine in held]
+        return [list(self.way.messages(self.side, mine)) if self.reduces_whole else [] for mine in stages]
+
+    @property
+    def reduces_whole(self) -> bool:
+        """Whether whole gradients are reduced, in buckets, once in a step."""
+        kind = self.plan.sharding
+        return kind is not Sharding.NONE and not kind.shards_parameters
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def facts(self, passes: Passes) -> StepFacts:
+    def work(self) -> StepWork:
+        """What the ranks do."""
+        return captured_work.CapturedRanks(self).work()
+
+    def facts(self) -> StepFacts:
         """What an answer says of the step besides its time."""
         plan, workload = self.plan, self.workload
         again = sum(op.flops for op in self.operators if op.phase == "recompute")
         samples = plan.dp * plan.micro_batches
-        stages = tuple(
-            Stage(
-                layers=sum(self.chunks[number].parts for number in self.mesh.chunks(rank)),
-                forward_s=forward_s,
-                backward_s=backward_s,
-                memory=stage_memory(self, rank),
-            )
-            for rank, (forward_s, backward_s) in enumerate(passes)
-        )
-        fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
         return StepFacts(
             model=workload.name,
-            cluster=self.cluster,
-            plan=plan,
-            seq=workload.seq or 0,
-            precision=workload.precision,
             unit=workload.unit,
             units=samples * workload.units_per_step,
             parameters=workload.parameter_count,
             flops=samples * (workload.flops - again),
             executed_flops=samples * workload.flops,
             peak_flops=self.timed.peak_flops * plan.ranks,
-            stages=stages,
-            fit=memory_model.fit(workload, fullest),
-            provenance=self.provenance(),
         )
+
+    def layers(self, rank: int) -> int:
+        """Parts of the model in a stage, between places to cut at."""
+        return self.in_stage([chunk.parts for chunk in self.chunks], rank)
+
+    def memory(self, rank: int) -> Memory:
+        """Bytes of one device of a stage, by kind, when most is live."""
+        return bounded(stage_memory(self, rank), CAPTURED_MEMORY)
+
+    def fit(self, fullest: Memory) -> Fit:
+        """Whether the fullest stage fits, and what would help."""
+        return memory_model.fit(self.workload, fullest)
+
+    @property
+    def replica_size(self) -> tuple[float, float]:
+        """Parameters of the device that holds most, and bytes of one element of a gradient."""
+        held = [self.mesh.chunks(rank) for rank in range(self.plan.pp)]
+        stages = [sum(g.numel for g in self.gradients if g.ready[0] in mine) for mine in held]
+        return max(stages), round(max((g.parameter_bytes / g.numel for g in self.gradients), default=4))
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, exposed communication by its
         network.
         """
-        group, network = self.mesh.group("dp"), 0.0
-        if group.size > 1:
-            network = float(sigma(self.plan.bucket_bytes, group, self.cluster, self.mesh.library))
+        network = network_sigma(self.mesh, self.plan.bucket_bytes, ("dp",))
         share = min(1.0, exposed / step)
         own = self.timed.step_sigma(step / self.plan.micro_batches)
         return math.hypot((1 - share) * own, share * network)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.cost import memory as device_memory
-from paceline.predict.interval import CAPTURED_MEMORY, bounded
-from paceline.predict.memory import in_flight
 from paceline.predict.rounds import enough
-from paceline.sim.schedules import actions
-from paceline.spec import schedules
+from paceline.sim.schedules import actions, in_flight
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Sharding
+from paceline.sync.way import full_bytes
 
 if TYPE_CHECKING:
     from paceline.predict.captured import Module
@@ -24,40 +22,35 @@ if TYPE_CHECKING:
 def stage_memory(module: Module, rank: int) -> Memory:
     """Of one device of a stage."""
     kind, mine, part = module.plan.sharding, module.mesh.chunks(rank), 1 / module.shards
-    share = sum(module.parameter_bytes[c] for c in mine) / max(1, sum(module.parameter_bytes))
-    if module.plan.pp == 1:
-        share = 1.0
-    held = {
-        "parameters": share * (part if kind.shards_parameters else 1.0),
-        "gradients": share * (part if kind.shards_gradients else 1.0),
-        "optimizer": share * module.update_share,
-        "activations": live(module, rank),
-    }
+    share = module.in_stage(module.parameter_bytes, rank) / max(1, sum(module.parameter_bytes))
     more, inside = _for_a_moment(module, rank)
     found = device_memory.memory(
         module.workload,
         module.cluster.device,
-        held=held,
+        held={
+            "parameters": share * (part if kind.shards_parameters else 1.0),
+            "gradients": share * (part if kind.shards_gradients else 1.0),
+            "optimizer": share * module.update_share,
+            "activations": live(module, rank),
+        },
         more=more,
         inside=inside,
         accumulated=module.plan.micro_batches > 1,
     )
     trained = sum(gradient.numel for gradient in module.gradients if gradient.needed[0] in mine)
-    with_state = device_memory.with_more(found, module.way.state_bytes * trained)
-    return bounded(with_state, CAPTURED_MEMORY)
+    return device_memory.with_more(found, module.way.state_bytes * trained)
 
 
 def _for_a_moment(module: Module, rank: int) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by kind that a rank holds besides its share: for the whole step, and while a block runs."""
-    kind, mine = module.plan.sharding, module.mesh.chunks(rank)
+    kind, buckets = module.plan.sharding, 0.0
     if kind.shards_parameters:
-        return _gathered(module, mine)
+        return _gathered(module, module.mesh.chunks(rank))
     if kind is Sharding.ZERO2:
-        sent = [sum(gradient.bytes for gradient in m.gradients) for m in module.messages[rank]]
-        return {"gradients": max(sent, default=0.0)}, {}
-    if kind is not Sharding.NONE and module.style.copies:  # buckets hold them once more
-        return {"gradients": sum(module.gradient_bytes[number] for number in mine)}, {}
-    return {}, {}
+        buckets = max((full_bytes(message.gradients) for message in module.messages[rank]), default=0.0)
+    elif kind is not Sharding.NONE and module.style.copies:  # buckets hold them once more
+        buckets = module.in_stage(module.gradient_bytes, rank)
+    return {"gradients": buckets}, {}
 
 
 def _gathered(module: Module, mine: tuple[int, ...]) -> tuple[dict[str, float], dict[str, float]]:
@@ -76,16 +69,14 @@ def live(module: Module, rank: int) -> float:
     p, kept = module.plan, activations(module)
     if p.pp == 1:
         return 1.0
-    full = in_flight(p.schedule, rank, p.pp, p.micro_batches, p.vpp)
-    few = in_flight(p.schedule, rank, p.pp, enough(p), p.vpp)
+    few = min(p.micro_batches, enough(p))
+    full, steady = (in_flight(p.schedule, rank, p.pp, count, p.vpp) for count in (p.micro_batches, few))
     if full == p.micro_batches:  # before the first goes back
-        return p.micro_batches * sum(kept[number] for number in module.mesh.chunks(rank))
-    count = p.micro_batches if full > few else min(p.micro_batches, enough(p))
+        return full * sum(kept[number] for number in module.mesh.chunks(rank))
     held = most = 0.0
-    splits = schedules.get(p.schedule).splits
-    for chunk, kind, _ in actions(p.schedule, rank, p.pp, count, p.vpp):
-        last = "W" if splits and kind != "B" else "B"
-        held += kept[chunk] * {"F": 1.0, last: -1.0}.get(kind, 0.0)
+    change = {"F": 1.0, "B": -1.0, "W": -1.0}
+    for chunk, kind, _ in actions(p.schedule, rank, p.pp, p.micro_batches if full > steady else few, p.vpp):
+        held += kept[chunk] * change.get(kind, 0.0)
         most = max(most, held)
     return most
 

@@ -5,24 +5,27 @@ waited for. The host issues pieces ahead of the device, across passes and steps.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.predict import exchange, sharded
-from paceline.predict.captured import Array, Module
 from paceline.predict.layout import Unit
 from paceline.predict.sharded import ShardedBlock
 from paceline.sim.program import Builder, Label, Program
+from paceline.sim.schedules import kinds
 from paceline.sim.work import END, GATHERS, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
-from paceline.spec import schedules
-from paceline.spec.vocabulary import Sharding
 from paceline.spec.workload import Op
+
+if TYPE_CHECKING:
+    from paceline.predict.captured import Module
+
+Array = NDArray[np.float64]
 
 #: of the time of a backward pass's products and convolutions, the share that goes to gradients of weights:
 #: two products of equal size
@@ -33,24 +36,23 @@ PARTS = {"recompute": "recomputation"}
 Edges = list[int]
 
 
-def from_capture(module: Module) -> StepWork:
-    """What the ranks of a step do."""
-    return _Captured(module).work()
-
-
 @dataclass(frozen=True)
-class _Captured:
+class CapturedRanks:
+    """The ranks of a captured module's step."""
+
     module: Module
 
     def work(self) -> StepWork:
         m = self.module
-        kinds = "FBIW" if schedules.get(m.plan.schedule).splits else "FB"
-        numbers = range(len(m.chunks))
         sends = [("send_recv", chunk.sends, "pp") for chunk in m.chunks[:-1]]
         return StepWork(
             title=f"{m.workload.name} on {m.cluster.name}",
             roles=tuple(map(self._in_pieces, self.roles)),
-            passes={(number, kind): self.passed(number, kind) for number in numbers for kind in kinds},
+            passes={
+                (number, kind): self.passed(number, kind)
+                for number in range(len(m.chunks))
+                for kind in kinds(m.plan.schedule)
+            },
             hops={number: (m.mesh.label(sent, TRANSFERS),) for number, sent in enumerate(sends)},
             contention=m.style.contention,
             runs_ahead=True,
@@ -63,15 +65,14 @@ class _Captured:
         """Seconds of each operator on the device, with what adding up gradients takes, without what traded
         gradients spare.
         """
-        m = self.module
-        device = m.seconds[1].copy()
+        m, device = self.module, self.module.seconds[1].copy()
         for message in (message for mine in m.messages for message in mine if message.spared_s):
             matrix = next(gradient for gradient in message.gradients if gradient.product_s[0])
             device[matrix.ready[1] - 1] -= message.spared_s
         if m.plan.micro_batches > 1:  # each backward pass adds to what is there: two reads and a write
-            kept = 1 / m.shards if m.plan.sharding.shards_gradients else 1.0
+            kept = m.shards if m.plan.sharding.shards_gradients else 1
             for chunk, size in zip(m.chunks, m.gradient_bytes, strict=True):
-                device[chunk.backward[1] - 1] += 3 * kept * size / m.timed.chip.bandwidth
+                device[chunk.backward[1] - 1] += 3 * size / kept / m.timed.chip.bandwidth
         return device
 
     @cached_property
@@ -103,32 +104,26 @@ class _Captured:
 
     def passed(self, number: int, kind: str) -> Pass:
         """One direction of one micro-batch through a chunk."""
-        edges = self.edges[number, kind != "F"]
-        name = "forward" if kind == "F" else "backward"
+        edges, name = self.edges[number, kind != "F"], "forward" if kind == "F" else "backward"
         weight_s = self._weight_s(number) if kind in "IW" else 0.0
         pieces = [Label("weight gradients", name, weight_s)]
         if kind != "W":
             pieces = [self.piece(f"{name} of chunk {number}", name, *edge) for edge in pairwise(edges)]
         moved = [_located(transfer, edges) for transfer in self.sharded(number, kind)]
-        return Pass(
-            kind,
-            tuple(pieces),
-            tuple(sorted(moved, key=lambda transfer: transfer.release)),
-            weight_s if kind == "I" else 0.0,
-        )
+        return Pass(kind, tuple(pieces), tuple(moved), weight_s if kind == "I" else 0.0)
 
     def _weight_s(self, number: int) -> float:
         """Seconds of a chunk's backward pass that a schedule may put off: gradients of weights."""
         timed, (first, last) = self.module.timed, self.module.chunks[number].backward
         products = timed.packed.kinds.map(lambda kind: float(kind in ("gemm", "conv")))[timed.step.index]
-        again = self.parts[first:last] != "backward"
-        return WEIGHT_SHARE * float((self.device * products)[first:last][~again].sum())
+        own = self.parts[first:last] == "backward"
+        return WEIGHT_SHARE * float((self.device * products)[first:last][own].sum())
 
-    def sharded(self, number: int, kind: str) -> Iterator[Transfer]:
+    def sharded(self, number: int, kind: str) -> tuple[Transfer, ...]:
         """Gathers and scatters of a chunk's blocks; places are operators."""
         m = self.module
         if not m.plan.sharding.shards_parameters:
-            return iter(())
+            return ()
         root, *blocks = (self._block(unit, kind) for unit in m.units[number])
         return sharded.transfers(m.plan, kind, root, sorted(blocks, key=lambda block: block.first))
 
@@ -158,35 +153,32 @@ class _Captured:
     def update(self, rank: int) -> Label:
         """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
         m, first = self.module, self.module.layout.update
-        mine = sum(m.gradient_bytes[number] for number in m.mesh.chunks(rank))
-        stage = mine / max(1, sum(m.gradient_bytes)) if m.plan.pp > 1 else 1.0
-        fixed = m.timed.costs.latency_s[m.timed.step.index[first:]]
-        whole = self.device[first:]
-        device = stage * np.where(whole > fixed, fixed + (whole - fixed) * m.update_share, whole)
-        buckets = m.plan.sharding is not Sharding.NONE and not m.plan.sharding.shards_parameters
-        if buckets and len(device):
-            device[0] += 2 * m.style.copies * mine / m.timed.chip.bandwidth
+        mine = m.in_stage(m.gradient_bytes, rank)
+        stage = mine / max(1, sum(m.gradient_bytes))
+        whole, latency = self.device[first:], m.timed.costs.latency_s[m.timed.step.index[first:]]
+        fixed = np.minimum(whole, latency)
+        device = stage * (fixed + (whole - fixed) * m.update_share)
+        device[:1] += m.reduces_whole * 2 * m.style.copies * mine / m.timed.chip.bandwidth
         label = _stretch("update", "optimizer", stage * m.seconds[0][first:], device)
-        shown = m.detailed and m.plan.pp == 1
-        return replace(label, body=self._in_detail(first, len(self.device))) if shown else label
+        if m.detailed and m.plan.pp == 1:
+            return replace(label, body=self._in_detail(first, len(self.device)))
+        return label
 
     @cached_property
     def edges(self) -> dict[tuple[int, bool], Edges]:
-        """Where the passes of each chunk, forward and backward, are cut."""
-        m = self.module
-        places: dict[tuple[int, bool], set[int]] = defaultdict(set)
-        for transfer in (transfer for role in self.roles for transfer in role.reduces):
-            places[transfer.chunk, True].add(transfer.release)
-        for transfer in (transfer for role in self.roles for transfer in role.gathers):
-            places[transfer.chunk, False].add(transfer.needed)
-        out = {}
-        for number, chunk in enumerate(m.chunks):
-            for kind, (first, last) in (("F", chunk.forward), ("B", chunk.backward)):
-                wanted = places[number, kind == "B"].union(m.timed.step.syncs + 1)
-                for transfer in self.sharded(number, kind):
-                    wanted |= {transfer.release, transfer.needed}
-                out[number, kind == "B"] = [first, *sorted(p for p in wanted if first < p < last), last]
-        return out
+        """Where the passes of each chunk, forward and backward (True), are cut."""
+        numbers = range(len(self.module.chunks))
+        return {(number, back): self._edges(number, back) for number in numbers for back in (False, True)}
+
+    def _edges(self, number: int, back: bool) -> Edges:
+        """Where something is released, waited for or read back."""
+        chunk = self.module.chunks[number]
+        first, last = chunk.backward if back else chunk.forward
+        of_step = [t for role in self.roles for t in (role.reduces if back else role.gathers)]
+        waits = [t for t in of_step if t.chunk == number] + list(self.sharded(number, "FB"[back]))
+        places = {place for transfer in waits for place in (transfer.release, transfer.needed)}
+        places.update((self.module.timed.step.syncs + 1).tolist())
+        return [first, *sorted(place for place in places if first < place < last), last]
 
     def _in_pieces(self, role: Role) -> Role:
         """A role whose places are pieces."""

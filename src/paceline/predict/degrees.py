@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from paceline.errors import PlanError
 from paceline.sim.cuts import places
@@ -30,33 +31,36 @@ def resolve(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
 
 
 def _fill(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    devices = cluster.device_count
-    dp = plan.dp or max(1, devices // plan.pp)
+    """The plan with what the capture has settled and what it leaves out itself."""
+    dp = plan.dp or max(1, cluster.device_count // plan.pp)
     plan = with_defaults(plan, dp, cluster.node_devices)
-    schedule = (plan.schedule or ("interleaved" if plan.vpp > 1 else "1f1b")) if plan.pp > 1 else ""
-    whole = dp * workload.batch
-    sharding = plan.sharding
-    if dp == 1 and sharding is not Sharding.HSDP:
-        sharding = Sharding.NONE
-    elif sharding is Sharding.NONE:
-        sharding = Sharding.DDP
+    usual = "interleaved" if plan.vpp > 1 else "1f1b"
+    schedule = (plan.schedule or usual) if plan.pp > 1 else ""
+    sharding = plan.sharding if plan.sharding is Sharding.HSDP or dp > 1 else Sharding.NONE
     return replace(
         plan,
-        dp=dp,
+        **_settled(workload),
         tp=1,
         cp=1,
         ep=1,
-        mbs=workload.batch,
-        gbs=plan.gbs or whole * (plan.pp if plan.pp > 1 else 1),
-        seq=workload.seq or 0,
-        sharding=sharding,
+        dp=dp,
+        gbs=plan.gbs or dp * workload.batch * plan.pp,
+        sharding=Sharding.DDP if dp > 1 and sharding is Sharding.NONE else sharding,
         schedule=schedule,
         vpp=1 if schedules.get(schedule).v_shaped and plan.vpp == 2 else plan.vpp,
-        recompute=Recompute.FULL if workload.options.get("checkpointing") else Recompute.NONE,
-        offload=Offload.NONE,
-        adapters=False,
-        precision=Precision(workload.precision),
     )
+
+
+def _settled(workload: Workload) -> dict[str, Any]:
+    """Fields of a plan that a capture has settled."""
+    return {
+        "mbs": workload.batch,
+        "seq": workload.seq or 0,
+        "recompute": Recompute.FULL if workload.options.get("checkpointing") else Recompute.NONE,
+        "offload": Offload.NONE,
+        "adapters": False,
+        "precision": Precision(workload.precision),
+    }
 
 
 def _fixed(plan: Plan, workload: Workload) -> Iterator[str]:
@@ -71,20 +75,15 @@ def _fixed(plan: Plan, workload: Workload) -> Iterator[str]:
         yield f"mbs {plan.mbs}, but the workload was captured with batch {workload.batch}"
     if plan.seq not in (0, workload.seq):
         yield f"seq {plan.seq}, but the workload was captured with {workload.seq or 'none'}"
-    if plan.recompute is not Recompute.NONE and not (
-        plan.recompute is Recompute.FULL and workload.options.get("checkpointing")
-    ):
+    if plan.recompute not in (Recompute.NONE, _settled(workload)["recompute"]):
         yield (
             f"recompute {plan.recompute}, but the workload was captured without (--checkpointing recomputes"
             " blocks)"
         )
     if plan.precision not in (Plan.precision, workload.precision, workload.precision.removeprefix("amp_")):
         yield f"precision {plan.precision}, but the workload was captured in {workload.precision}"
-    if plan.offload is not Offload.NONE or plan.adapters:
-        yield (
-            f"{'offload ' + plan.offload if plan.offload != 'none' else 'adapters'}: not modelled for"
-            " captured modules"
-        )
+    for words in (["adapters"] * plan.adapters, [f"offload {plan.offload}"] * (plan.offload != "none")):
+        yield from (f"{word}: not modelled for captured modules" for word in words)
 
 
 def _cuts(plan: Plan, workload: Workload) -> Iterator[str]:
@@ -99,28 +98,22 @@ def _cuts(plan: Plan, workload: Workload) -> Iterator[str]:
 
 def _nearest(given: Plan, filled: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The feasible plan with the closest pipeline degree and chunks, then the closest batch."""
-    devices, most = cluster.device_count, len(places(workload)) + 1 if filled.pp > 1 else 1
-    tried = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
-    for pp in sorted(
-        (d for d in divisors(devices) if d <= most), key=lambda d: (abs(math.log(d / filled.pp)), d)
-    ):
-        for schedule, vpp in tried if pp > 1 else (("", 1),):
-            dp = devices // pp
-            sharding = Sharding.NONE
-            if dp > 1:
-                sharding = Sharding.DDP if given.sharding is Sharding.NONE else given.sharding
-            plan = replace(
-                filled,
-                dp=dp,
-                pp=pp,
-                schedule=schedule,
-                vpp=vpp,
-                shard=math.gcd(dp, filled.shard) if filled.sharding is Sharding.HSDP else 0,
-                sharding=sharding,
-            )
-            whole = dp * filled.mbs * (pp if schedules.get(schedule).equal_rounds else 1)
-            least = -(-fewest_micro_batches(plan) * dp * filled.mbs // whole)
-            plan = replace(plan, gbs=max(least, round(filled.gbs / whole), 1) * whole)
+    devices = cluster.device_count
+    degrees = sorted(divisors(devices), key=lambda pp: (abs(math.log(pp / filled.pp)), pp))
+    orders = dict.fromkeys([(filled.schedule, filled.vpp), (filled.schedule, 1), ("1f1b", 1)])
+    for pp in degrees:
+        shard = math.gcd(devices // pp, filled.shard) if given.sharding is Sharding.HSDP else 0
+        for schedule, vpp in orders if pp > 1 else [("", 1)]:
+            wanted = replace(given, dp=devices // pp, pp=pp, schedule=schedule, vpp=vpp, shard=shard)
+            plan = _batched(_fill(wanted, workload, cluster), filled.gbs)
             if not [*problems(plan, devices, None), *_cuts(plan, workload)]:
                 return plan
     raise AssertionError("data parallel with one micro-batch can always run")
+
+
+def _batched(plan: Plan, gbs: int) -> Plan:
+    """The plan with the closest batch to the one wanted that its schedule can run."""
+    rank = plan.dp * plan.mbs
+    whole = rank * (plan.pp if schedules.get(plan.schedule).equal_rounds else 1)
+    least = -(-fewest_micro_batches(plan) * rank // whole)
+    return replace(plan, gbs=max(least, round(gbs / whole), 1) * whole)

@@ -1,45 +1,64 @@
-"""One training step of a transformer under a parallel plan: its operators timed, and the answer about it.
+"""One training step of a transformer on the ranks of a parallel plan.
 
-A layer's time and what a rank holds are in `predict/layer.py`, gradients and parameters in
-`predict/gradients.py`; `predict/simulated.py` puts them together.
+predict/stages.py     what each stage of the pipeline holds
+predict/pieces.py     seconds of its layers, and of what they exchange
+predict/gradients.py  what data-parallel ranks, and stages, exchange
+predict/sizes.py      what the ranks do with all of it
+predict/memory.py     what they hold
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from paceline.catalog import frameworks
-from paceline.cost.chip import chip
-from paceline.cost.collectives import sigma
-from paceline.cost.curves import Curves, curves_for
-from paceline.cost.operators import power_sigma
-from paceline.cost.transformer import Shape, blocks, piece_times
+from paceline.cost.curves import Curves
+from paceline.cost.operators import power_sigma, times
+from paceline.cost.pack import PackedOps, pack_ops
+from paceline.cost.pieces import TimedPieces
+from paceline.cost.tape import Shape
+from paceline.cost.transformer import adam_ops
 from paceline.errors import PlanError
-from paceline.predict import memory, remedy
-from paceline.predict.answer import Passes, StepFacts, network_evidence
-from paceline.predict.gradients import Gradients
-from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, transformer_errors
-from paceline.predict.layer import Held
-from paceline.predict.step import power_evidence
-from paceline.spec.cluster import Cluster
+from paceline.predict import memory, remedy, sizes
+from paceline.predict.answer import StepFacts
+from paceline.predict.evidence import device_evidence, network_evidence
+from paceline.predict.gradients import Exchanges
+from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, network_sigma, transformer_errors
+from paceline.predict.pieces import PieceTasks
+from paceline.predict.stages import ChunkLayers, RankParts, StageLayers
+from paceline.sim.mesh import Mesh
+from paceline.sim.work import Exchange, StepWork
+from paceline.spec.cluster import Cluster, Group
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
-from paceline.spec.prediction import Evidence, Memory, Stage
+from paceline.spec.prediction import Evidence, Fit, Memory
 from paceline.spec.transformer import Transformer
+from paceline.spec.vocabulary import Offload, Precision
+from paceline.sync.way import USUAL, Way
 
 
 def default_framework(plan: Plan, device: Device) -> str:
     """TPUs run JAX; of the rest, sharded parameters are torch's way, everything else Megatron's."""
     if device.kind == "tpu":
         return "jax"
-    return "torch-compile" if plan.sharding in ("fsdp", "hsdp") else "megatron-core"
+    return "torch-compile" if plan.sharding.shards_parameters else "megatron-core"
 
 
 @dataclass(frozen=True)
-class Step(Gradients):
-    """A resolved plan on a cluster, with everything timed that it is made of."""
+class TransformerStep:
+    """A transformer on the ranks of a resolved plan, with its operators timed."""
+
+    model: Transformer
+    cluster: Cluster
+    plan: Plan
+    framework: Framework
+    timed: TimedPieces
+    #: the user named the framework, rather than taking what is usual
+    named: bool = False
+    way: Way = USUAL
 
     @staticmethod
     def of(
@@ -49,90 +68,142 @@ class Step(Gradients):
         framework: Framework | None,
         curves: Curves | None,
         host_speed: float = 1.0,
-    ) -> Step:
-        usual = frameworks.running(plan.framework or default_framework(plan, cluster.device), "transformers")
+    ) -> TransformerStep:
+        device = cluster.device
+        usual = frameworks.running(plan.framework or default_framework(plan, device), "transformers")
         style = (framework or usual).sped_up(host_speed)
-        if plan.precision in ("fp8", "fp4") and plan.precision not in cluster.device.peak_flops:
+        if plan.precision.scaled and plan.precision not in device.peak_flops:
             raise PlanError(
-                f"{cluster.device.name} has no matrix units for {plan.precision}; use bf16, or a device that"
-                " has them"
+                f"{device.name} has no matrix units for {plan.precision}; use bf16, or a device that has them"
             )
-        shape = Step.shape_of(model, plan, style)
-        found, target = blocks(shape), chip(cluster.device)
-        constants = curves or curves_for(cluster.device)
-        pieces, costs = piece_times(found, cluster.device, target, constants)
+        timed = TimedPieces.of(shape_of(model, plan, style), device, curves)
         named = framework is not None or bool(plan.framework)
-        return Step(model, cluster, plan, style, shape, target, constants, found, pieces, costs, named)
+        return TransformerStep(model, cluster, plan, style, timed, named)
 
-    @staticmethod
-    def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
-        """What a rank runs for one micro-batch of a plan."""
-        dtype = "bf16" if plan.precision in ("fp8", "fp4") else plan.precision
-        return Shape(
-            model=model,
-            framework=framework,
-            mbs=plan.mbs,
-            seq=plan.seq,
-            tp=plan.tp,
-            cp=plan.cp,
-            ep=plan.ep,
-            sp=plan.sp,
-            dtype=dtype,
-            matrix=plan.precision,
-            context=plan.context,
-            accumulate=plan.micro_batches > 1,
-            trained=not plan.adapters,
-        )
-
-    def replanned(self, plan: Plan) -> Step:
+    def replanned(self, plan: Plan) -> TransformerStep:
         """The step under another resolved plan, for its memory alone: its operators are still those of the
         first.
         """
         device = self.cluster.device
         usual = not plan.framework and self.framework.name == default_framework(self.plan, device)
         style = frameworks.get(default_framework(plan, device)) if usual else self.framework
-        return replace(self, plan=plan, framework=style, shape=Step.shape_of(self.model, plan, style))
+        return replace(self, plan=plan, framework=style)
 
-    def memory(self, stage: Held, index: int) -> Memory:
-        """Bytes of one device of a stage, by kind, when most is live."""
-        return bounded(memory.stage_memory(self, stage, index), COUNTED_MEMORY)
+    # -- its parts ---------------------------------------------------------------------------------
+
+    @cached_property
+    def shape(self) -> Shape:
+        return shape_of(self.model, self.plan, self.framework)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Where the ranks sit, and what they send."""
+        return Mesh(self.plan, self.cluster, self.way.island(self.plan, self.cluster), self._sent_bytes)
+
+    @cached_property
+    def parts(self) -> RankParts:
+        """What the stages hold."""
+        return RankParts(self.model, self.plan)
+
+    @cached_property
+    def tasks(self) -> PieceTasks:
+        """Layers and ends as tasks."""
+        return PieceTasks(self.timed, self.mesh, self.framework, self.shape)
+
+    @cached_property
+    def sent(self) -> Exchanges:
+        """What the ranks exchange around their layers."""
+        return Exchanges(self.parts, self.mesh, self.framework, self.shape)
+
+    def work(self) -> StepWork:
+        """What the ranks do."""
+        return sizes.Sizes(self).work()
+
+    def _sent_bytes(self, op: str, size: float, axis: str, group: Group) -> float:
+        """Bytes of a collective as the framework sends them."""
+        if axis == "ep" and self.framework.dispatch == "once":
+            return size * self.copies(group) / self.model.top_k
+        if axis == "shard" and self.framework.flat_gathers and group.size > self.cluster.node_devices:
+            return size * self.cluster.node_devices
+        return size
+
+    def copies(self, group: Group) -> float:
+        """Domains of the outermost link that a token's experts are in, on average: each gets one copy and
+        passes it on inside.
+        """
+        m = self.model
+        domains = next(fan for i in reversed(range(len(self.cluster.tiers))) if (fan := group.fan(i)) > 1)
+        found = domains * (1 - (1 - 1 / domains) ** m.top_k)
+        return min(found, m.top_groups) if m.top_groups and domains < group.size else found
+
+    # -- the update --------------------------------------------------------------------------------
+
+    @cached_property
+    def update_s(self) -> float:
+        """Seconds of the update, on the stage with the most parameters."""
+        return self.update(max(map(self.updated, self.parts.stages)))
+
+    def updated(self, stage: StageLayers) -> float:
+        """Parameters of a stage that one rank updates; fewer ranks hold the same experts than hold the same
+        of everything else.
+        """
+        if self.plan.sharding.whole:
+            return self.parts.whole(stage) * self.way.update_share(self.mesh.replicas)
+        return self.parts.shared(stage, self.mesh.shards, self.mesh.group("expert-dp").size)
+
+    def update(self, parameters: float) -> float:
+        """Seconds of the update of a rank's share of a stage's parameters."""
+        count = int(parameters)
+        if self.plan.adapters or not count:
+            return 0.0
+        ops = _adam(count, self.shape.dtype, self.framework)
+        seconds = float(times(ops, self.timed.chip, self.timed.curves).seconds.sum())
+        if self.plan.offload is not Offload.OPTIMIZER:
+            return seconds
+        moved = count * (self.sent.gradient_bytes + self.sent.parameter_bytes)
+        return max(seconds, moved / self.tasks.host_Bps)
 
     # -- the answer --------------------------------------------------------------------------------
 
-    def facts(self, passes: Passes) -> StepFacts:
+    def facts(self) -> StepFacts:
         """What an answer says of the step besides its time."""
         p, m = self.plan, self.model
         tokens = p.gbs * p.seq
         flops = m.flops(tokens, p.seq, trained=not p.adapters)
-        stages = tuple(
-            Stage(layers=held.layers, forward_s=forward_s, backward_s=backward_s, memory=self.memory(held, i))
-            for i, (held, (forward_s, backward_s)) in enumerate(zip(self.held(), passes, strict=True))
-        )
-        fullest = max((stage.memory for stage in stages), key=lambda found: found.peak_bytes)
-        again = self.recomputed_flops * m.layers * p.micro_batches * p.tp * p.cp * p.dp
+        runs = m.layers * p.micro_batches * p.ranks / p.pp
         return StepFacts(
             model=m.name,
-            cluster=self.cluster,
-            plan=p,
-            seq=p.seq,
-            precision=p.precision,
             unit="tokens",
             units=tokens,
             parameters=m.parameters,
             flops=flops,
-            executed_flops=flops + again,
-            peak_flops=self.chip.peaks[p.precision] * p.ranks,
-            stages=stages,
-            fit=remedy.fit(self, fullest),
-            provenance=self.provenance(),
+            executed_flops=flops + runs * self.timed.recomputed_flops(p.recompute),
+            peak_flops=self.timed.chip.peaks[p.precision] * p.ranks,
         )
 
+    def layers(self, rank: int) -> int:
+        """Of a stage."""
+        return self.parts.stages[rank].layers
+
+    def memory(self, rank: int) -> Memory:
+        """Bytes of one device of a stage, by kind, when most is live."""
+        return bounded(memory.stage_memory(self, self.parts.stages[rank], rank), COUNTED_MEMORY)
+
+    def fit(self, fullest: Memory) -> Fit:
+        """Whether the fullest stage fits, and what would help."""
+        return remedy.fit(self, fullest)
+
     @property
+    def replica_size(self) -> tuple[float, float]:
+        """Parameters of the device that holds most, and bytes of one element of a gradient."""
+        return max(map(self.parts.whole, self.parts.stages)), self.sent.gradient_bytes
+
+    @cached_property
     def errors(self) -> Errors:
         """The spreads that concern this step."""
         return transformer_errors(
             self.cluster.device,
-            self.curves,
+            self.timed.curves,
             self.framework,
             named=self.named,
             precision=self.plan.precision,
@@ -141,32 +212,93 @@ class Step(Gradients):
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, communication by its networks."""
-        spent = self.found.packed.groups.total(self.costs.seconds)
-        total = sum(spent.values()) or 1.0
-        shares = {group: seconds / total for group, seconds in spent.items()}
-        limit = power_sigma(self.costs.seconds, self.found.packed, self.cluster.device)
-        groups = [group for axis in ("tp", "cp", "dp", "pp") if (group := self.mesh.group(axis)).size > 1]
-        network = max((float(sigma(1e8, group, self.cluster)) for group in groups), default=0.0)
-        return self.errors.step_sigma(shares, exposed / step, network, bubble / step, limit)
+        packed, seconds = self.timed.packed, self.timed.costs.seconds
+        limit = power_sigma(seconds, packed, self.cluster.device)
+        network = network_sigma(self.mesh, 1e8, ("tp", "cp", "dp", "pp"))
+        spent = packed.groups.total(seconds)
+        return self.errors.step_sigma(spent, exposed / step, network, bubble / step, limit)
 
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""
-        device = self.cluster.device
-        for path in ("memory.bandwidth", f"peak.{self.plan.precision}"):
-            if path in device.facts:
-                yield Evidence(
-                    what=f"{device.name} {path}",
-                    kind=device.facts[path].kind,
-                    source=device.facts[path].source,
-                )
+        timed, precisions = self.timed, (self.plan.precision,)
+        yield from device_evidence(self.cluster.device, timed.chip, precisions, timed.curves)
         yield from network_evidence(self.cluster)
-        yield Evidence(
-            what=f"operator curves: {self.curves.name}", kind="fitted", source=self.curves.source, share=1.0
-        )
-        yield from power_evidence(device)
-        yield Evidence(
-            what=f"kernels and overlap of {self.framework.title}",
-            kind=self.framework.kind,
-            source=self.framework.source,
-        )
+        what, style = f"kernels and overlap of {self.framework.title}", self.framework
+        yield Evidence(what=what, kind=style.kind, source=style.source)
         yield from self.errors.evidence()
+
+    # -- what the search asks for by these names ---------------------------------------------------
+
+    def chunks(self) -> list[tuple[ChunkLayers, ...]]:
+        return self.parts.chunks
+
+    def held(self) -> list[StageLayers]:
+        return self.parts.stages
+
+    def parameters(self, stage: StageLayers) -> float:
+        return self.parts.whole(stage)
+
+    def layer_parameters(self) -> float:
+        return self.parts.layer
+
+    def expert_parameters(self) -> float:
+        return self.parts.experts
+
+    def end_parameters(self, first: bool, last: bool) -> float:
+        return self.parts.ends(first, last)
+
+    def tensors(self, kind: str) -> list[tuple[float, bool]]:
+        return self.parts.tensors(kind)
+
+    def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
+        return self.sent.whole(dense, experts)
+
+    def unshard(self, parameters: float) -> list[Exchange]:
+        return self.sent.unshard(parameters)
+
+    def scatter(self, parameters: float) -> list[Exchange]:
+        return self.sent.scatter(parameters)
+
+    @property
+    def sharded(self) -> bool:
+        return self.sent.sharded
+
+    @property
+    def replicated(self) -> bool:
+        return self.sent.replicated
+
+    @property
+    def hop(self) -> list[Exchange]:
+        return self.sent.hop
+
+    @property
+    def tied(self) -> list[Exchange]:
+        return self.sent.tied
+
+    @property
+    def copying_s(self) -> float:
+        return self.tasks.copying_s
+
+
+def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
+    """What a rank runs for one micro-batch of a plan."""
+    return Shape(
+        model=model,
+        framework=framework,
+        mbs=plan.mbs,
+        seq=plan.seq,
+        tp=plan.tp,
+        cp=plan.cp,
+        ep=plan.ep,
+        sp=plan.sp,
+        dtype=Precision.BF16 if plan.precision.scaled else plan.precision,
+        matrix=plan.precision,
+        context=plan.context,
+        accumulate=plan.micro_batches > 1,
+        trained=not plan.adapters,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _adam(parameters: int, dtype: str, framework: Framework) -> PackedOps:
+    return pack_ops(adam_ops(parameters, dtype, framework))

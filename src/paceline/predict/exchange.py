@@ -14,13 +14,12 @@ from paceline.sync.way import Message
 
 def role(chunks: tuple[int, ...], messages: Sequence[Message], update: Label) -> Role:
     """What the ranks of a stage do besides their passes; places are those of the messages' gradients."""
-    decode_s = sum(message.decode_s for message in messages)
     gathered = [message for message in messages if message.gather]
     return Role(
         chunks=chunks,
         reduces=tuple(map(reduced, messages)),
         gathers=tuple(sorted((regathered(m) for m in gathered if m.gathers_early), key=_place)),
-        update=(*([Label(CODING, CODING, decode_s)] if decode_s else ()), update),
+        update=(*_coding(sum(message.decode_s for message in messages)), update),
         regathers=tuple(label for m in gathered if not m.gathers_early for label in m.gather),
     )
 
@@ -29,14 +28,19 @@ def reduced(message: Message) -> Transfer:
     """Reduces gradients when the last of them is complete, or all at the end."""
     chunk, _ = message.gradients[-1].ready
     place = max(place for number, place in (g.ready for g in message.gradients) if number == chunk)
-    before = Label(CODING, CODING, message.encode_s) if message.encode_s else None
-    return Transfer(message.reduce, place if message.early else END, chunk=chunk, before=before)
+    release = place if message.early else END
+    return Transfer(message.reduce, release, chunk=chunk, before=_coding(message.encode_s))
 
 
 def regathered(message: Message) -> Transfer:
     """Gathers parameters that the last update left in parts."""
     chunk, place = min(gradient.needed for gradient in message.gradients)
     return Transfer(message.gather, needed=place, chunk=chunk)
+
+
+def _coding(seconds: float) -> tuple[Label, ...]:
+    """What the device does to encode or decode."""
+    return (Label(CODING, CODING, seconds),) if seconds else ()
 
 
 def _place(transfer: Transfer) -> tuple[int, int]:

@@ -16,10 +16,12 @@ named in the answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from paceline.cost.collectives import sigma
 from paceline.cost.curves import Curves
+from paceline.sim.mesh import Mesh
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.prediction import Evidence, Memory
@@ -142,27 +144,27 @@ class Errors:
     common: tuple[tuple[str, Spread], ...]
     host: Spread = HOST
 
-    def group_sigma(self, shares: Mapping[str, float]) -> float:
-        """Of what groups of operators err apart from one another, given each group's share of their time."""
-        return math.sqrt(sum((share * self.group.sigma) ** 2 for share in shares.values()))
+    def group_sigma(self, spent: Mapping[str, float]) -> float:
+        """Of what groups of operators err apart from one another, given the seconds of each group."""
+        return self.group.sigma * math.hypot(*spent.values()) / (sum(spent.values()) or 1.0)
 
     def common_sigma(self) -> float:
         """Of what all of a step has in common."""
         return math.sqrt(sum(spread.sigma**2 for _, spread in self.common))
 
-    def device_sigma(self, shares: Mapping[str, float]) -> float:
-        """Of device time, given each group's share of it."""
-        return math.hypot(self.group_sigma(shares), self.common_sigma())
+    def device_sigma(self, spent: Mapping[str, float]) -> float:
+        """Of device time, given the seconds of each group."""
+        return math.hypot(self.group_sigma(spent), self.common_sigma())
 
     def step_sigma(
-        self, shares: Mapping[str, float], exposed: float, network: float, bubble: float, limit: float = 0.0
+        self, spent: Mapping[str, float], exposed: float, network: float, bubble: float, limit: float = 0.0
     ) -> float:
-        """Of a step on many devices, of which shares are exposed communication, with the network's spread,
-        and bubble.
+        """Of a step on many devices, given the seconds of each group of operators, and the shares of the step
+        that are exposed communication, with the network's spread, and bubble.
 
         `limit` is what is not known of the power limit (`cost.operators.power_sigma`).
         """
-        groups = math.hypot(self.group_sigma(shares), limit)
+        groups = math.hypot(self.group_sigma(spent), limit)
         return math.hypot(
             (1 - exposed) * groups, exposed * network, BUBBLE_SHARE * bubble, self.common_sigma()
         )
@@ -230,6 +232,12 @@ def _device(device: Device, curves: Curves) -> Spread:
 def _new(curves: Curves, device: Device) -> bool:
     """Whether another architecture's curves stand in for a device's."""
     return curves.name not in (device.name, device.architecture) and device.kind != "cpu"
+
+
+def network_sigma(mesh: Mesh, size: float, axes: Iterable[str]) -> float:
+    """Of collectives of so many bytes over some axes of a mesh: the widest."""
+    groups = [group for group in map(mesh.group, axes) if group.size > 1]
+    return max((float(sigma(size, group, mesh.cluster, mesh.library)) for group in groups), default=0.0)
 
 
 def bounded(memory: Memory, spread: Spread) -> Memory:

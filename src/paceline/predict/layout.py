@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from paceline.spec.workload import Parameter, Segment, Workload
 Array = NDArray[np.float64]
 #: [first, last) operator
 Range = tuple[int, int]
+#: phases of segments that belong to the backward pass
+BACKWARD = ("recompute", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,18 @@ class Unit:
 
     bytes: int
     #: [first, last) operator of the forward pass, and of the backward pass, recomputation included
-    forward: tuple[int, int]
-    backward: tuple[int, int]
+    forward: Range
+    backward: Range
 
 
+class Visit(NamedTuple):
+    """One run of a block: its entries in the workload's order, forward, and backward with what runs again."""
+
+    forward: list[int]
+    backward: list[int]
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where in the written-out step each parameter is used and its gradient ready, and which blocks there
     are.
@@ -39,113 +51,127 @@ class Layout:
     to first.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        sizes = [len(segment.ops) for segment in workload.segments]
-        self.begins = np.concatenate([[0], np.cumsum([sizes[index] for index in workload.order])]).astype(int)
-        last = [i for i, index in enumerate(workload.order) if workload.segments[index].phase == "optimizer"]
-        #: the first operator of the update
-        self.update = int(self.begins[last[0]]) if last else int(self.begins[-1])
-        phases = np.array([segment.phase for segment in workload.segments])[np.array(workload.order)]
-        #: of each operator, whether it belongs to the backward pass
-        self.back = np.repeat(
-            np.isin(phases, ("recompute", "backward")), [sizes[index] for index in workload.order]
-        )
-        self._visits: dict[tuple[str, str], list[list[int]]] = {}
-        forward, backward = self._entries(("forward",)), self._entries(("recompute", "backward"))
-        for path, entries in forward.items():
-            self._visits[path, "forward"] = [[entry] for entry in entries] if path else [entries]
-            groups = np.array_split(np.array(backward.get(path, [])), len(entries) if path else 1)
-            self._visits[path, "backward"] = [
-                group.tolist() for group in (reversed(groups) if path else groups)
-            ]
-        #: of each visit, its entries in the forward pass and in the backward pass
-        self.visits = [
-            (entries, self._visits[path, "backward"][i])
-            for (path, phase), found in self._visits.items()
-            if phase == "forward"
-            for i, entries in enumerate(found)
-        ]
-        self._operators = [_by_module(segment) for segment in workload.segments]
-        self._home = dict(self._homes())
+    workload: Workload
 
-    def _entries(self, phases: Sequence[str]) -> dict[str, list[int]]:
-        out: dict[str, list[int]] = defaultdict(list)
-        for entry, index in enumerate(self.workload.order):
-            segment = self.workload.segments[index]
-            if segment.phase in phases and segment.ops:
-                out[segment.path].append(entry)
+    @cached_property
+    def entries(self) -> list[Segment]:
+        """The segments that run, in order."""
+        return [self.workload.segments[index] for index in self.workload.order]
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """The first operator of each entry; behind the last, how many there are."""
+        return np.cumsum([0, *(len(entry.ops) for entry in self.entries)])
+
+    @cached_property
+    def update(self) -> int:
+        """The first operator of the update."""
+        phases = [entry.phase for entry in self.entries]
+        return int(self.begins[phases.index("optimizer") if "optimizer" in phases else -1])
+
+    @cached_property
+    def back(self) -> NDArray[np.bool_]:
+        """Of each operator, whether it belongs to the backward pass."""
+        return np.repeat([entry.phase in BACKWARD for entry in self.entries], np.diff(self.begins))
+
+    @cached_property
+    def blocks(self) -> dict[str, list[Visit]]:
+        """The visits of each block by its path; of what is in no block (""), one."""
+        backward, out = self._by_path(BACKWARD), {}
+        for path, entries in self._by_path(("forward",)).items():
+            runs = [[entry] for entry in entries] if path else [entries]
+            undone = np.array_split(backward[path], len(runs))[::-1]
+            out[path] = [Visit(run, undo.tolist()) for run, undo in zip(runs, undone, strict=True)]
         return out
 
-    def _homes(self) -> Iterator[tuple[str, tuple[str, int]]]:
+    @property
+    def visits(self) -> list[Visit]:
+        return [visit for visits in self.blocks.values() for visit in visits]
+
+    def _by_path(self, phases: Sequence[str]) -> dict[str, list[int]]:
+        """Entries of some phases by the path of their block."""
+        out: dict[str, list[int]] = defaultdict(list)
+        for number, entry in enumerate(self.entries):
+            if entry.phase in phases and entry.ops:
+                out[entry.path].append(number)
+        return out
+
+    @cached_property
+    def _stands_for(self) -> dict[str, tuple[str, int]]:
         """Path of each block -> the block whose operators stand for it, and the number of the visit."""
-        own = [path for path, phase in self._visits if path and phase == "forward"]
-        tables: dict[str, dict[str, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
-        parents = {path.rpartition(".")[0] for path in own}
+        parents = dict.fromkeys(path.rpartition(".")[0] for path in self.blocks if path)
+        return {child: found for parent in parents for child, found in self._siblings(parent)}
+
+    def _siblings(self, parent: str) -> Iterator[tuple[str, tuple[str, int]]]:
+        """The same of the children of one module: those with the same parameters are alike."""
+        #: the block that was written out, and how many stand in for it
+        alike: dict[str, tuple[str, int]] = {}
+        for child, table in self._children(f"{parent}." if parent else "").items():
+            key = str(sorted(table))
+            written, count = (child, 0) if child in self.blocks else alike.get(key, ("", 0))
+            if written and count < len(self.blocks[written]):
+                yield child, (written, count)
+                alike[key] = written, count + 1
+
+    def _children(self, prefix: str) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+        """Modules below a prefix, with names and shapes of their parameters."""
+        out: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
         for parameter in self.workload.parameters:
-            for parent in parents:
-                rest = parameter.name.removeprefix(f"{parent}." if parent else "")
-                if rest != parameter.name or not parent:
-                    child, _, name = rest.partition(".")
-                    tables[parent][f"{parent}.{child}" if parent else child][name] = parameter.shape
-        for children in tables.values():
-            pattern: dict[str, list[str]] = {}
-            for child, table in children.items():
-                key = str(sorted(table.items()))
-                if child in own:
-                    pattern[key] = [child]
-                elif key in pattern and len(pattern[key]) < len(self._visits[pattern[key][0], "forward"]):
-                    pattern[key].append(child)
-                else:
-                    continue
-                yield child, (pattern[key][0], len(pattern[key]) - 1)
+            if parameter.name.startswith(prefix):
+                child, _, name = parameter.name.removeprefix(prefix).partition(".")
+                out[prefix + child].append((name, parameter.shape))
+        return out
 
     def _find(self, name: str) -> tuple[str, int, str]:
         """The block, its visit and the module path within the captured operators, of a parameter."""
         module = name.rpartition(".")[0]
         parts = module.split(".")
-        for i in range(len(parts), 0, -1):
-            block = ".".join(parts[:i])
-            if block in self._home:
-                path, visit = self._home[block]
+        for block in (".".join(parts[:n]) for n in range(len(parts), 0, -1)):
+            if block in self._stands_for:
+                path, visit = self._stands_for[block]
                 return path, visit, path + module[len(block) :]
         return "", 0, module
 
-    def place(self, parameter: Parameter, phase: str, otherwise: int) -> int:
-        """After which operator a gradient is ready (backward), or before which a parameter is needed
-        (forward).
-        """
-        path, visit, module = self._find(parameter.name)
-        visits = self._visits.get((path, phase), [])
-        entries = visits[visit] if visit < len(visits) else []
+    @cached_property
+    def _operators(self) -> list[dict[tuple[str, int], list[int]]]:
+        """Operators of each segment by module."""
+        return [_by_module(segment) for segment in self.workload.segments]
+
+    def _visit(self, path: str, number: int) -> Visit:
+        """A visit of a block; an empty one where it runs fewer times."""
+        visits = self.blocks.get(path, [])
+        return visits[number] if number < len(visits) else Visit([], [])
+
+    def needed(self, parameter: Parameter) -> int:
+        """Before which operator of the forward pass a parameter is needed."""
+        return min(self._uses(parameter, back=False), default=0)
+
+    def complete(self, parameter: Parameter, otherwise: int = 0) -> int:
+        """After which operator of the backward pass a gradient is ready."""
+        return max(self._uses(parameter, back=True), default=otherwise - 1) + 1
+
+    def _uses(self, parameter: Parameter, back: bool) -> list[int]:
+        """The operators of one pass that use a parameter."""
+        path, number, module = self._find(parameter.name)
+        entries, order = self._visit(path, number)[back], self.workload.order
         # what touches as many bytes; else anything of the module, or (where kernels were fused) of the one
         # around it
         for key in ((module, parameter.bytes), (module, 0), (module.rpartition(".")[0], 0)):
-            found = [
-                int(self.begins[entry]) + place
-                for entry in entries
-                for place in self._operators[self.workload.order[entry]].get(key, ())
-            ]
+            places = ((entry, self._operators[order[entry]].get(key, ())) for entry in entries)
+            found = [int(self.begins[entry]) + place for entry, inside in places for place in inside]
             if found:
-                return max(found) + 1 if phase == "backward" else min(found)
-        return otherwise
+                return found
+        return []
 
     def ready(self) -> list[tuple[Parameter, int]]:
         """Trained parameters in the order in which their gradients become ready, each with the operator that
         may then start.
         """
-        out: list[tuple[Parameter, int]] = []
-        start = min(
-            (
-                entries[0][0]
-                for (_, phase), entries in self._visits.items()
-                if phase == "backward" and entries and entries[0]
-            ),
-            default=0,
-        )
-        at = int(self.begins[start])
-        for parameter in sorted((p for p in self.workload.parameters if p.ready >= 0), key=lambda p: p.ready):
-            at = self.place(parameter, "backward", at)
+        trained = [parameter for parameter in self.workload.parameters if parameter.ready >= 0]
+        undone = [entry for visit in self.visits for entry in visit.backward]
+        at, out = int(self.begins[min(undone, default=0)]), []
+        for parameter in sorted(trained, key=lambda parameter: parameter.ready):
+            at = self.complete(parameter, at)
             out.append((parameter, min(at, self.update)))
         return out
 
@@ -156,22 +182,20 @@ class Layout:
         """
         inside: dict[tuple[str, int], int] = defaultdict(int)
         for parameter in self.workload.parameters:
-            path, visit, _ = self._find(parameter.name)
-            inside[path, visit] += parameter.bytes
-        spans = {}
-        for path, visit in inside:
-            ranges = [self._span(path, phase, visit) for phase in ("forward", "backward")]
-            spans[path, visit] = ranges if path and all(ranges) else None
-        root = sum(size for key, size in inside.items() if spans[key] is None)
-        blocks = [Unit(inside[key], found[0], found[1]) for key, found in spans.items() if found is not None]  # type: ignore[arg-type]
-        return [
-            Unit(root, (0, self.update), (0, self.update)),
-            *sorted(blocks, key=lambda unit: unit.forward),
-        ]
+            path, number, _ = self._find(parameter.name)
+            inside[path, number] += parameter.bytes
+        root, blocks = 0, []
+        for (path, number), size in inside.items():
+            forward, backward = map(self._span, self._visit(path, number))
+            if path and forward and backward:
+                blocks.append(Unit(size, forward, backward))
+            else:
+                root += size
+        whole = (0, self.update)
+        return [Unit(root, whole, whole), *sorted(blocks, key=lambda unit: unit.forward)]
 
-    def _span(self, path: str, phase: str, visit: int) -> tuple[int, int] | None:
-        visits = self._visits.get((path, phase), [])
-        entries = visits[visit] if visit < len(visits) else []
+    def _span(self, entries: Sequence[int]) -> Range | None:
+        """The operators of some entries, from the first to the last."""
         return (int(self.begins[entries[0]]), int(self.begins[entries[-1] + 1])) if entries else None
 
 
@@ -198,6 +222,11 @@ class Chunk:
     #: bytes that pass on to the next chunk
     sends: float = 0.0
 
+    def with_rest(self, size: int, blocks: Sequence[Unit]) -> list[Unit]:
+        """What of its parameters, of so many bytes, is in none of its blocks; then these."""
+        rest = max(0, size - sum(unit.bytes for unit in blocks))
+        return [Unit(rest, self.forward, self.backward), *blocks]
+
 
 def whole(layout: Layout) -> Chunk:
     """All of the model."""
@@ -211,20 +240,18 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     """
     found = places(layout.workload)
     fine = backward_places(layout.workload, [place.operator for place in found], layout.visits)
-    inside = fine >= 0
-    weights = [np.bincount(fine[inside], values[inside], len(found) + 1) for values in (device, issue)]
-    chosen = balanced(np.maximum(*weights), count - 1)
-    chunks = np.searchsorted(np.array(chosen), fine, side="left")
-    parts = np.diff([-1, *chosen, len(found)]).tolist()
-    sends = [*(found[i].bytes for i in chosen), 0.0]
+    passes, parts = np.flatnonzero(fine >= 0), len(found) + 1
+    weights = [np.bincount(fine[passes], each[passes], parts) for each in (device, issue)]
+    edges = pairwise([-1, *balanced(np.maximum(*weights), count - 1), len(found)])
+    sends = [*(place.bytes for place in found), 0.0]
     return [
         Chunk(
-            forward=_range(inside & ~layout.back & (chunks == number)),
-            backward=_range(inside & layout.back & (chunks == number)),
-            parts=parts[number],
-            sends=sends[number],
+            forward=_range((first < fine) & (fine <= last) & ~layout.back),
+            backward=_range((first < fine) & (fine <= last) & layout.back),
+            parts=last - first,
+            sends=sends[last],
         )
-        for number in range(count)
+        for first, last in edges
     ]
 
 

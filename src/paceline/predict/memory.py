@@ -15,22 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
-from paceline.spec import schedules
+from paceline.sim.schedules import in_flight
 from paceline.spec.cluster import Cluster
+from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Memory
-from paceline.spec.workload import ITEMSIZE
+from paceline.spec.vocabulary import Offload, Precision, Recompute, Sharding
 
 if TYPE_CHECKING:
-    from paceline.predict.distributed import Step
-    from paceline.predict.layer import Held
+    from paceline.predict.distributed import TransformerStep
+    from paceline.predict.stages import RankParts, StageLayers
 
 #: bytes of the two moments of Adam, and of a copy of a parameter in fp32
 MOMENTS, MASTER = 8, 4
@@ -56,61 +57,230 @@ class Kept:
     reduced: float = 0.0
 
 
-def stage_memory(step: Step, stage: Held, index: int) -> Memory:
+def stage_memory(step: TransformerStep, stage: StageLayers, index: int) -> Memory:
     """Bytes of one device of a stage, by kind, when most is live."""
-    state = kept(step, stage)
-    activations = _activations(step, stage, index)
-    loss, layer = passing(step, stage)
-    come = max(loss, layer + state.reduced) + state.gathered + placeholders(step)
-    blocks = list(_update_blocks(step, stage))
-    update = max(blocks, default=0.0)
-    training = activations + come >= update
-    by_kind = {
-        kind: int(size)
-        for kind, size in (
-            ("parameters", state.parameters),
-            ("gradients", state.gradients),
-            ("optimizer", state.optimizer),
-            ("activations", activations if training else 0.0),
-            ("temporary", come if training else update),
-            ("workspace", device_memory.workspace_bytes(step.cluster.device)),
+    return StageBytes(step, stage).memory(index)
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes of one device of a pipeline stage."""
+
+    step: TransformerStep
+    stage: StageLayers
+
+    @property
+    def framework(self) -> Framework:
+        return self.step.framework
+
+    @property
+    def parts(self) -> RankParts:
+        return self.step.parts
+
+    @cached_property
+    def low(self) -> int:
+        """Of a parameter as it is computed with."""
+        return self.step.sent.parameter_bytes
+
+    def memory(self, index: int) -> Memory:
+        """What a device of the stage at `index` holds when most is live."""
+        state, live, blocks = self.kept, self.activations(index), list(self.update_blocks())
+        where, passing = self._fuller(state)
+        taken, update = self.framework.slack * (live + passing), max(blocks, default=0.0)
+        if live + passing < update:
+            where, live, passing = "update", 0.0, update
+        by_kind = self._by_kind(state, live, passing)
+        peak = sum(by_kind.values())
+        # flat buffers as large as a rank's part find no room among freed activations
+        taken = taken + cached(blocks) if self.framework.state == "deepspeed" else max(taken, update)
+        return Memory(
+            peak_bytes=peak,
+            reserved_bytes=int(peak - int(live) - int(passing) + taken),
+            by_kind=by_kind,
+            available_bytes=int(available_bytes(self.step)),
+            peak_at=f"stage {index}, {where}",
         )
-    }
-    peak, lasting = sum(by_kind.values()), by_kind["temporary"] + by_kind["activations"]
-    taken = step.framework.slack * (activations + come)
-    # flat buffers as large as a rank's part find no room among freed activations
-    taken = taken + cached(blocks) if step.framework.state == "deepspeed" else max(taken, update)
-    where = "update" if not training else "loss" if loss > layer + state.reduced else "backward"
-    return Memory(
-        peak_bytes=peak,
-        reserved_bytes=int(peak - lasting + taken),
-        by_kind=by_kind,
-        available_bytes=int(available_bytes(step)),
-        peak_at=f"stage {index}, {where}",
-    )
+
+    def _by_kind(self, state: Kept, activations: float, temporary: float) -> dict[str, int]:
+        sizes = {
+            "parameters": state.parameters,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            "activations": activations,
+            "temporary": temporary,
+            "workspace": device_memory.workspace_bytes(self.step.cluster.device),
+        }
+        return {kind: int(size) for kind, size in sizes.items()}
+
+    def _fuller(self, state: Kept) -> tuple[str, float]:
+        """Where in a backward pass most comes and goes, and how much."""
+        loss, layer = self.passing
+        backward = layer + state.reduced
+        where = "loss" if loss > backward else "backward"
+        return where, max(loss, backward) + state.gathered + self.placeholders
+
+    # -- what is kept ------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> Kept:
+        """Parameters, gradients and optimizer state, with what the plan leaves out or keeps elsewhere."""
+        step, plan, found = self.step, self.step.plan, self._by_framework()
+        parameters, gradients, optimizer = found.parameters, found.gradients, found.optimizer
+        fp8 = self.layers if plan.precision is Precision.FP8 else 0.0
+        if plan.adapters:
+            gradients = optimizer = 0.0
+            # weights that nobody updates are kept in fp8 alone
+            frozen = self.low * self.whole - (self.low - 1) * fp8 * self.framework.fp8_saved
+            parameters = parameters if step.sent.sharded else frozen
+        if plan.offload is Offload.OPTIMIZER:
+            optimizer = offloaded(0.0, optimizer, step.cluster)
+        encoders = step.way.state_bytes * self.whole
+        return replace(
+            found,
+            parameters=parameters + self.framework.fp8_weights * fp8,
+            gradients=gradients,
+            optimizer=optimizer * step.way.update_share(step.mesh.replicas) + encoders,
+        )
+
+    @cached_property
+    def whole(self) -> float:
+        """Parameters of the stage on one rank, where nothing is sharded."""
+        return self.parts.whole(self.stage)
+
+    @property
+    def layers(self) -> float:
+        """Parameters of its layers."""
+        return self.stage.layers * self.parts.layer
+
+    @property
+    def share(self) -> float:
+        """Parameters of which a rank has the state where that is sharded."""
+        mesh = self.step.mesh
+        experts = min(mesh.shards, mesh.group("expert-dp").size)
+        return self.parts.shared(self.stage, mesh.shards, experts)
+
+    def _by_framework(self) -> Kept:
+        """State as the framework holds it."""
+        f, whole, low, kind = self.framework, self.whole, self.low, self.step.plan.sharding
+        gradients = self.share if kind.shards_gradients else whole
+        optimizer = whole if kind.whole else self.share
+        torch = f.state == "torch"
+        if kind.shards_parameters or (torch and kind is Sharding.ZERO2):
+            return self._sharded()
+        if torch and low < MASTER:  # parameters in fp32, cast by autocast and kept so for the backward pass
+            buckets = self.step.mesh.shards > 1 and kind is not Sharding.NONE
+            return Kept((MASTER + low) * whole, MASTER * (1 + buckets) * whole, MOMENTS * optimizer)
+        each = f.kept_gradients or (MASTER if f.fp32_gradients else low)
+        if f.state == "deepspeed" and f.fp32_gradients:
+            each += low
+        state = MOMENTS + (MASTER if low < MASTER else 0)
+        return Kept(low * whole, each * gradients, state * optimizer)
+
+    def _sharded(self) -> Kept:
+        """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being
+        reduced.
+        """
+        plan, low, part, layer = self.step.plan, self.low, self.share, self.parts.layer
+        gradient = 0 if plan.adapters else self.step.sent.gradient_bytes
+        gathered, gradients, reduced = self.whole, MASTER * part, 0.0
+        if self.framework.state == "deepspeed":  # by weights and buckets, not by layers
+            gathered, reduced = min(DEEPSPEED_GATHERED, gathered), low * min(DEEPSPEED_BUCKET, gathered)
+        elif plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
+            gradients += gradient * gathered
+        else:
+            if plan.reshard and plan.sharding is not Sharding.ZERO2:
+                gathered = (1 + plan.prefetch) * layer + self.parts.ends(self.stage.first, self.stage.last)
+            # this layer's, and copies of it and the one before
+            reduced = (low + 2 * gradient) * layer if gradient else 0.0
+        return Kept(MASTER * part, gradients, MOMENTS * part, low * gathered, reduced)
+
+    # -- what comes and goes -----------------------------------------------------------------------
+
+    @property
+    def passing(self) -> tuple[float, float]:
+        """In a backward pass: at the loss, and in a layer with what it runs again."""
+        shape, table = self.step.shape, self.parts.table * self.low
+        # the projection's gradient as its product gives it, before it is added to those of earlier
+        # micro-batches
+        loss = head_bytes(shape) + (not self.step.plan.adapters) * table
+        again = saved_bytes(shape, Recompute.NONE) - saved_bytes(shape, self.step.plan.recompute)
+        layer = backward_bytes(shape) + again
+        return self.stage.last * loss, max(layer, self.stage.first * table)
+
+    @property
+    def placeholders(self) -> float:
+        """Empty gradients of each shape of a layer's weights, which Transformer Engine keeps to hand to
+        autograd where products add to the real ones.
+        """
+        f = self.framework
+        if not (f.placeholders and f.fused_accumulation) or self.step.plan.adapters:
+            return 0.0
+        return self.low * sum({count for count, _ in self.parts.tensors("layer")})
+
+    def update_blocks(self) -> Iterator[float]:
+        """Large blocks that a step's reduction and update ask for one after another.
+
+        DeepSpeed's optimizers (stage_1_and_2.py, bf16_optimizer.py): the embedding's gradient; with fp16,
+        buckets to reduce, the largest gradient of this rank's part in fp32 to look for infinities and in fp64
+        for its norm, and all of the part flat and in fp32; with bf16, each gradient in fp32 to add it up, and
+        all of them in bf16 to reduce them. torch's Adam makes square roots of all second moments.
+        """
+        plan, state = self.step.plan, self.framework.state
+        part = self.whole if plan.sharding.whole else self.whole / self.step.mesh.shards
+        if plan.adapters or plan.offload is Offload.OPTIMIZER:
+            return
+        if state == "torch":
+            yield 4.0 * part
+        elif state == "deepspeed" and not self.step.sent.sharded:
+            yield from self._flat_buffers(part)
+
+    def _flat_buffers(self, part: float) -> Iterator[float]:
+        """Of DeepSpeed's optimizers, for a rank's part."""
+        low, ends = self.low, self.stage.first or self.stage.last
+        largest = max(self.parts.table * ends, *(size for size, _ in self.parts.tensors("layer")))
+        yield low * largest
+        if self.framework.fp32_gradients:
+            yield from (4 * largest, low * self.whole)
+            return
+        piece, bucket = min(largest, part), max(min(DEEPSPEED_BUCKET, self.whole), largest)
+        yield from (low * bucket, 4 * piece, 8 * piece, low * part, 4 * part)
+
+    def activations(self, index: int) -> float:
+        """What the micro-batches in flight have saved."""
+        plan = self.step.plan
+        live = in_flight(plan.schedule, index, plan.pp, plan.micro_batches, plan.vpp)
+        layer, embedding = saved(self.step)
+        layers = live * self.stage.layers
+        if plan.offload is Offload.ACTIVATIONS:
+            here = min(OFFLOADED_LAYERS, layers) * layer
+            return float(offloaded(here, layers * layer, self.step.cluster))
+        return layers * layer + live * self.stage.first * embedding
 
 
-def available_bytes(step: Step) -> float:
-    """Of a device, what is left beside its context and the buffers of its communicators."""
-    return (
-        step.cluster.device.memory_bytes
-        - step.framework.context_bytes
-        - communicators(step.plan) * device_memory.COMMUNICATOR_BYTES
-    )
+def kept(step: TransformerStep, stage: StageLayers) -> Kept:
+    """Parameters, gradients and optimizer state of a stage, as its framework holds them."""
+    return StageBytes(step, stage).kept
 
 
-def passing(step: Step, stage: Held) -> tuple[float, float]:
+def passing(step: TransformerStep, stage: StageLayers) -> tuple[float, float]:
     """Bytes that come and go in a backward pass: at the loss, and in a layer with what it runs again."""
-    shape = step.shape
-    loss = head_bytes(shape) + _head_gradient(step) if stage.last else 0.0
-    again = saved_bytes(shape, "none") - saved_bytes(shape, step.plan.recompute)
-    layer = max(backward_bytes(shape) + again, _table(step) * ITEMSIZE[shape.dtype] if stage.first else 0.0)
-    return loss, layer
+    return StageBytes(step, stage).passing
 
 
-def update_bytes(step: Step, stage: Held) -> float:
+def placeholders(step: TransformerStep) -> float:
+    """Bytes of empty gradients."""
+    return StageBytes(step, step.parts.stages[0]).placeholders
+
+
+def update_bytes(step: TransformerStep, stage: StageLayers) -> float:
     """The largest block that the update asks for."""
-    return max(_update_blocks(step, stage), default=0.0)
+    return max(StageBytes(step, stage).update_blocks(), default=0.0)
+
+
+def available_bytes(step: TransformerStep) -> float:
+    """Of a device, what is left beside its context and the buffers of its communicators."""
+    taken = step.framework.context_bytes + communicators(step.plan) * device_memory.COMMUNICATOR_BYTES
+    return step.cluster.device.memory_bytes - taken
 
 
 def communicators(plan: Plan) -> int:
@@ -131,143 +301,6 @@ def cached(blocks: Iterable[float]) -> float:
     return total
 
 
-# -- what is kept ----------------------------------------------------------------------------------
-
-
-def kept(step: Step, stage: Held) -> Kept:
-    """Parameters, gradients and optimizer state of a stage, as its framework holds them."""
-    plan, low = step.plan, ITEMSIZE[step.shape.dtype]
-    experts = stage.layers * step.expert_parameters()
-    dense = step.parameters(stage) - experts
-    shards, expert_shards = plan.shard or plan.dp * plan.cp, max(1, plan.dp * plan.cp * plan.tp // plan.ep)
-
-    def share(sharded: bool) -> float:
-        return dense / shards + experts / min(shards, expert_shards) if sharded else dense + experts
-
-    whole, zero = share(False), plan.sharding in ("zero1", "zero2")
-    state = (MASTER if low < 4 else 0) + MOMENTS
-    if step.sharded or (step.framework.state == "torch" and plan.sharding == "zero2"):
-        found = _sharded(step, stage, share(True))
-    # parameters in fp32, cast by autocast and kept so for the backward pass
-    elif step.framework.state == "torch" and low < 4:
-        buckets = 4.0 * whole if plan.dp * plan.cp > 1 and plan.sharding != "none" else 0.0
-        found = Kept((4 + low) * whole, 4.0 * whole + buckets, MOMENTS * share(zero))
-    else:
-        each = step.framework.kept_gradients or (4 if step.framework.fp32_gradients else low)
-        each += low if step.framework.state == "deepspeed" and step.framework.fp32_gradients else 0
-        found = Kept(low * whole, each * share(plan.sharding == "zero2"), state * share(zero))
-    if plan.adapters:
-        frozen = low * whole
-        # weights that nobody updates are kept in fp8 alone
-        if step.shape.matrix == "fp8" and step.framework.fp8_saved:
-            frozen -= (low - 1) * stage.layers * step.layer_parameters()
-        found = replace(
-            found, gradients=0.0, optimizer=0.0, parameters=found.parameters if step.sharded else frozen
-        )
-    if plan.offload == "optimizer":
-        found = replace(found, optimizer=offloaded(0.0, found.optimizer, step.cluster))
-    way = step.way
-    encoders = way.state_bytes * step.parameters(stage)
-    found = replace(found, optimizer=found.optimizer * way.update_share(step.mesh.replicas) + encoders)
-    fp8 = (
-        step.framework.fp8_weights * stage.layers * step.layer_parameters()
-        if step.shape.matrix == "fp8"
-        else 0.0
-    )
-    return replace(found, parameters=found.parameters + fp8)
-
-
-def _sharded(step: Step, stage: Held, share: float) -> Kept:
-    """Each rank's part in fp32; the layers at hand are whole, and so are the gradients that are being
-    reduced.
-    """
-    plan, low, layer = step.plan, ITEMSIZE[step.shape.dtype], step.layer_parameters()
-    if step.framework.state == "deepspeed":  # by weights and buckets, not by layers
-        gathered, reduced = (
-            low * min(DEEPSPEED_GATHERED, step.parameters(stage)),
-            low * min(DEEPSPEED_BUCKET, step.parameters(stage)),
-        )
-        return Kept(4 * share, 4 * share, MOMENTS * share, gathered, reduced)
-    if plan.pp > 1:  # gathered and reduced once for all micro-batches of a pipeline
-        whole = step.parameters(stage)
-        return Kept(
-            4 * share,
-            4 * share + (0.0 if plan.adapters else step.gradient_bytes * whole),
-            MOMENTS * share,
-            low * whole,
-        )
-    ends = step.end_parameters(stage.first, stage.last)
-    dropped = plan.reshard and plan.sharding != "zero2"
-    gathered = low * ((1 + plan.prefetch) * layer + ends) if dropped else low * step.parameters(stage)
-    # this layer's, and copies of it and the one before
-    reduced = 0.0 if plan.adapters else low * layer + 2.0 * step.gradient_bytes * layer
-    return Kept(4 * share, 4 * share, MOMENTS * share, gathered, reduced)
-
-
-def _table(step: Step) -> float:
-    """Parameters of the embedding's, or the projection's, part on one rank."""
-    return step.model.vocab * step.model.hidden / step.plan.tp
-
-
-def _head_gradient(step: Step) -> float:
-    """The projection's gradient as its product gives it, before it is added to those of earlier
-    micro-batches.
-    """
-    return 0.0 if step.plan.adapters else _table(step) * ITEMSIZE[step.shape.dtype]
-
-
-def placeholders(step: Step) -> float:
-    """Empty gradients of each shape of a layer's weights, which Transformer Engine keeps to hand to autograd
-    where products add to the real ones.
-    """
-    if not (step.framework.placeholders and step.framework.fused_accumulation) or step.plan.adapters:
-        return 0.0
-    return ITEMSIZE[step.shape.dtype] * sum({count for count, _ in step.tensors("layer")})
-
-
-def _update_blocks(step: Step, stage: Held) -> Iterator[float]:
-    """Large blocks that a step's reduction and update ask for one after another, in bytes.
-
-    DeepSpeed's optimizers (stage_1_and_2.py, bf16_optimizer.py): the embedding's gradient; with fp16, buckets
-    to reduce, the largest gradient of this rank's part in fp32 to look for infinities and in fp64 for its
-    norm, and all of the part flat and in fp32; with bf16, each gradient in fp32 to add it up, and all of them
-    in bf16 to reduce them. torch's Adam makes square roots of all second moments.
-    """
-    plan, low, count = step.plan, ITEMSIZE[step.shape.dtype], step.parameters(stage)
-    shards = plan.shard or plan.dp * plan.cp
-    if plan.adapters or plan.offload == "optimizer":
-        return
-    if step.framework.state == "torch":
-        yield 4.0 * count / (shards if plan.sharding not in ("none", "ddp") else 1)
-        return
-    if step.framework.state != "deepspeed" or step.sharded:
-        return
-    largest = max(
-        _table(step) if stage.first or stage.last else 0.0, *(size for size, _ in step.tensors("layer"))
-    )
-    yield low * largest
-    if step.framework.fp32_gradients:
-        yield from (4 * largest, low * count)
-        return
-    part = count / (shards if plan.sharding in ("zero1", "zero2") else 1)
-    piece = min(largest, part)
-    yield from (low * max(min(DEEPSPEED_BUCKET, count), largest), 4 * piece, 8 * piece, low * part, 4 * part)
-
-
-# -- activations -----------------------------------------------------------------------------------
-
-
-def _activations(step: Step, stage: Held, index: int) -> float:
-    """What the micro-batches in flight have saved."""
-    plan = step.plan
-    live = in_flight(plan.schedule, index, plan.pp, plan.micro_batches, plan.vpp)
-    layer, embedding = saved(step)
-    if plan.offload == "activations":
-        here, layers = min(OFFLOADED_LAYERS, live * stage.layers), live * stage.layers
-        return float(offloaded(here * layer, layers * layer, step.cluster))
-    return live * (stage.layers * layer + (embedding if stage.first else 0.0))
-
-
 def offloaded(here: Any, whole: Any, cluster: Cluster) -> Any:
     """Bytes on the device of what is offloaded: what has to be `here`, and what of the `whole` the host has
     no room for; of one plan, or of arrays.
@@ -275,37 +308,8 @@ def offloaded(here: Any, whole: Any, cluster: Cluster) -> Any:
     return np.maximum(here, whole - device_memory.HOST_BYTES / cluster.node_devices)
 
 
-def saved(step: Step) -> tuple[float, float]:
+def saved(step: TransformerStep) -> tuple[float, float]:
     """Bytes that a layer, and the embedding, save of one micro-batch."""
-    return (
-        saved_bytes(step.shape, step.plan.recompute),
-        step.shape.local * step.model.hidden * ITEMSIZE[step.shape.dtype],
-    )
-
-
-def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int = 1) -> float:
-    """Micro-batches whose activations a rank of a pipeline holds at once; parts of one where it holds several
-    chunks.
-
-    Activations are held until the weights' gradients are done, which some schedules put off.
-    """
-    if pp == 1:
-        return 1.0
-    order = schedules.get(schedule)
-    known = order.in_flight(index, pp, micro_batches, vpp)
-    if known is not None:
-        return known
-    few = min(micro_batches, 4 * pp)
-    found = _walked(order, index, pp, few, vpp)
-    steady = few == micro_batches or found == _walked(order, index, pp, min(micro_batches, 2 * few), vpp)
-    return found if steady else _walked(order, index, pp, micro_batches, vpp)
-
-
-@lru_cache(maxsize=65536)
-def _walked(schedule: schedules.Schedule, index: int, pp: int, micro_batches: int, vpp: int) -> float:
-    """`in_flight`, counted along a rank's actions."""
-    live = most = 0
-    for action in schedule.actions(index, pp, micro_batches, vpp):
-        live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
-        most = max(most, live)
-    return most / schedule.chunks_per_rank(vpp)
+    shape = step.shape
+    embedding = shape.local * step.model.hidden * step.sent.parameter_bytes
+    return saved_bytes(shape, step.plan.recompute), embedding

@@ -16,23 +16,97 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import numpy as np
+from types import MappingProxyType
+from typing import Any
 
 from paceline.predict.rounds import folded
 from paceline.sim import engine
+from paceline.sim.detail import written_out
 from paceline.sim.program import COMPUTE, HOST, JOIN, LAUNCHED, Builder, Label, Program
 from paceline.sim.schedules import actions, in_order, sources
-from paceline.sim.timeline import Span, Timeline, task_span
-from paceline.sim.work import BUBBLE, END, Pass, Role, StepWork, Transfer
+from paceline.sim.timeline import Timeline
+from paceline.sim.work import BUBBLE, END, Pass, StepWork, Transfer
 from paceline.spec import schedules
 from paceline.spec.plan import Plan
 from paceline.spec.schedules import Action
 
-#: spans that a trace file holds at most, about; beyond, passes are not written out piece by piece
-MOST_SPANS = 150_000
 #: streams of collectives: of every micro-batch, and of the step
 PASS_STREAM, STEP_STREAM = "shard", "dp"
+
+
+#: of no piece, nothing
+NONE: Mapping[int, Any] = MappingProxyType({})
+#: pieces of a pass, and the tasks that each waits for
+Waits = Mapping[int, list[int]]
+#: by chunk and piece, the gathers that it waits for
+Gathers = dict[int, dict[int, list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The tasks of one role of a program, as they are written."""
+
+    builder: Builder
+    role: int
+    #: what the host issues, by seconds
+    _issues: dict[float, Label]
+
+    def stream(self, kind: str) -> int:
+        return self.builder.stream(self.role, kind)
+
+    def last(self, kind: str = COMPUTE) -> list[int]:
+        """The task that stands last on a stream, if there is one."""
+        return self.builder.last(self.builder.stream(self.role, kind))
+
+    def add(
+        self,
+        label: Label,
+        after: Sequence[int] = (),
+        kind: str = COMPUTE,
+        also: int = -1,
+        micro_batch: int = -1,
+    ) -> int:
+        """Appends a task to one of its streams."""
+        return self.builder.add(self.builder.stream(self.role, kind), label, after, also, micro_batch)
+
+    def run(
+        self, piece: Label, after: Sequence[int], begin: Sequence[int] = (), micro_batch: int = -1
+    ) -> int:
+        """A piece on the device, which starts no sooner than the host gets to it and ends no sooner than the
+        host has issued all of it and the last kernels have run.
+
+        The host gets to it no sooner than `begin`.
+        """
+        if not piece.host_s:
+            return self.add(piece, after, micro_batch=micro_batch)
+        issued = self.last(HOST)
+        issue = self.add(self._issue(piece.host_s), begin, HOST)
+        self.add(piece, [*after, *issued], micro_batch=micro_batch)
+        if piece.drain_s:
+            issue = self.add(self._issue(piece.drain_s), [issue], LAUNCHED)
+        end = self.add(JOIN, [issue])
+        if piece.reads_back:
+            self.add(JOIN, [end], HOST)
+        return end
+
+    def _issue(self, seconds: float) -> Label:
+        return self._issues.setdefault(seconds, Label("issue", "host", seconds))
+
+    def send(self, kind: str, sends: Sequence[Label], after: Sequence[int], also: int = -1) -> list[int]:
+        """Collectives one after another on a stream; the last of them, if there is one."""
+        task: list[int] = []
+        for label in sends:
+            if label.seconds:
+                task = [self.add(label, [*after, *task], kind, also)]
+        return task
+
+    def release(self, left: list[Transfer], done: int, waits: dict[int, list[int]]) -> None:
+        """Takes the collectives that may start when so many pieces are done, and issues them; pieces wait for
+        them.
+        """
+        while left and left[-1].release <= done:
+            transfer = left.pop()
+            waits[transfer.needed] += self.send(PASS_STREAM, transfer.sends, self.last())
 
 
 @dataclass
@@ -43,7 +117,6 @@ class Simulation:
     plan: Plan
     _whole: dict[Pass, Label] = field(default_factory=dict)
     _issues: dict[float, Label] = field(default_factory=dict)
-    _bodies: dict[Label, engine.Run] = field(default_factory=dict)
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -55,96 +128,40 @@ class Simulation:
 
     def _fold(self, passed: Pass) -> Label:
         builder = Builder()
-        self._write(builder, 0, passed)
+        self.write(Rank(builder, 0, self._issues), passed)
         body = builder.build()
-        found = engine.run(body, self.work.contention, self.work.share)
+        found = self._run(body)
         parts = engine.breakdown(body, found, idle="host")
         if not passed.put_off_s:
             return Label(passed.name, passed.part, found.seconds, body=body, parts=parts)
         parts = {**parts, passed.part: max(0.0, parts.get(passed.part, 0.0) - passed.put_off_s)}
         return Label(passed.name, passed.part, sum(parts.values()), parts=parts)
 
-    def _write(
+    def write(
         self,
-        builder: Builder,
-        role: int,
+        rank: Rank,
         passed: Pass,
         after: Sequence[int] = (),
-        awaited: Mapping[int, Sequence[int]] | None = None,
+        awaited: Waits = NONE,
+        encoded: Mapping[int, Sequence[Label]] = NONE,
         micro_batch: int = -1,
-        encoders: Mapping[int, Sequence[Label]] | None = None,
     ) -> list[int]:
         """The pieces of a pass, with its collectives ahead of them and behind; returns the task that ends
         each.
 
-        `awaited` are tasks that pieces wait for besides; `encoders` follow so many pieces.
+        `awaited` are tasks that pieces wait for besides; what is `encoded` follows pieces.
         """
-        device = builder.stream(role)
-        waits: dict[int, list[int]] = defaultdict(
-            list, {n: list(tasks) for n, tasks in (awaited or {}).items()}
-        )
-        left = list(reversed(passed.transfers))
-        begin = () if self.work.runs_ahead else builder.last(device)
-        ran = []
+        waits, left, ran = defaultdict(list, awaited), list(passed.transfers[::-1]), list[int]()
+        begin = () if self.work.runs_ahead else rank.last()
         for n, piece in enumerate(passed.pieces):
-            self._release(builder, role, left, n, waits)
-            ran.append(self._run(builder, role, piece, [*after, *waits[n]], begin, micro_batch))
-            for label in (encoders or {}).get(n + 1, ()):
-                ran[-1] = builder.add(device, label)
-        self._release(builder, role, left, END, waits)
+            rank.release(left, n, waits)
+            ran.append(rank.run(piece, [*after, *waits[n]], begin, micro_batch))
+            for label in encoded.get(n + 1, ()):
+                ran[-1] = rank.add(label)
+        rank.release(left, END, waits)
         if passed.transfers:
-            ran[-1] = builder.add(device, JOIN, waits[END])
+            ran[-1] = rank.add(JOIN, waits[END])
         return ran
-
-    def _release(
-        self, builder: Builder, role: int, left: list[Transfer], done: int, waits: dict[int, list[int]]
-    ) -> None:
-        """Issues the collectives that may start when so many pieces are done."""
-        while left and left[-1].release <= done:
-            transfer, network = left.pop(), builder.stream(role, PASS_STREAM)
-            waits[transfer.needed] += self._send(
-                builder, network, transfer.sends, builder.last(builder.stream(role))
-            )
-
-    def _run(
-        self,
-        builder: Builder,
-        role: int,
-        piece: Label,
-        after: Sequence[int],
-        begin: Sequence[int] = (),
-        micro_batch: int = -1,
-    ) -> int:
-        """A piece on the device, which starts no sooner than the host gets to it and ends no sooner than the
-        host has issued all of it and the last kernels have run.
-
-        The host gets to it no sooner than `begin`.
-        """
-        device, host = builder.stream(role), builder.stream(role, HOST)
-        if not piece.host_s:
-            return builder.add(device, piece, after, micro_batch=micro_batch)
-        issued = builder.last(host)
-        issue = builder.add(host, self._issue(piece.host_s), begin)
-        builder.add(device, piece, [*after, *issued], micro_batch=micro_batch)
-        if piece.drain_s:
-            issue = builder.add(builder.stream(role, LAUNCHED), self._issue(piece.drain_s), [issue])
-        end = builder.add(device, JOIN, [issue])
-        if piece.reads_back:
-            builder.add(host, JOIN, [end])
-        return end
-
-    def _issue(self, seconds: float) -> Label:
-        return self._issues.setdefault(seconds, Label("issue", "host", seconds))
-
-    def _send(
-        self, builder: Builder, stream: int, sends: Sequence[Label], after: Sequence[int], also: int = -1
-    ) -> list[int]:
-        """Collectives one after another on a stream; the last of them, if there is one."""
-        task: list[int] = []
-        for label in sends:
-            if label.seconds:
-                task = [builder.add(stream, label, [*after, *task], also)]
-        return task
 
     # -- the step ----------------------------------------------------------------------------------
 
@@ -152,139 +169,21 @@ class Simulation:
     def program(self) -> Program:
         """Every role, from the first forward pass to the update."""
         builder = Builder()
+        ranks = [Rank(builder, number, self._issues) for number in range(self.plan.pp)]
         if self.work.runs_ahead:
-            self._step(builder)
+            StepWriter(self, ranks).write()
         self._first = len(builder)
-        self._step(builder)
+        StepWriter(self, ranks).write()
         return builder.build()
-
-    def _step(self, builder: Builder) -> None:
-        p, roles = self.plan, self.work.roles
-        order = [actions(p.schedule, rank, p.pp, p.micro_batches, p.vpp) for rank in range(p.pp)]
-        gathered = [self._gather(builder, rank, role) for rank, role in enumerate(roles)]
-        last = {
-            (rank, action.chunk): action
-            for rank, mine in enumerate(order)
-            for action in mine
-            if action.kind in "BW"
-        }
-        #: of each pass, what the next chunk waits for; of each chunk, the tasks that end its last pass
-        sent: dict[tuple[int, str, int], list[int]] = {}
-        ended: dict[int, list[int]] = {}
-        for rank, action in in_order(order, self._chunks):
-            after = [task for source in sources(action, self._chunks) for task in sent[source]]
-            self._before(builder, rank, action)
-            waits = gathered[rank].pop(action.chunk, {}) if action.kind == "F" else {}
-            reduced = action == last.get((rank, action.chunk)) and self._reduced(rank, action.chunk)
-            written = bool(waits) or self.work.runs_ahead or reduced
-            encoders = self._encoders(rank, action.chunk) if reduced else {}
-            ran = self._pass(builder, rank, action, after, waits if written else None, encoders)
-            if action.kind in "BW":
-                ended[action.chunk] = ran
-            if action.kind != "W":
-                sent[action.chunk, action.passes, action.micro_batch] = self._hop(
-                    builder, rank, action, ran[-1:]
-                )
-        self._finish(builder, ended)
-
-    def _pass(
-        self,
-        builder: Builder,
-        rank: int,
-        action: Action,
-        after: Sequence[int],
-        waits: Mapping[int, Sequence[int]] | None,
-        encoders: Mapping[int, Sequence[Label]],
-    ) -> list[int]:
-        """A pass, piece by piece where pieces have something to wait for."""
-        passed, i = self.work.passes[action.chunk, action.kind], action.micro_batch
-        if waits is not None:
-            return self._write(builder, rank, passed, after, waits, i, encoders)
-        return [builder.add(builder.stream(rank), self.whole(passed), after, micro_batch=i)]
-
-    @cached_property
-    def _chunks(self) -> int:
-        return sum(len(role.chunks) for role in self.work.roles)
-
-    def _reduced(self, rank: int, chunk: int) -> bool:
-        """Whether gradients are reduced while a chunk's last pass goes on."""
-        return any(t.chunk == chunk and t.release != END for t in self.work.roles[rank].reduces)
-
-    def _encoders(self, rank: int, chunk: int) -> dict[int, list[Label]]:
-        """What encodes gradients while a chunk's last pass goes on, by the pieces that it follows."""
-        out: dict[int, list[Label]] = defaultdict(list)
-        for transfer in self.work.roles[rank].reduces:
-            if transfer.before is not None and transfer.chunk == chunk and transfer.release != END:
-                out[max(1, transfer.release)].append(transfer.before)
-        return out
-
-    def _before(self, builder: Builder, rank: int, action: Action) -> None:
-        if self.work.before is not None and action.kind == "F" and action.chunk < self.plan.pp:
-            builder.add(builder.stream(rank), self.work.before, (), micro_batch=action.micro_batch)
-
-    def _gather(self, builder: Builder, rank: int, role: Role) -> dict[int, dict[int, list[int]]]:
-        """Gathers parameters that the last update left in parts; by chunk and piece, what waits for it."""
-        network = builder.stream(rank, STEP_STREAM)
-        out: dict[int, dict[int, list[int]]] = defaultdict(dict)
-        begin = builder.last(builder.stream(rank))
-        for transfer in role.gathers:
-            task = self._send(builder, network, transfer.sends, begin)
-            if task:
-                out[transfer.chunk][transfer.needed] = task
-        return out
-
-    def _hop(self, builder: Builder, rank: int, action: Action, after: list[int]) -> list[int]:
-        """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
-        target = action.chunk + (1 if action.kind == "F" else -1)
-        if not 0 <= target < self._chunks:
-            return after
-        owner = schedules.get(self.plan.schedule).rank_of(target, self.plan.pp)
-        if owner == rank:
-            return after
-        sends = self.work.hops[min(action.chunk, target)]
-        if not self.work.hops_overlap:
-            return self._send(builder, builder.stream(rank), sends, ()) or after
-        way = "forward" if action.kind == "F" else "backward"
-        receiver = builder.stream(owner, f"pp from {action.chunk} {way}")
-        return self._send(builder, builder.stream(rank, f"pp {way}"), sends, after, receiver) or after
-
-    def _finish(self, builder: Builder, ended: Mapping[int, Sequence[int]]) -> None:
-        """Reduces gradients as they become ready, or all of them at the end; then the update, when every
-        stage is done (their norm is common).
-        """
-        roles, work = self.work.roles, self.work
-        for rank, role in enumerate(roles):
-            network, device = builder.stream(rank, STEP_STREAM), builder.stream(rank)
-            for transfer in role.reduces:
-                if transfer.before is not None and transfer.release == END:
-                    builder.add(device, transfer.before)
-                end = builder.last(device)
-                after = end if transfer.release == END else _done(ended[transfer.chunk], transfer.release)
-                self._send(builder, network, transfer.sends, after)
-        if work.tied:
-            ends = (0, len(roles) - 1)
-            after = [task for rank in ends for task in builder.last(builder.stream(rank))]
-            first, last = (builder.stream(rank, STEP_STREAM) for rank in ends)
-            self._send(builder, first, work.tied, after, last)
-        done = [
-            task
-            for rank in range(len(roles))
-            for kind in (COMPUTE, STEP_STREAM)
-            for task in builder.last(builder.stream(rank, kind))
-        ]
-        for rank, role in enumerate(roles):
-            device, network = builder.stream(rank), builder.stream(rank, STEP_STREAM)
-            for label in role.update:
-                self._run(builder, rank, label, done)
-            self._send(builder, network, role.regathers, builder.last(device))
-            if work.after is not None or role.regathers:
-                builder.add(device, work.after or JOIN, builder.last(network))
 
     # -- what became of it -------------------------------------------------------------------------
 
     @cached_property
     def found(self) -> engine.Run:
-        return engine.run(self.program, self.work.contention, self.work.share)
+        return self._run(self.program)
+
+    def _run(self, program: Program) -> engine.Run:
+        return engine.run(program, self.work.contention, self.work.share)
 
     @property
     def since(self) -> float:
@@ -307,7 +206,7 @@ class Simulation:
         """The same with another number of micro-batches."""
         if plan == self.plan:
             return self
-        return Simulation(self.work, plan, self._whole, self._issues, self._bodies)
+        return Simulation(self.work, plan, self._whole, self._issues)
 
     def parts(self) -> dict[str, float]:
         """Where the time of the stage that waits least goes, many micro-batches at the price of a few."""
@@ -322,52 +221,119 @@ class Simulation:
         return forward, backward
 
     def timeline(self) -> Timeline:
-        """What every role does when; passes written out in detail as far as a file can hold it."""
-        depth = next((d for d in (2, 1) if _count(self.program, d) <= MOST_SPANS), 0)
-        spans = [
-            span for span in self._spans(self.program, self.found, depth, -self.since) if span.start_s >= 0
-        ]
-        spans.sort(key=lambda span: (span.rank, span.start_s, span.end_s))
-        return Timeline(tuple(spans), self.work.title)
-
-    def _spans(
-        self,
-        program: Program,
-        found: engine.Run,
-        depth: int,
-        origin: float,
-        scale: float = 1.0,
-        rank: int = 0,
-    ) -> Iterator[Span]:
-        """Spans of a program's tasks, those of a body in its place."""
-        for task, number in enumerate(program.label.tolist()):
-            label, (role, stream) = program.labels[number], program.streams[program.stream[task]]
-            begin, stop = origin + scale * float(found.start[task]), origin + scale * float(found.end[task])
-            if label is JOIN or stream == LAUNCHED:
-                continue
-            if label.body is not None and depth and stop > begin:
-                inside = self._run_of(label)
-                within = (stop - begin) / inside.seconds
-                yield from self._spans(label.body, inside, depth - 1, begin, within, rank + role)
-                continue
-            yield task_span(program, task, begin, stop, rank)
-
-    def _run_of(self, label: Label) -> engine.Run:
-        """When the tasks of a label's body run."""
-        if label not in self._bodies:
-            assert label.body is not None
-            self._bodies[label] = engine.run(label.body, self.work.contention, self.work.share)
-        return self._bodies[label]
+        """What every role does when."""
+        return Timeline(written_out(self.program, self.found, self.since, self._run), self.work.title)
 
 
-def _done(tasks: Sequence[int], pieces: int) -> list[int]:
-    """The task that ends the last of so many pieces; the whole pass, where that is one task."""
-    return [tasks[max(1, min(pieces, len(tasks))) - 1]]
+@dataclass
+class StepWriter:
+    """The tasks of a step of all ranks, as they are written."""
+
+    simulation: Simulation
+    ranks: Sequence[Rank]
+    #: of each pass, what the next chunk waits for; of each chunk, the tasks that end its last pass
+    _sent: dict[tuple[int, str, int], list[int]] = field(default_factory=dict)
+    _ended: dict[int, list[int]] = field(default_factory=dict)
+    #: of each rank, gathers that no pass has waited for yet
+    _gathered: list[Gathers] = field(default_factory=list)
+
+    @property
+    def work(self) -> StepWork:
+        return self.simulation.work
+
+    @cached_property
+    def order(self) -> list[list[Action]]:
+        """What each rank runs."""
+        p = self.simulation.plan
+        return [actions(p.schedule, number, p.pp, p.micro_batches, p.vpp) for number in range(p.pp)]
+
+    @cached_property
+    def last(self) -> dict[int, Action]:
+        """The last backward pass of each chunk."""
+        return {action.chunk: action for mine in self.order for action in mine if action.kind in "BW"}
+
+    def write(self) -> None:
+        """Passes in the order of the schedule, gradients reduced, updates."""
+        self._gathered = list(map(self._gather, self.ranks))
+        for number, action in in_order(self.order, len(self.last)):
+            rank, (chunk, kind, micro_batch) = self.ranks[number], action
+            ran = self._pass(rank, action)
+            if kind in "BW":
+                self._ended[chunk] = ran
+            if kind != "W":
+                self._sent[chunk, action.passes, micro_batch] = self._hop(rank, action, ran[-1:])
+        self._reduce()
+        self._update()
+
+    def _pass(self, rank: Rank, action: Action) -> list[int]:
+        """A pass, piece by piece where pieces have something to wait for; the tasks that end them."""
+        work, (chunk, kind, micro_batch) = self.work, action
+        after = [task for source in sources(action, len(self.last)) for task in self._sent[source]]
+        if work.before is not None and kind == "F" and chunk < len(self.ranks):
+            rank.add(work.before, micro_batch=micro_batch)
+        awaited = self._gathered[rank.role].pop(chunk, NONE) if kind == "F" else NONE
+        reduces = self._beside(rank.role, chunk) if action == self.last[chunk] else []
+        passed = work.passes[chunk, kind]
+        if awaited or reduces or work.runs_ahead:
+            return self.simulation.write(rank, passed, after, awaited, _encoded(reduces), micro_batch)
+        return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
+
+    def _beside(self, number: int, chunk: int) -> list[Transfer]:
+        """Gradients that are reduced while a chunk's last pass goes on."""
+        return [t for t in self.work.roles[number].reduces if t.chunk == chunk and t.release != END]
+
+    def _gather(self, rank: Rank) -> Gathers:
+        """Gathers parameters that the last update left in parts; by chunk and piece, what waits for it."""
+        out: Gathers = defaultdict(dict)
+        begin = rank.last()
+        for transfer in self.work.roles[rank.role].gathers:
+            task = rank.send(STEP_STREAM, transfer.sends, begin)
+            if task:
+                out[transfer.chunk][transfer.needed] = task
+        return out
+
+    def _hop(self, rank: Rank, action: Action, after: list[int]) -> list[int]:
+        """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""
+        way, ahead = ("forward", 1) if action.kind == "F" else ("backward", -1)
+        target, plan = action.chunk + ahead, self.simulation.plan
+        owner = schedules.get(plan.schedule).rank_of(target, plan.pp)
+        if owner == rank.role or not 0 <= target < len(self.last):
+            return after
+        sends = self.work.hops[min(action.chunk, target)]
+        if not self.work.hops_overlap:
+            return rank.send(COMPUTE, sends, ()) or after
+        receiver = self.ranks[owner].stream(f"pp from {action.chunk} {way}")
+        return rank.send(f"pp {way}", sends, after, receiver) or after
+
+    def _reduce(self) -> None:
+        """Reduces gradients as they become ready, or all of them at the end."""
+        for rank in self.ranks:
+            for transfer in self.work.roles[rank.role].reduces:
+                ready = self._ended.get(transfer.chunk, [])[: max(1, transfer.release)][-1:]
+                if transfer.release == END:
+                    for label in transfer.before:
+                        rank.add(label)
+                    ready = rank.last()
+                rank.send(STEP_STREAM, transfer.sends, ready)
+        first, last = self.ranks[0], self.ranks[-1]
+        both = [*first.last(), *last.last()]
+        first.send(STEP_STREAM, self.work.tied, both, last.stream(STEP_STREAM))
+
+    def _update(self) -> None:
+        """Updates when every stage is done: the norm of gradients is common."""
+        done = [task for rank in self.ranks for kind in (COMPUTE, STEP_STREAM) for task in rank.last(kind)]
+        for rank in self.ranks:
+            role = self.work.roles[rank.role]
+            for label in role.update:
+                rank.run(label, done)
+            rank.send(STEP_STREAM, role.regathers, rank.last())
+            if self.work.after is not None or role.regathers:
+                rank.add(self.work.after or JOIN, rank.last(STEP_STREAM))
 
 
-def _count(program: Program, depth: int) -> int:
-    """Spans of a program written out to a depth."""
-    each = np.array(
-        [_count(label.body, depth - 1) if label.body is not None and depth else 1 for label in program.labels]
-    )
-    return int(each[program.label].sum())
+def _encoded(reduces: Sequence[Transfer]) -> dict[int, list[Label]]:
+    """What encodes gradients, by the number of pieces that it follows."""
+    out: dict[int, list[Label]] = defaultdict(list)
+    for transfer in reduces:
+        out[max(1, transfer.release)] += transfer.before
+    return out

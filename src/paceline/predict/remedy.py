@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
+from paceline.cost.memory import plain_fit
 from paceline.errors import PacelineError
 from paceline.predict.memory import stage_memory
 from paceline.spec.plan import Plan, resolve
@@ -18,63 +20,59 @@ from paceline.spec.prediction import Fit, Memory
 from paceline.spec.vocabulary import Offload, Recompute, Sharding
 
 if TYPE_CHECKING:
-    from paceline.predict.distributed import Step
+    from paceline.predict.distributed import TransformerStep
 
 #: changes that are made to a plan at most to find one that fits, and plans that are changed further each time
 DEPTH, BREADTH = 4, 4
 #: times that a cluster is doubled at most
 GROWTH = 6
 Remedy = tuple[str, int]
+#: a change to a plan: in words, whether it can help, and the fields that it sets
+Change = tuple[str, bool, dict[str, Any]]
+#: axes that data-parallel ranks can go to
+AXES = ("tp", "pp", "cp")
 
 
-def fit(step: Step, fullest: Memory) -> Fit:
+def fit(step: TransformerStep, fullest: Memory) -> Fit:
     """Whether the fullest stage fits; if not, what other plans would need, the nearest one that fits
     first.
     """
-    found = Fit(
-        fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes
-    )
-    if fullest.fits:
+    found = plain_fit(fullest)
+    if found.fits:
         return found
-    now = fullest.reserved_bytes
-    single = [
-        (words, size)
-        for words, other in changes(step.plan)
-        if (tried := _try(step, other)) is not None and (size := needed(tried)) < now
-    ]
+    tried = [(words, _try(step, other)) for words, other in changes(step.plan)]
+    sizes = [(words, most(other).reserved_bytes) for words, other in tried if other is not None]
+    single = sorted((remedy for remedy in sizes if remedy[1] < found.needed_bytes), key=itemgetter(1))
     near = nearest(step)
     first = (f"plan {near[0]}", near[1]) if near is not None else _larger(step)
-    return replace(
-        found, remedies=(*([first] if first else []), *sorted(single, key=lambda remedy: remedy[1]))
-    )
+    return replace(found, remedies=(*([first] if first else []), *single))
 
 
-def needed(step: Step) -> int:
-    """Bytes reserved on a device of the fullest stage."""
-    return max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
+def most(step: TransformerStep) -> Memory:
+    """Of the stage whose devices reserve most."""
+    memories = [stage_memory(step, stage, rank) for rank, stage in enumerate(step.parts.stages)]
+    return max(memories, key=lambda memory: memory.reserved_bytes)
 
 
-def nearest(step: Step) -> Remedy | None:
+def nearest(step: TransformerStep) -> Remedy | None:
     """The plan that fits after the fewest changes, the cheaper ones first, and what it would reserve."""
     plans, seen = [step.plan], {str(step.plan)}
     for _ in range(DEPTH):
         left: list[tuple[int, Plan]] = []
-        for plan in plans:
-            for _, other in changes(plan):
-                tried = _try(step, other)
-                if tried is None or str(tried.plan) in seen:
-                    continue
-                seen.add(str(tried.plan))
-                memories = [stage_memory(tried, stage, i) for i, stage in enumerate(tried.held())]
-                size = max(memory.reserved_bytes for memory in memories)
-                if all(memory.fits for memory in memories):
-                    return str(tried.plan), size
-                left.append((size, tried.plan))
-        plans = [plan for _, plan in sorted(left, key=lambda pair: pair[0])[:BREADTH]]
+        for other in (other for plan in plans for _, other in changes(plan)):
+            tried = _try(step, other)
+            if tried is None or str(tried.plan) in seen:
+                continue
+            seen.add(str(tried.plan))
+            memory = most(tried)
+            if memory.fits:
+                return str(tried.plan), memory.reserved_bytes
+            left.append((memory.reserved_bytes, tried.plan))
+        plans = [plan for _, plan in sorted(left, key=itemgetter(0))[:BREADTH]]
     return None
 
 
-def _larger(step: Step) -> Remedy | None:
+def _larger(step: TransformerStep) -> Remedy | None:
     """The nearest plan that fits on the smallest cluster of 2, 4, 8, ...
 
     times as many nodes, where none fits on this one.
@@ -93,7 +91,7 @@ def _larger(step: Step) -> Remedy | None:
     return None
 
 
-def _try(step: Step, plan: Plan) -> Step | None:
+def _try(step: TransformerStep, plan: Plan) -> TransformerStep | None:
     """The step under another plan on the same cluster, for its memory alone: its operators are still those of
     the first.
     """
@@ -106,27 +104,30 @@ def _try(step: Step, plan: Plan) -> Step | None:
 
 def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Changes to a plan that save memory, in words, those that usually cost least time first."""
-    shared = plan.dp * plan.cp > 1
-    if plan.tp > 1 and not plan.sp:
-        yield "sp", replace(plan, sp=True)
-    if shared and plan.sharding.whole:
-        yield "zero1", replace(plan, sharding=Sharding.ZERO1)
-    if plan.recompute is Recompute.NONE:
-        yield "recompute=selective", replace(plan, recompute=Recompute.SELECTIVE)
-    if plan.mbs > 1:
-        yield f"mbs={plan.mbs // 2}", replace(plan, mbs=plan.mbs // 2)
-    if plan.recompute is not Recompute.FULL:
-        yield "recompute=full", replace(plan, recompute=Recompute.FULL)
-    for axis in ("tp", "pp", "cp"):
-        if plan.dp % 2 == 0:
-            more, dp = 2 * getattr(plan, axis), plan.dp // 2
-            kind = plan.sharding if dp * plan.cp > 1 or axis == "cp" else "none"
-            yield (
-                f"{axis}={more} dp={dp}",
-                replace(plan, **{axis: more, "dp": dp, "sharding": kind, "shard": 0}),
-            )
-    if shared and not plan.sharding.shards_parameters and plan.pp == 1:
-        yield "fsdp", replace(plan, sharding=Sharding.FSDP)
-    if plan.offload is Offload.NONE:
-        yield "offload=optimizer", replace(plan, offload=Offload.OPTIMIZER)
-        yield "offload=activations", replace(plan, offload=Offload.ACTIVATIONS)
+    for words, helps, fields in (*_cheap(plan), *(_wider(plan, axis) for axis in AXES), *_dear(plan)):
+        if helps:
+            yield words, replace(plan, **fields)
+
+
+def _cheap(plan: Plan) -> Iterator[Change]:
+    shared, recompute = plan.dp * plan.cp > 1, plan.recompute
+    yield "sp", plan.tp > 1 and not plan.sp, {"sp": True}
+    yield "zero1", shared and plan.sharding.whole, {"sharding": Sharding.ZERO1}
+    yield "recompute=selective", recompute is Recompute.NONE, {"recompute": Recompute.SELECTIVE}
+    yield f"mbs={plan.mbs // 2}", plan.mbs > 1, {"mbs": plan.mbs // 2}
+    yield "recompute=full", recompute is not Recompute.FULL, {"recompute": Recompute.FULL}
+
+
+def _wider(plan: Plan, axis: str) -> Change:
+    """Half of the data-parallel ranks go to another axis."""
+    dp, degree = plan.dp // 2, 2 * getattr(plan, axis)
+    kind = plan.sharding if dp * plan.cp > 1 or axis == "cp" else Sharding.NONE
+    fields = {axis: degree, "dp": dp, "sharding": kind, "shard": 0}
+    return f"{axis}={degree} dp={dp}", plan.dp % 2 == 0, fields
+
+
+def _dear(plan: Plan) -> Iterator[Change]:
+    whole = plan.dp * plan.cp > 1 and not plan.sharding.shards_parameters
+    yield "fsdp", whole and plan.pp == 1, {"sharding": Sharding.FSDP}
+    for what in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
+        yield f"offload={what}", plan.offload is Offload.NONE, {"offload": what}

@@ -5,15 +5,18 @@ synchronising adds (`paceline.sync.rarely`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.cost.collectives import sigma
-from paceline.cost.memory import with_more
+from paceline.cost.memory import plain_fit, with_more
+from paceline.predict.answer import breakdown, fullest
 from paceline.predict.interval import Z90, around
-from paceline.spec.prediction import DistributedPrediction, Fit, Part, Stage
+from paceline.spec.prediction import DistributedPrediction
 from paceline.sync.accuracy import accuracy
 from paceline.sync.rarely import ADDED, OUTER, WAITING, Added, Replica
+
+#: what bounds the parts that are added; all others are communication
+BOUNDS = {WAITING: "bubble", OUTER: "memory"}
 
 
 def predict(replica: Replica) -> DistributedPrediction:
@@ -23,47 +26,43 @@ def predict(replica: Replica) -> DistributedPrediction:
 
 def answer(replica: Replica, more: Added) -> DistributedPrediction:
     """The prediction of a replica by itself with an exchange added."""
-    alone, relax = replica.alone, replica.plan.relax
-    own, added = _seconds(replica, more)
-    step = sum(own.values()) + sum(added.values())
-    sent = sum(seconds for name, seconds in added.items() if name not in (WAITING, OUTER))
-    low, high = around(step, _sigma(replica, sent / step))
-    ratio, exposed = alone.step_s / step * more.used, alone.exposed_s + sent
-    stages = tuple(_with(stage, more.more_bytes) for stage in alone.stages)
-    fullest = max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+    alone, parts = replica.alone, _parts(replica, more)
+    step = sum(parts.values())
+    exposed = sum(seconds for name, seconds in more.seconds.items() if name not in BOUNDS and seconds > 0)
+    low, high = around(step, _sigma(replica, exposed / step))
+    longer = step / alone.step_s
+    stages = tuple(replace(s, memory=with_more(s.memory, more.more_bytes)) for s in alone.stages)
+    bounds = {part.name: part.bound_by for part in alone.breakdown} | BOUNDS
+    exposed += alone.exposed_s
     return replace(
         alone,
         plan=str(replica.plan),
         step_s=step,
         step_s_low=low,
         step_s_high=high,
-        throughput=alone.throughput * ratio,
-        mfu=alone.mfu * ratio,
-        hfu=alone.hfu * alone.step_s / step,
+        throughput=alone.throughput / longer * more.used,
+        mfu=alone.mfu / longer * more.used,
+        hfu=alone.hfu / longer,
         exposed_s=exposed,
         bound_by="communication" if exposed > 0.5 * step else alone.bound_by,
-        breakdown=_breakdown(alone, own, added, step),
+        breakdown=breakdown(parts, bounds),
         stages=stages,
-        fit=Fit(
-            fits=fullest.fits, needed_bytes=fullest.reserved_bytes, available_bytes=fullest.available_bytes
-        ),
+        fit=plain_fit(fullest(stages)),
         provenance=(*alone.provenance, *more.remarks),
-        accuracy=accuracy(relax),
-        energy_j=None if alone.energy_j is None else alone.energy_j * step / alone.step_s,
-        cost_per_unit=None if alone.cost_per_unit is None else alone.cost_per_unit / ratio,
+        accuracy=accuracy(replica.plan.relax),
+        energy_j=alone.energy_j and alone.energy_j * longer,
+        cost_per_unit=alone.cost_per_unit and alone.cost_per_unit * longer / more.used,
     )
 
 
-def _seconds(replica: Replica, more: Added) -> tuple[dict[str, float], dict[str, float]]:
-    """Where the time of a replica goes by itself, and what the exchange adds."""
-    relax = replica.plan.relax
-    added = {name: seconds for name, seconds in more.seconds.items() if seconds > 0}
-    own = {part.name: part.seconds for part in replica.alone.breakdown}
-    late = own.pop(WAITING, 0.0)
+def _parts(replica: Replica, more: Added) -> dict[str, float]:
+    """Where the time of a replica goes by itself and in the exchange."""
+    relax, parts = replica.plan.relax, {part.name: part.seconds for part in replica.alone.breakdown}
+    late = parts.pop(WAITING, 0.0)
     # over the steps of a period, workers are late by less per step
     if late and relax.mode.averages_rarely:
-        added[WAITING] = late / math.sqrt(relax.every)
-    return own, added
+        parts[WAITING] = late / math.sqrt(relax.every)
+    return parts | {name: seconds for name, seconds in more.seconds.items() if seconds > 0}
 
 
 def _sigma(replica: Replica, sent: float) -> float:
@@ -74,22 +73,3 @@ def _sigma(replica: Replica, sent: float) -> float:
         network = float(sigma(1e7, group, replica.cluster, replica.library))
     own = math.log(alone.step_s_high / alone.step_s) / Z90
     return math.hypot((1 - sent) * own, sent * network)
-
-
-def _breakdown(
-    alone: DistributedPrediction, own: Mapping[str, float], added: Mapping[str, float], step: float
-) -> tuple[Part, ...]:
-    """The replica's parts and those that were added, largest first."""
-    kinds = {WAITING: "bubble", OUTER: "memory"}
-    listed = [replace(part, share=part.seconds / step) for part in alone.breakdown if part.name in own]
-    for name, seconds in added.items():
-        bound = kinds.get(name, "communication")
-        listed.append(
-            Part(name=name, seconds=seconds, share=seconds / step, count=1, bound_by=bound, flops=0.0)
-        )
-    return tuple(sorted(listed, key=lambda part: -part.seconds))
-
-
-def _with(stage: Stage, more: float) -> Stage:
-    """A stage whose device holds more."""
-    return replace(stage, memory=with_more(stage.memory, more))

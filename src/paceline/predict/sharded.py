@@ -4,7 +4,7 @@ scattered behind it; for layers of a transformer and for blocks of a captured mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.sim.program import Label
@@ -26,20 +26,22 @@ class ShardedBlock:
 
 def transfers(
     plan: Plan, kind: str, root: ShardedBlock | None, blocks: Sequence[ShardedBlock]
-) -> Iterator[Transfer]:
-    """The collectives of one pass, given its blocks in the order in which it runs them, and what is in none
-    of them, which stays whole through the forward and the backward pass.
+) -> tuple[Transfer, ...]:
+    """The collectives of one pass by release, given its blocks in the order in which it runs them, and what
+    is in none of them, which stays whole through the forward and the backward pass.
 
     A block is gathered when there is memory for it: when the one before those gathered ahead is done. Parts
     of a pass that were put off ("W") have their parameters still, and only scatter.
     """
-    if root is not None and kind == "F":
-        yield Transfer(root.gathers, 0, root.first)
-    if kind == "F" or (kind != "W" and plan.reshard):
-        for turn, block in enumerate(blocks):
-            ahead = turn - plan.prefetch
-            yield Transfer(block.gathers, blocks[ahead].first if ahead >= 0 else 0, block.first)
+    roots = [root] if root is not None else []
+    out: list[Transfer] = []
+    # of what may start at the same time, torch sends gradients first
     if kind in "BW":
-        yield from (Transfer(block.scatters, block.end if kind == "B" else END) for block in blocks)
-        if root is not None:
-            yield Transfer(root.scatters, END)
+        out += (Transfer(block.scatters, block.end if kind == "B" else END) for block in blocks)
+        out += (Transfer(block.scatters, END) for block in roots)
+    if kind == "F":
+        out += (Transfer(block.gathers, 0, block.first) for block in roots)
+    if kind == "F" or (kind != "W" and plan.reshard):
+        starts = [0] * plan.prefetch + [block.first for block in blocks]
+        out += (Transfer(b.gathers, start, b.first) for start, b in zip(starts, blocks, strict=False))
+    return tuple(sorted(out, key=lambda transfer: transfer.release))

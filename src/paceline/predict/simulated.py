@@ -11,10 +11,8 @@ from paceline.errors import PlanError
 from paceline.predict import degrees, replicas
 from paceline.predict.answer import answer
 from paceline.predict.captured import Module
-from paceline.predict.captured_work import from_capture
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.program import Simulation
-from paceline.predict.sizes import from_sizes
 from paceline.predict.step import Conditions, Timed, as_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan, resolve
@@ -27,7 +25,7 @@ from paceline.sync.rarely import Replica
 from paceline.sync.served import HOSTED
 
 #: a model on the ranks of a resolved plan, with its operators timed
-Asked = Step | Module
+Asked = TransformerStep | Module
 
 
 def predict(
@@ -64,8 +62,8 @@ def asked(
     """A model on the ranks of a plan, which is filled in first; PlanError where it cannot run."""
     if isinstance(model, Transformer):
         chosen = alone_on_islands(resolve(plan, cluster, model))
-        step = Step.of(model, cluster, chosen, conditions.framework, conditions.curves, conditions.host_speed)
-        return replace(step, way=way_of(chosen))
+        where = conditions.framework, conditions.curves, conditions.host_speed
+        return replace(TransformerStep.of(model, cluster, chosen, *where), way=way_of(chosen))
     workload = as_run(model, cluster.device)
     chosen = degrees.resolve(plan, workload, cluster)
     if conditions.framework is None:
@@ -85,7 +83,7 @@ def predict_step(made: Asked, trace: bool = False) -> DistributedPrediction:
 
 def simulation(made: Asked) -> Simulation:
     """A step as a program."""
-    return Simulation(from_sizes(made) if isinstance(made, Step) else from_capture(made), made.plan)
+    return Simulation(made.work(), made.plan)
 
 
 def alone_on_islands(plan: Plan) -> Plan:
@@ -108,13 +106,7 @@ def alone_on_islands(plan: Plan) -> Plan:
 
 def replica(made: Asked, alone: DistributedPrediction) -> Replica:
     """A replica of a step, which has run alone."""
-    if isinstance(made, Step):
-        stages = [made.parameters(stage) for stage in made.held()]
-        width = made.gradient_bytes
-    else:
-        held = [made.mesh.chunks(rank) for rank in range(made.plan.pp)]
-        stages = [float(sum(g.numel for g in made.gradients if g.ready[0] in mine)) for mine in held]
-        width = round(max((g.parameter_bytes / g.numel for g in made.gradients), default=4))
+    parameters, gradient_bytes = made.replica_size
     p = made.plan
     return Replica(
         alone=alone,
@@ -124,6 +116,6 @@ def replica(made: Asked, alone: DistributedPrediction) -> Replica:
         replicas=p.dp,
         stride=p.tp * p.cp,
         width=p.tp * p.pp,
-        parameters=max(stages),
-        gradient_bytes=width,
+        parameters=parameters,
+        gradient_bytes=gradient_bytes,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -15,10 +17,11 @@ from paceline.cost import memory as memory_model
 from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
-from paceline.cost.host import HostCurve, default_host, issue_times
+from paceline.cost.expanded import Expanded
+from paceline.cost.host import HostCurve, default_host
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import PackedOps, pack
-from paceline.cost.power import rule
+from paceline.predict.evidence import device_evidence
 from paceline.predict.interval import CAPTURED_MEMORY, Errors, around, bounded, module_errors
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
@@ -30,31 +33,6 @@ from paceline.spec.synchronisation import Synchronisation
 from paceline.spec.workload import Workload
 
 Array = NDArray[np.float64]
-
-#: kinds as people know them
-TITLES = {
-    "gemm": "matrix products",
-    "conv": "convolutions",
-    "attention": "fused attention",
-    "elementwise": "pointwise",
-    "cast": "precision casts",
-    "copy": "copies and transposes",
-    "cat": "concatenation",
-    "fill": "fills",
-    "norm": "layer and RMS norms",
-    "batchnorm": "batch norms",
-    "softmax": "softmax and loss",
-    "reduce": "reductions",
-    "pool": "pooling and resizing",
-    "gather": "look-ups",
-    "scatter": "scatters",
-    "optimizer": "optimizer",
-    "rnn": "recurrent layers",
-    "sort": "sorting",
-    "scan": "scans",
-    "sync": "read-backs",
-    "fused": "fused pointwise and reductions",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +68,15 @@ def predict(
     """Step time with interval, memory, breakdown and provenance."""
     workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
-    step, packed, costs = timed.step, timed.packed, timed.costs
+    step, found = timed.step, bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
     if device.kind == "cpu":  # the cores that issue are those that compute
-        step_s = float(step.issue.sum() + step.device.sum())
-    found = bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
+        step_s = step.host_s + float(step.device.sum())
     if found.peak_bytes > conditions.modules.reallocation_above * device.memory_bytes:
         step_s += conditions.modules.reallocation_s * found.peak_bytes
-    device_s, host_s = float(step.busy.sum()), float(step.issue.sum())
-    kernel_low, kernel_high = around(device_s, timed.sigma)
+    kernel_low, kernel_high = around(step.device_s, timed.sigma)
     low, high = around(step_s, timed.step_sigma(step_s))
-    breakdown = step.breakdown(packed, costs)
+    breakdown = step.breakdown(timed.packed, timed.costs)
     return Prediction(
         model=workload.name,
         device=device.name,
@@ -112,123 +88,43 @@ def predict(
         step_s=step_s,
         step_s_low=low,
         step_s_high=high,
-        kernel_s=device_s,
+        kernel_s=step.device_s,
         kernel_s_low=kernel_low,
         kernel_s_high=kernel_high,
-        host_s=host_s,
+        host_s=step.host_s,
         throughput=workload.units_per_step / step_s,
         mfu=workload.flops / step_s / timed.peak_flops,
         flops=workload.flops,
         parameters=workload.parameter_count,
         kernels=float(step.kernels.sum()),
-        bound_by="host" if host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
+        bound_by="host" if step.host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
         breakdown=breakdown,
         phases=step.phases(workload),
         memory=found,
         fit=memory_model.fit(workload, found),
-        provenance=timed.provenance(),
-        energy_j=device.tdp_w * step_s if device.tdp_w else None,
+        provenance=tuple(timed.provenance()),
+        energy_j=money.energy_j(device, step_s),
         price=money.basis(device),
-        cost_per_unit=device.price_per_s * step_s / workload.units_per_step if device.price_per_s else None,
+        cost_per_unit=money.per_unit(device, step_s, workload.units_per_step),
         timeline=_timeline(workload, step, starts, ends) if trace else None,
     )
-
-
-def power_evidence(device: Device) -> list[Evidence]:
-    """What the clock that matrix units sustain rests on."""
-    found = rule(device)
-    if found is None:
-        return []
-    return [Evidence(what=f"{device.name} power limit of matrix units", kind=found.kind, source=found.source)]
 
 
 _FUSED: WeakKeyDictionary[Workload, Workload] = WeakKeyDictionary()
 
 
+def compiled(device: Device) -> bool:
+    """Whether whole steps are compiled and issued at once: XLA's way, which alone drives TPUs."""
+    return device.kind == "tpu"
+
+
 def as_run(workload: Workload, device: Device) -> Workload:
-    """The workload as it runs on a device: XLA, which alone drives TPUs, compiles whole steps, so that
-    pointwise work is fused.
-    """
-    if device.kind != "tpu" or workload.options.get("compiled"):
+    """The workload as it runs on a device: pointwise work of whole steps that are compiled is fused."""
+    if not compiled(device) or workload.options.get("compiled"):
         return workload
     if workload not in _FUSED:
         _FUSED[workload] = fuse(workload)
     return _FUSED[workload]
-
-
-@dataclass(slots=True)
-class Expanded:
-    """The step with repeated segments written out: one entry per operator that runs."""
-
-    index: NDArray[np.int64]
-    issue: Array
-    busy: Array
-    device: Array
-    kernels: Array
-    syncs: NDArray[np.int64]
-    segment: NDArray[np.int64]
-
-    @staticmethod
-    def of(
-        workload: Workload, packed: PackedOps, costs: OpTimes, host: HostCurve, host_scale: float
-    ) -> Expanded:
-        sizes = np.array([len(segment.ops) for segment in workload.segments])
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        order = np.array(workload.order)
-        index = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in order])
-        issue = issue_times(workload, host, host_scale)
-        kernels = costs.kernels[index]
-        sync = packed.groups.map(lambda group: float(group == "sync"))
-        return Expanded(
-            index,
-            issue[index],
-            costs.busy[index],
-            costs.seconds[index] + kernels * host.gap_s,
-            kernels,
-            np.flatnonzero(sync[index]),
-            np.repeat(order, sizes[order]),
-        )
-
-    def group_shares(self, packed: PackedOps) -> dict[str, float]:
-        """Share of device time by group of operators, several precisions and directions of one kind apart."""
-        out = packed.groups.total(np.bincount(self.index, weights=self.busy, minlength=packed.size))
-        total = sum(out.values()) or 1.0
-        return {group: seconds / total for group, seconds in sorted(out.items(), key=lambda item: -item[1])}
-
-    def phases(self, workload: Workload) -> dict[str, float]:
-        """Device seconds by phase."""
-        out: dict[str, float] = defaultdict(float)
-        per_segment = np.bincount(self.segment, weights=self.busy, minlength=len(workload.segments))
-        for segment, seconds in zip(workload.segments, per_segment, strict=True):
-            out[segment.phase] += float(seconds)
-        return dict(out)
-
-    def breakdown(self, packed: PackedOps, costs: OpTimes) -> tuple[Part, ...]:
-        """Device time by kind of operator, and what bounds most of each."""
-        runs = np.bincount(self.index, minlength=packed.size).astype(float)
-        spent = runs * costs.busy
-        late = costs.latency_s > 0.5 * costs.busy
-        bound = {
-            "latency": late,
-            "compute": ~late & (costs.compute_s > costs.memory_s),
-            "memory": ~late & (costs.compute_s <= costs.memory_s),
-        }
-        by_bound = {label: packed.kinds.total(spent * where) for label, where in bound.items()}
-        counts, flops = packed.kinds.total(runs), packed.kinds.total(runs * packed.flops)
-        total = float(spent.sum()) or 1.0
-        parts = [
-            Part(
-                name=TITLES.get(kind, kind),
-                seconds=seconds,
-                share=seconds / total,
-                count=int(counts[kind]),
-                flops=flops[kind],
-                bound_by=max(by_bound, key=lambda label: by_bound[label][kind]),
-            )
-            for kind, seconds in packed.kinds.total(spent).items()
-            if seconds > 0
-        ]
-        return tuple(sorted(parts, key=lambda part: -part.seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +152,7 @@ class Timed:
         framework = conditions.modules
         # a step that XLA compiled is issued in one call, while the one before it runs
         scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
-        step = Expanded.of(workload, packed, costs, host, 0.0 if device.kind == "tpu" else scale)
+        step = Expanded.of(workload, packed, costs, host, 0.0 if compiled(device) else scale)
         return Timed(
             workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework)
         )
@@ -264,21 +160,17 @@ class Timed:
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
-        spent = np.bincount(self.step.index, weights=self.step.busy, minlength=self.packed.size)
-        operators = self.errors.device_sigma(self.step.group_shares(self.packed))
-        return float(np.hypot(operators, power_sigma(spent, self.packed, self.device)))
+        limit = power_sigma(self.step.spent(self.packed), self.packed, self.device)
+        return math.hypot(self.errors.device_sigma(self.step.by_group(self.packed)), limit)
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its
         pace.
         """
-        device_s, host_s = float(self.step.busy.sum()), float(self.step.issue.sum())
-        hosted = (
-            min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5))
-            if host_s > 0.5 * device_s
-            else 0.0
-        )
-        return float(np.hypot((1 - hosted) * self.sigma, hosted * self.errors.host.sigma))
+        device_s, host_s, hosted = self.step.device_s, self.step.host_s, 0.0
+        if host_s > 0.5 * device_s:
+            hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5))
+        return math.hypot((1 - hosted) * self.sigma, hosted * self.errors.host.sigma)
 
     @property
     def matrix_dtypes(self) -> set[str]:
@@ -291,41 +183,31 @@ class Timed:
         peaks = self.chip.peaks
         return max((peaks.get(dtype, peaks["fp32"]) for dtype in self.matrix_dtypes), default=peaks["fp32"])
 
-    def provenance(self) -> tuple[Evidence, ...]:
+    def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""
-        workload, device, curves = self.workload, self.device, self.curves
-        out = []
-        for path in ("memory.bandwidth", *(f"peak.{d}" for d in sorted(self.matrix_dtypes))):
-            fact = device.facts.get(path)
-            if fact is not None:
-                out.append(Evidence(what=f"{device.name} {path}", kind=fact.kind, source=fact.source))
-        unknown = "no source; derived from the rest of the file"
-        out += [
-            Evidence(what=f"{device.name} {path}", kind="guessed", source=unknown)
-            for path in self.chip.assumed
-        ]
-        out.append(
-            Evidence(what=f"operator curves: {curves.name}", kind="fitted", source=curves.source, share=1.0)
-        )
-        out += power_evidence(device)
-        inherited = [f"curves not fitted for {curves.name} come from {name}" for name in curves.inherited]
-        out += [Evidence(what=what, kind="derived", source="scaled by the datasheet") for what in inherited]
-        leading = ", ".join(
-            f"{group} {100 * share:.0f} %"
-            for group, share in list(self.step.group_shares(self.packed).items())[:4]
-        )
-        out.append(Evidence(what=f"time is mostly: {leading}", kind="derived", source="captured operators"))
-        if device.kind == "tpu":
-            out.append(
-                Evidence(
-                    what="the whole step is one program: fused, issued at once", kind="derived", source="XLA"
-                )
-            )
-        captured = ", ".join(f"{k} {v}" for k, v in workload.captured_with.items())
+        yield from device_evidence(self.device, self.chip, sorted(self.matrix_dtypes), self.curves)
+        for what, kind, source in (*self._scaled(), *self._captured()):
+            yield Evidence(what=what, kind=kind, source=source)
+        yield from self.errors.evidence()
+
+    def _scaled(self) -> Iterator[tuple[str, str, str]]:
+        """Curves that were not fitted: what, its kind, its source."""
+        for name in self.curves.inherited:
+            what = f"curves not fitted for {self.curves.name} come from {name}"
+            yield what, "derived", "scaled by the datasheet"
+
+    def _captured(self) -> Iterator[tuple[str, str, str]]:
+        """The same of the workload."""
+        workload, spent = self.workload, self.step.by_group(self.packed)
+        total, most = sum(spent.values()) or 1.0, sorted(spent, key=lambda group: -spent[group])[:4]
+        leading = ", ".join(f"{group} {100 * spent[group] / total:.0f} %" for group in most)
+        yield f"time is mostly: {leading}", "derived", "captured operators"
+        if compiled(self.device):
+            yield "the whole step is one program: fused, issued at once", "derived", "XLA"
+        versions = ", ".join(f"{name} {version}" for name, version in workload.captured_with.items())
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
-        out.append(Evidence(what=what, kind="measured", source=f"captured with {captured}"))
-        out += [Evidence(what=line, kind="warning", source="capture") for line in workload.warnings]
-        return (*out, *self.errors.evidence())
+        yield what, "measured", f"captured with {versions}"
+        yield from ((line, "warning", "capture") for line in workload.warnings)
 
 
 def _leading(breakdown: tuple[Part, ...]) -> str:

@@ -53,7 +53,7 @@ class Transfer:
     #: the chunk whose pass that is, where it is one of many
     chunk: int = -1
     #: what the device does with the gradients first, such as to encode them
-    before: Label | None = None
+    before: tuple[Label, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

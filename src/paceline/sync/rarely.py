@@ -81,6 +81,14 @@ class Replica:
     def master_bytes(self) -> float:
         return self.parameters * MASTER_BYTES
 
+    @property
+    def gradients_bytes(self) -> float:
+        return self.parameters * self.gradient_bytes
+
+    @property
+    def servers(self) -> Servers:
+        return servers(self.cluster, self.replicas * self.width, self.plan.relax.servers)
+
     def average_s(self, size: float, islands: int) -> float:
         """Seconds to average `size` bytes of each of `islands` groups of replicas."""
         group = self.cluster.group(islands, self.stride * (self.replicas // islands))
@@ -105,17 +113,13 @@ def periodic(replica: Replica) -> Added:
     """Local SGD and DiLoCo: an average once in a period; DiLoCo's outer step has a momentum and a copy of the
     parameters.
     """
-    relax = replica.plan.relax
+    relax, outer, size = replica.plan.relax, replica.plan.relax.mode is Mode.DILOCO, replica.master_bytes
     islands = replica.replicas // island(replica.plan, replica.cluster, replica.replicas)
-    seconds = {AVERAGING: replica.average_s(replica.master_bytes, islands) / relax.every}
     # read and write parameters; and the copy, the momentum, their difference
-    moved = 3 if relax.mode is Mode.LOCAL_SGD else 6
-    seconds[OUTER] = moved * replica.master_bytes / replica.cluster.device.memory_bandwidth_Bps / relax.every
-    more = 2 * replica.master_bytes if relax.mode is Mode.DILOCO else 0.0
-    what = f"{islands} islands average {relax.every} steps apart"
-    return Added(
-        seconds=seconds, more_bytes=more, remarks=(Evidence(what=what, kind="declared", source="the plan"),)
-    )
+    moved = (6 if outer else 3) * size / replica.cluster.device.memory_bandwidth_Bps
+    seconds = {AVERAGING: replica.average_s(size, islands) / relax.every, OUTER: moved / relax.every}
+    remark = _declared(f"{islands} islands average {relax.every} steps apart")
+    return Added(seconds=seconds, more_bytes=2 * size if outer else 0.0, remarks=(remark,))
 
 
 def island(plan: Plan, cluster: Cluster, replicas: int) -> int:
@@ -137,16 +141,13 @@ def synchronous(replica: Replica) -> Added:
     """Every step through servers, without the slowest; what the last backward and the first forward pass hide
     is not added.
     """
-    found = _servers(replica)
-    size = replica.parameters * replica.gradient_bytes
-    senders = replica.replicas * replica.width
-    push = found.way_s(size, senders) + found.sum_s(size, senders)
+    found, size, senders = replica.servers, replica.gradients_bytes, replica.replicas * replica.width
     pull = found.way_s(size, senders)
-    exposed = max(push - replica.backward_s, push * LAST_SHARE) + max(
-        pull - replica.forward_s, pull * LAST_SHARE
-    )
+    push = pull + found.sum_s(size, senders)
+    hidden = ((push, replica.backward_s), (pull, replica.forward_s))
+    exposed = sum(max(sent - passes, sent * LAST_SHARE) for sent, passes in hidden)
     waiting, used = straggling(replica)
-    return Added(seconds={SERVERS: exposed, WAITING: waiting}, used=used, remarks=_hosts(found))
+    return Added(seconds={SERVERS: exposed, WAITING: waiting}, used=used, remarks=(_hosts(found),))
 
 
 def straggling(replica: Replica) -> tuple[float, float]:
@@ -161,48 +162,38 @@ def straggling(replica: Replica) -> tuple[float, float]:
 
 
 def asynchronous(replica: Replica) -> Added:
-    """Workers that wait for servers only: mean value analysis of the closed network they form."""
-    relax, found = replica.plan.relax, _servers(replica)
-    size = replica.master_bytes if relax.mode is Mode.EASGD else replica.parameters * replica.gradient_bytes
-    local = relax.every * replica.alone.step_s
-    think = local + 2 * (found.latency_s + size / found.worker_Bps)
-    whole = size * replica.width
-    demands = {
-        "in": whole / found.server_Bps,
-        "update": found.sum_s(whole, 1),
-        "out": whole / found.server_Bps,
-    }
-    stations = [
-        Station(name="worker", demand_s=think, servers=0),
-        *(Station(name=name, demand_s=seconds) for name, seconds in demands.items()),
-    ]
-    curve = solve(stations, replica.replicas, variability=VARIABILITY if replica.replicas > 1 else 0.0)
-    cycle = replica.replicas / float(curve.throughput[-1])
+    """Workers that wait for servers only."""
+    relax, found, alone_s = replica.plan.relax, replica.servers, replica.alone.step_s
+    elastic, local = relax.mode is Mode.EASGD, relax.every * alone_s
+    size = replica.master_bytes if elastic else replica.gradients_bytes
+    cycle, busy = _cycle(replica, found, local, size)
     seconds = {SERVERS: (cycle - local) / relax.every}
     if relax.mode is Mode.PS_BOUNDED:
-        bound = max(1, relax.staleness)
         # over a window of so many steps the slowest worker is late by less per step
-        seconds[WAITING] = (
-            replica.alone.step_s
-            * replica.cluster.straggler_cv
-            * slowest_normal(replica.replicas)
-            / math.sqrt(bound + 1)
-        )
-    late = (
-        f"gradients are late by {replica.replicas - 1} updates on average"
-        if relax.mode is not Mode.EASGD
-        else f"centre met every {relax.every} steps"
+        late = replica.cluster.straggler_cv * slowest_normal(replica.replicas)
+        seconds[WAITING] = alone_s * late / math.sqrt(1 + max(1, relax.staleness))
+    meets = f"centre met every {relax.every} steps"
+    if not elastic:
+        meets = f"gradients are late by {replica.replicas - 1} updates on average"
+    remarks = _solved(f"{meets}; servers are {100 * busy:.0f} % busy"), _hosts(found)
+    return Added(seconds=seconds, more_bytes=elastic * size, remarks=remarks)
+
+
+def _cycle(replica: Replica, found: Servers, local: float, size: float) -> tuple[float, float]:
+    """Seconds from one exchange of a worker to the next, and the share of them in which the busiest part of
+    the servers works: mean value analysis of the closed network that both form.
+
+    A worker computes for `local` seconds, and then sends and receives `size` bytes on each of its devices.
+    """
+    whole = size * replica.width
+    way_s = whole / found.server_Bps
+    think = Station(
+        name="worker", demand_s=local + 2 * (found.latency_s + size / found.worker_Bps), servers=0
     )
-    busy = float(curve.utilisation[-1].max())
-    remarks = (
-        Evidence(
-            what=f"{late}; servers are {100 * busy:.0f} % busy", kind="derived", source="mean value analysis"
-        ),
-        *_hosts(found),
-    )
-    return Added(
-        seconds=seconds, more_bytes=replica.master_bytes if relax.mode is Mode.EASGD else 0.0, remarks=remarks
-    )
+    demands = {"in": way_s, "update": found.sum_s(whole, 1), "out": way_s}
+    stations = [think, *(Station(name=name, demand_s=seconds) for name, seconds in demands.items())]
+    curve = solve(stations, replica.replicas, variability=VARIABILITY if replica.replicas > 1 else 0.0)
+    return replica.replicas / float(curve.throughput[-1]), float(curve.utilisation[-1].max())
 
 
 def gossip(replica: Replica) -> Added:
@@ -215,18 +206,12 @@ def gossip(replica: Replica) -> Added:
         )
     if replica.replicas == 1:
         return Added(seconds={})
-    sent = neighbour_s(replica.cluster, replica.master_bytes) / replica.plan.relax.every
-    beside = min(sent, replica.alone.step_s)
+    alone_s, size = replica.alone.step_s, replica.master_bytes
+    sent = neighbour_s(replica.cluster, size) / replica.plan.relax.every
     return Added(
-        seconds={NEIGHBOURS: max(0.0, sent - replica.alone.step_s) + CONTENTION * beside},
-        more_bytes=2 * replica.master_bytes,
-        remarks=(
-            Evidence(
-                what="each replica averages with its two neighbours in a ring",
-                kind="declared",
-                source="the plan",
-            ),
-        ),
+        seconds={NEIGHBOURS: max(0.0, sent - alone_s) + CONTENTION * min(sent, alone_s)},
+        more_bytes=2 * size,
+        remarks=(_declared("each replica averages with its two neighbours in a ring"),),
     )
 
 
@@ -237,17 +222,13 @@ def hogwild(replica: Replica) -> Added:
             f"plan cannot run: hogwild shares the memory of one node, but {replica.cluster.name} has"
             f" {replica.cluster.nodes}"
         )
-    size, device = replica.parameters * MASTER_BYTES, replica.cluster.device
+    size, workers, device = replica.master_bytes, replica.replicas, replica.cluster.device
     # the copy is read, and read and written again, by all workers through the same memory
-    if device.kind == "cpu":
-        seconds = 3 * size * replica.replicas / device.memory_bandwidth_Bps
-    else:
-        found = servers(replica.cluster, replica.replicas)
-        seconds = 2 * found.way_s(size, replica.replicas) + found.sum_s(size, replica.replicas)
-    what = "one copy in the host's memory, no locks"
-    return Added(
-        seconds={SERVERS: seconds}, remarks=(Evidence(what=what, kind="declared", source="the plan"),)
-    )
+    seconds = 3 * size * workers / device.memory_bandwidth_Bps
+    if device.kind != "cpu":
+        found = servers(replica.cluster, workers)
+        seconds = 2 * found.way_s(size, workers) + found.sum_s(size, workers)
+    return Added(seconds={SERVERS: seconds}, remarks=(_declared("one copy in the host's memory, no locks"),))
 
 
 #: what each way adds to the step of a replica
@@ -263,13 +244,17 @@ ADDED = {
 }
 
 
-def _servers(replica: Replica) -> Servers:
-    return servers(replica.cluster, replica.replicas * replica.width, replica.plan.relax.servers)
+def _hosts(found: Servers) -> Evidence:
+    plural = "s" if found.count > 1 else ""
+    return _declared(f"{found.count} parameter server{plural}, {found.workers} workers")
 
 
-def _hosts(found: Servers) -> tuple[Evidence, ...]:
-    what = f"{found.count} parameter server{'s' if found.count > 1 else ''}, {found.workers} workers"
-    return (Evidence(what=what, kind="declared", source="the plan"),)
+def _solved(what: str) -> Evidence:
+    return Evidence(what=what, kind="derived", source="mean value analysis")
+
+
+def _declared(what: str) -> Evidence:
+    return Evidence(what=what, kind="declared", source="the plan")
 
 
 def alone(relax: Relaxation) -> Way:

@@ -38,23 +38,40 @@ def served(relax: Relaxation) -> Way:
 
 def through_servers(relax: Relaxation, side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
     """A layer's gradient to the servers, and its parameters back."""
-    workers = side.mesh.plan.ranks
-    if side.mesh.group("dp").size == 1:
+    mesh, workers = side.mesh, side.mesh.plan.ranks
+    if mesh.group("dp").size == 1:
         return
-    found, codes = servers(side.mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
+    found, codes = servers(mesh.cluster, workers, relax.servers), codes_of(relax.scheme, gradients)
     for layer in by_layer(gradients):
-        whole, tensors = full_bytes(layer), coded(codes, layer)
-        sent = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
-        up, down = (sent, _back_bytes(layer, codes, workers)) if relax.compress else (whole, whole)
+        up = down = whole = full_bytes(layer)
+        coding = 0.0, 0.0
+        if relax.compress:
+            tensors = coded(codes, layer)
+            up = sum(count * wire_bytes(*tensor) for tensor, count in tensors.items())
+            down = _back_bytes(layer, codes, workers)
+            coding = encoding_s(tensors, side), decoding_s(tensors, 1, side)
         # servers add up what they decoded
         push_s = found.way_s(up, workers) + found.sum_s(whole, workers)
-        yield Message(
-            gradients=layer,
-            reduce=(Label(REDUCTION, REDUCTION, push_s),),
-            gather=(Label(GATHERS, GATHERS, found.way_s(down, workers)),),
-            encode_s=encoding_s(tensors, side) if relax.compress else 0.0,
-            decode_s=decoding_s(tensors, 1, side) if relax.compress else 0.0,
-        )
+        yield _through(layer, push_s, found.way_s(down, workers), *coding)
+
+
+def _through(
+    gradients: Sequence[Gradient],
+    push_s: float,
+    pull_s: float,
+    encode_s: float = 0.0,
+    decode_s: float = 0.0,
+    early: bool = True,
+) -> Message:
+    """Gradients to servers, and parameters back, in so many seconds."""
+    return Message(
+        gradients=gradients,
+        reduce=(Label(REDUCTION, REDUCTION, push_s),),
+        gather=(Label(GATHERS, GATHERS, pull_s),),
+        encode_s=encode_s,
+        decode_s=decode_s,
+        early=early,
+    )
 
 
 def _back_bytes(layer: Sequence[Gradient], codes: dict[str, Scheme], workers: int) -> float:
@@ -78,12 +95,7 @@ def through_hosts(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message
     for bucket in in_buckets(side, gradients, lambda gradient: gradient.bytes):
         size = full_bytes(bucket)
         way_s = _host_way_s(side.mesh.cluster, size, here, side.mesh.plan.dp // here)
-        yield Message(
-            gradients=bucket,
-            reduce=(Label(REDUCTION, REDUCTION, way_s + here * size / SUM_BPS),),
-            gather=(Label(GATHERS, GATHERS, way_s),),
-            early=side.timing.early,
-        )
+        yield _through(bucket, way_s + here * size / SUM_BPS, way_s, early=side.timing.early)
 
 
 def _host_way_s(cluster: Cluster, size: float, here: int, nodes: int) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from paceline.cost.collectives import bus_factor, choice
 from paceline.cost.operator_depth import operator_work_depth
 from paceline.predict.captured import Module
-from paceline.predict.distributed import Step
+from paceline.predict.distributed import TransformerStep
 from paceline.predict.simulated import asked, simulation
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.prediction import DistributedPrediction
@@ -35,7 +35,7 @@ def anatomy(subject: Subject, found: DistributedPrediction) -> Anatomy:
     step = simulation(made)
     sends = max((list(step.collectives(role)) for role in range(made.plan.pp)), key=len)
     sent = _sent(sends, made.mesh.group, subject.cluster, made.mesh.library)
-    if isinstance(made, Step):
+    if isinstance(made, TransformerStep):
         return _transformer(subject, found, made, sent)
     return _captured(subject, found, made, sent)
 
@@ -57,21 +57,23 @@ def _counted(workload: Workload) -> Iterator[tuple[Any, int]]:
     yield from ((workload.segments[index], count) for index, count in sorted(counts.items()))
 
 
-def _transformer(subject: Subject, found: DistributedPrediction, step: Step, sent: list[Sent]) -> Anatomy:
-    chunks = max(sum(layers for _, layers in mine) for mine in step.chunks())
+def _transformer(
+    subject: Subject, found: DistributedPrediction, step: TransformerStep, sent: list[Sent]
+) -> Anatomy:
+    chunks = max(sum(layers for _, layers in mine) for mine in step.parts.chunks)
     times = {"layer": chunks, "embedding": 1, "head": 1}
     totals = [0.0, 0.0]
-    for name in step.pieces:
+    for name in step.timed.pieces:
         count = times[name.partition(".")[0]] * step.plan.micro_batches
-        for i, column in enumerate((step.found.packed.flops, step.found.packed.moved)):
-            totals[i] += count * float(column[step.place(name)].sum())
-    flops = totals[0] + step.recomputed_flops * chunks * step.plan.micro_batches
+        for i, column in enumerate((step.timed.packed.flops, step.timed.packed.moved)):
+            totals[i] += count * float(column[step.timed.place(name)].sum())
+    flops = totals[0] + step.timed.recomputed_flops(step.plan.recompute) * chunks * step.plan.micro_batches
     layers = _layers(
         (op, name, times[name.partition(".")[0]])
-        for name, piece in step.pieces.items()
+        for name, piece in step.timed.pieces.items()
         for op in piece.piece.ops
     )
-    peak = step.chip.peaks[step.plan.precision]
+    peak = step.timed.chip.peaks[step.plan.precision]
     return _put(subject, found, flops, totals[1], peak, sent, layers, step.mesh.group)
 
 
