@@ -95,6 +95,17 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
         assert room(block, table) == pytest.approx(memory[0].available_bytes, abs=2)
 
 
+def test_no_sharded_plan_that_puts_weights_off_beats_its_bound():
+    """Gradients of such a plan are scattered in the passes that were put off, not on the way of the others."""
+    deep = replace(COPIED, name="deep", layers=8, hidden=2048, ffn=8192)
+    cluster, rng = clusters.get("2xdgx-h100"), np.random.default_rng(0)
+    space, table = Space(deep, (cluster,), 16, 2048, Limits.of(["fsdp", "zb-h1"])), Table(deep, cluster)
+    for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=40)):
+        index = int(rng.integers(len(block)))
+        step = TransformerStep.of(deep, cluster, block.plan(index), None, table.curves)
+        assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)
+
+
 @pytest.mark.parametrize("name", ["gpt3-13b", "mixtral-8x7b"])
 def test_keys_hold_every_field_that_matters(name):
     """What is found from the fields of a key is what is found from the whole plan."""

@@ -166,7 +166,9 @@ def _behind(kind: RankKind, schedule: schedules.Schedule, top: int, micro_batche
     if schedule.v_shaped or late is None or not ahead:
         return counted()
     put_off = top - kind.before - late * kind.stage.layers if late else 0
-    return backward(kind.before, 1, 0, ahead, ahead - 1) + counted(layer_weight=put_off)
+    # passes that put weights off do not scatter; those of this rank that come late do so meanwhile
+    scatters = -late * kind.chunks if schedule.splits else ahead - 1
+    return backward(kind.before, 1, 0, ahead, scatters) + counted(layer_weight=put_off)
 
 
 def _path(pp: int, order: PassOrder, ranks: Sequence[RankKind], layers: int) -> Mapping[str, Any]:
@@ -174,7 +176,8 @@ def _path(pp: int, order: PassOrder, ranks: Sequence[RankKind], layers: int) -> 
     of the model are on different ranks.
     """
     schedule, between = schedules.get(order.schedule), pp * ranks[0].chunks - 1
-    counts = forward(layers, 1, 1, between) + backward(layers, 1, 1, between, between)
+    scatters = 0 if schedule.splits else between
+    counts = forward(layers, 1, 1, between) + backward(layers, 1, 1, between, scatters)
     counts -= counted(layer_weight=layers * schedule.splits)
     return {"counts": counts, "hops": 2 * (between - schedule.v_shaped), "apart": not ranks[0].stage.last}
 
@@ -199,7 +202,7 @@ class BlockSeconds:
         """Seconds of `COLUMNS` where the device is in the way: (shapes, states, `COLUMNS`)."""
         passes, contention = self.passes, self.framework.contention
         # collectives beside a layer slow it; those of the ends have nothing beside them
-        slowed = {"layer.forward": contention, "layer.backward": contention, "layer.weight": 0.0}
+        slowed = {"layer.forward": contention, "layer.backward": contention, "layer.weight": contention}
         sent = self.states["pieces"] * [slowed.get(name, 1.0) for name in PIECES]
         # a layer waits for what of its copies neither it nor the host that issues it hides
         lack = np.maximum(0.0, passes["copying"] - np.maximum(passes["device"], passes["host"]))

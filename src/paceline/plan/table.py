@@ -258,7 +258,7 @@ def state_s(step: Step) -> Mapping[str, Any]:
     ends = step.exchanges(step.tensors("embedding")[0][0], 0.0) if beside else ((), ())
     last_reduce, first_gather = map(step.mesh.total, ends)
     return {
-        "pieces": (gather, regather + scatter, *embedding, *head, regather + scatter),
+        "pieces": (gather, regather + scatter, *embedding, *head, scatter),
         "waits": (gather, regather, scatter),
         "last_reduce": last_reduce,
         "first_gather": first_gather,

@@ -30,14 +30,15 @@ def transfers(
     """The collectives of one pass by release, given its blocks in the order in which it runs them, and what
     is in none of them, which stays whole through the forward and the backward pass.
 
-    A block is gathered when there is memory for it: when the one before those gathered ahead is done. Parts
-    of a pass that were put off ("W") have their parameters still, and only scatter.
+    A block is gathered when there is memory for it: when the one before those gathered ahead is done.
+    Gradients of blocks may be put off ("W"): these have their parameters still, and only scatter.
     """
     roots = [root] if root is not None else []
     out: list[Transfer] = []
     # of what may start at the same time, torch sends gradients first
     if kind in "BW":
-        out += (Transfer(block.scatters, block.end if kind == "B" else END) for block in blocks)
+        out += (Transfer(block.scatters, block.end) for block in blocks)
+    if kind in "BI":
         out += (Transfer(block.scatters, END) for block in roots)
     if kind == "F":
         out += (Transfer(block.gathers, 0, block.first) for block in roots)
