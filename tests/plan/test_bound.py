@@ -15,7 +15,7 @@ from paceline.plan.memory import peaks, room
 from paceline.plan.space import LayerOptions, Limits, Space, plan_of
 from paceline.plan.table import (
     PIECES,
-    Rank,
+    LayerKey,
     Table,
     hop_s,
     layer_bytes,
@@ -96,7 +96,7 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
 
 
 def test_no_sharded_plan_that_puts_weights_off_beats_its_bound():
-    """Gradients of such a plan are scattered in the passes that were put off, not on the way of the others."""
+    """Its gradients are scattered in the passes that were put off, not on the way of the others."""
     deep = replace(COPIED, name="deep", layers=8, hidden=2048, ffn=8192)
     cluster, rng = clusters.get("2xdgx-h100"), np.random.default_rng(0)
     space, table = Space(deep, (cluster,), 16, 2048, Limits.of(["fsdp", "zb-h1"])), Table(deep, cluster)
@@ -115,7 +115,7 @@ def test_keys_hold_every_field_that_matters(name):
     for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=12)):
         plan = block.plan(int(rng.integers(len(block))))
         step = table.timed(replace(plan, offload=Offload.NONE))
-        sizes, passes = Sizes(step), pass_seconds(table, Rank.of(block), block.shapes)
+        sizes, passes = Sizes(step), pass_seconds(table, LayerKey.of(block), block.shapes)
         at = block.shapes.index(LayerOptions(plan.sp, plan.recompute, plan.context))
         for piece in PIECES:
             label, found = sizes.piece(piece), passes[at, PIECES.index(piece)]
@@ -123,7 +123,7 @@ def test_keys_hold_every_field_that_matters(name):
             assert (found["device"], found["host"]) == pytest.approx(wanted, rel=1e-12), str(plan)
         offloaded = table.timed(replace(plan, offload=Offload.ACTIVATIONS)).copying_s
         assert passes["copying"][at].tolist() == [offloaded] * 2 + [0.0] * (len(PIECES) - 2), str(plan)
-        of_shape = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[at]
+        of_shape = of_parts(table, layer_bytes, LayerKey.of(block), block.shapes)[at]
         assert (of_shape["layer"], of_shape["embedding"]) == saved(step), str(plan)
         assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.mesh.total(step.hop)
         states, stages = block.states, tuple(step.held())

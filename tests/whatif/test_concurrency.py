@@ -16,7 +16,7 @@ from paceline.errors import SpecError
 from paceline.whatif.concurrency import concurrency
 from paceline.whatif.critical_path import folded, longest, nodes, one_after_another
 from paceline.whatif.layer_chain import chain_of_layers
-from paceline.whatif.parallel_ends import SCALES, Degrees, link, step_shape
+from paceline.whatif.parallel_ends import SCALES, FormDegrees, link, step_shape
 
 MODELS = {
     "vgg11": {"batch": 2, "image": 64},
@@ -307,11 +307,11 @@ def test_end_of_data_parallelism_by_hand():
 def test_hybrid_with_one_form_is_that_form():
     workload, cluster = captured("resnet18"), clusters.get("2xdgx-a100")
     shape = step_shape(workload, list(chain_of_layers(nodes(workload))), cluster)
-    alone = shape.compute_s(Degrees())
-    assert shape.compute_s(Degrees(data=4)) == pytest.approx(alone / 4)
-    assert shape.compute_s(Degrees(model=2)) == pytest.approx(alone / 2)
-    assert shape.compute_s(Degrees(stages=2)) >= alone / 2 * 5 / 4
-    assert sum(one.bytes for one in shape.sending(Degrees())) == 0
+    alone = shape.compute_s(FormDegrees())
+    assert shape.compute_s(FormDegrees(data=4)) == pytest.approx(alone / 4)
+    assert shape.compute_s(FormDegrees(model=2)) == pytest.approx(alone / 2)
+    assert shape.compute_s(FormDegrees(stages=2)) >= alone / 2 * 5 / 4
+    assert sum(one.bytes for one in shape.sending(FormDegrees())) == 0
 
 
 def test_link_is_the_innermost_that_joins_the_ranks():

@@ -22,7 +22,7 @@ from paceline.plan.table import (
     PIECES,
     WAITS,
     Array,
-    Rank,
+    LayerKey,
     RankKind,
     Records,
     Table,
@@ -262,7 +262,7 @@ class BlockSeconds:
         return BlockSeconds(
             known=known,
             framework=usual_step(table, block.kernels.framework).framework,
-            passes=pass_seconds(table, Rank.of(block), block.shapes),
+            passes=pass_seconds(table, LayerKey.of(block), block.shapes),
             stages=of_stages(table, stage_s, fixed, states, known.stages)[:, known.stage],
             states=of_parts(table, state_s, fixed, states),
             offloads=np.array([state.offload is Offload.ACTIVATIONS for state in states]),

@@ -13,7 +13,7 @@ from paceline.plan.bound import pipelines
 from paceline.plan.space import Block, StateOptions
 from paceline.plan.table import (
     Array,
-    Rank,
+    LayerKey,
     Records,
     Table,
     alike,
@@ -41,7 +41,7 @@ def peaks(block: Block, table: Table) -> Array:
     ranks = known.ranks
     kept = of_stages(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
     # by shape, before states and ranks
-    sizes = of_parts(table, layer_bytes, Rank.of(block), block.shapes)[:, None, None]
+    sizes = of_parts(table, layer_bytes, LayerKey.of(block), block.shapes)[:, None, None]
     activations = _activations(ranks, sizes, states, block.cluster)
     slack = usual_step(table, block.kernels.framework).framework.slack
     training = slack * (activations + _temporary(ranks, sizes, kept))

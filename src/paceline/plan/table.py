@@ -140,7 +140,7 @@ def usual_step(table: Table, framework: str) -> Step:
 # -- layers ----------------------------------------------------------------------------------------
 
 
-class Rank(NamedTuple):
+class LayerKey(NamedTuple):
     """What layers depend on: the mesh without its pipeline and its replicas, samples, and kernels."""
 
     mesh: Degrees
@@ -148,14 +148,14 @@ class Rank(NamedTuple):
     kernels: Kernels
 
     @staticmethod
-    def of(block: Block) -> Rank:
+    def of(block: Block) -> LayerKey:
         several = min(2, block.micro_batches)  # gradients are added up where there are several micro-batches
         batch = replace(block.batch, gbs=several * block.batch.mbs)
-        return Rank(replace(block.mesh, pp=1, dp=1), batch, block.kernels)
+        return LayerKey(replace(block.mesh, pp=1, dp=1), batch, block.kernels)
 
 
 @once
-def tasks(table: Table, rank: Rank, shape: LayerOptions) -> tuple[Step, Mapping[str, Label]]:
+def tasks(table: Table, rank: LayerKey, shape: LayerOptions) -> tuple[Step, Mapping[str, Label]]:
     """A step with its pieces; those of other ways to recompute differ in a layer's backward pass alone."""
     plain = replace(shape, recompute=Recompute.NONE)
     if shape == plain:
@@ -167,7 +167,7 @@ def tasks(table: Table, rank: Rank, shape: LayerOptions) -> tuple[Step, Mapping[
 
 
 @once
-def pass_seconds(table: Table, rank: Rank, shapes: tuple[LayerOptions, ...]) -> Records:
+def pass_seconds(table: Table, rank: LayerKey, shapes: tuple[LayerOptions, ...]) -> Records:
     """Seconds of the pieces, (shapes, `PIECES`): of the device, of the host that issues them, and to copy
     their activations to the host's memory where they are offloaded.
     """

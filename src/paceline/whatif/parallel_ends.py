@@ -42,7 +42,7 @@ SCALES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class FormDegrees:
     """Ranks by form."""
 
     data: int = 1
@@ -87,16 +87,16 @@ class StepShape:
             self._stages[key] = (pf.slowest_stage(each, cuts), tuple(cuts))
         return self._stages[key]
 
-    def compute_s(self, degrees: Degrees) -> float:
+    def compute_s(self, degrees: FormDegrees) -> float:
         """Computation of a step on one device of today per rank, bubbles included."""
         slowest, _ = self.slowest(degrees.model, degrees.stages)
         return pf.pipeline_seconds(slowest / degrees.data, degrees.stages, self.micro_batches(degrees))
 
-    def micro_batches(self, degrees: Degrees) -> int:
+    def micro_batches(self, degrees: FormDegrees) -> int:
         """One sample each: what fills a pipeline best."""
         return max(1, self.batch // degrees.data)
 
-    def sending(self, degrees: Degrees) -> list[pf.Sending]:
+    def sending(self, degrees: FormDegrees) -> list[pf.Sending]:
         """What a rank sends for each form."""
         _, cuts = self.slowest(degrees.model, degrees.stages)
         cut = [layer for layer in self.layers if layer.output_bytes]
@@ -151,7 +151,7 @@ class FormRule:
     """A form: which degrees so many ranks may have, and what limits it besides messages."""
 
     name: str
-    degrees: Callable[[StepShape, int], Sequence[Degrees]]
+    degrees: Callable[[StepShape, int], Sequence[FormDegrees]]
     structure: str
     losses: str
 
@@ -160,25 +160,25 @@ def _powers(most: float) -> list[int]:
     return [2**i for i in range(int(most).bit_length()) if 2**i <= most]
 
 
-def _data(shape: StepShape, ranks: int) -> list[Degrees]:
-    return [Degrees(data=ranks)] if ranks <= shape.batch else []
+def _data(shape: StepShape, ranks: int) -> list[FormDegrees]:
+    return [FormDegrees(data=ranks)] if ranks <= shape.batch else []
 
 
-def _model(shape: StepShape, ranks: int) -> list[Degrees]:
-    return [Degrees(model=ranks)] if ranks <= max(shape.widths, default=1) else []
+def _model(shape: StepShape, ranks: int) -> list[FormDegrees]:
+    return [FormDegrees(model=ranks)] if ranks <= max(shape.widths, default=1) else []
 
 
-def _pipeline(shape: StepShape, ranks: int) -> list[Degrees]:
-    return [Degrees(stages=ranks)] if ranks <= shape.deep else []
+def _pipeline(shape: StepShape, ranks: int) -> list[FormDegrees]:
+    return [FormDegrees(stages=ranks)] if ranks <= shape.deep else []
 
 
-def _hybrid(shape: StepShape, ranks: int) -> list[Degrees]:
+def _hybrid(shape: StepShape, ranks: int) -> list[FormDegrees]:
     found = []
     for data in _powers(min(ranks, shape.batch)):
         for model in _powers(min(ranks // data, max(shape.widths, default=1))):
             stages = ranks // (data * model)
             if stages <= shape.deep and data * model * stages == ranks:
-                found.append(Degrees(data=data, model=model, stages=stages))
+                found.append(FormDegrees(data=data, model=model, stages=stages))
     return found
 
 
@@ -201,7 +201,7 @@ FORMS = (
 
 
 def _seconds(
-    shape: StepShape, cluster: Cluster, scale: HardwareScale, degrees: Degrees
+    shape: StepShape, cluster: Cluster, scale: HardwareScale, degrees: FormDegrees
 ) -> tuple[float, float]:
     """Seconds of computation and of messages of a step."""
     bandwidth, latency = link(cluster, degrees.data * degrees.model * degrees.stages)
