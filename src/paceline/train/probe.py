@@ -200,8 +200,8 @@ def rates(schemes: Sequence[str], sizes: Sequence[int], world: int, device: torc
 
     found: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for scheme in map(parse, schemes):
-        both = zip(*(_coded(scheme, count, world, device, others) for count in (large, small)), strict=True)
-        for kind, (longer, shorter) in zip(("encode", "decode"), both, strict=True):
+        timed = {count: _coded(scheme, count, world, device, others) for count in (large, small)}
+        for kind, longer, shorter in zip(("encode", "decode"), timed[large], timed[small], strict=True):
             each = max(1e-12, (longer - shorter) / max(1, large - small))
             found[f"{kind}_s"][scheme.name] = each
             found[f"{kind}_call_s"][scheme.name] = max(0.0, shorter - each * small)

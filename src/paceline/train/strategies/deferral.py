@@ -520,7 +520,8 @@ class Deferred(Strategy):
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
-            self._entries[parameter].arrive()
+            if parameter in self._entries:  # others are those of a copy of the model
+                self._entries[parameter].arrive()
 
     def synchronize(self) -> None:
         self._needed(self._entries)
