@@ -149,9 +149,11 @@ class Module:
         """When the framework reduces gradients."""
         style = self.style
         late = not style.overlap or (self.plan.micro_batches > 1 and not style.overlap_accumulated)
+        relax = self.plan.relax
+        first = relax.defaults.first_bucket_bytes if relax.compress else style.first_bucket_bytes
         return BucketRule(
             bucket_bytes=self.plan.bucket_bytes if style.bucket_bytes is None else style.bucket_bytes,
-            first_bytes=style.first_bucket_bytes,
+            first_bytes=first,
             cycle_s=style.cycle_s,
             early=not late,
             gathers_early=False,

@@ -14,12 +14,9 @@ from paceline.sim.mesh import Mesh
 from paceline.sim.work import Exchange
 from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
-from paceline.spec.vocabulary import Sharding
+from paceline.spec.vocabulary import Sharding, StateKeeper
 from paceline.spec.workload import ITEMSIZE
 from paceline.sync.way import BucketRule
-
-#: frameworks that leave gradients to torch's DDP; the others put them together as Megatron does
-TORCH_BUCKETS = ("torch", "torch-compile", "torch-compile-2024", "llm-foundry")
 
 
 @dataclass(frozen=True)
@@ -59,18 +56,16 @@ class Exchanges:
 
     @property
     def buckets(self) -> BucketRule:
-        """Gradients are reduced in buckets as the plan says, else by torch's or Megatron's rule; all at once
-        where nothing overlaps.
+        """Gradients are reduced in buckets as the plan says, or where it does not by Megatron's rule under a
+        framework that is built on it; all at once where nothing overlaps.
         """
         early, plan, size = self.framework.dp_overlap, self.plan, self.plan.bucket_bytes
-        torch = False
-        if size == Plan.bucket_bytes:
-            torch = self.framework.name in TORCH_BUCKETS
-            megatron = max(40e6, 1e6 * plan.dp * plan.cp) * self.gradient_bytes
-            size = 25 * 2.0**20 if torch else megatron
+        torch = self.framework.state is StateKeeper.TORCH
+        if size == Plan.bucket_bytes and not torch:
+            size = max(40e6, 1e6 * plan.dp * plan.cp) * self.gradient_bytes
         return BucketRule(
             bucket_bytes=size if early else math.inf,
-            first_bytes=2.0**20 if torch else None,
+            first_bytes=plan.relax.defaults.first_bucket_bytes if torch else None,
             early=early,
             gathers_early=early,
         )
