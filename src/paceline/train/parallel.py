@@ -42,7 +42,7 @@ def parallelize(
     timeout_s: float = TIMEOUT_S,
     **options: Any,
 ) -> tuple[nn.Module, Optimizer]:
-    """The model and optimizer to use in the loop, kept one model on all ranks of the default process group in
+    """The model and optimizer to use in the loop, kept in sync on all ranks of the default process group in
     the way that `plan` says.
 
     `plan` is a name of `paceline.train.strategies` or of an asynchronous one (options as keywords), a plan of

@@ -1,4 +1,4 @@
-"""Ways to keep the replicas of a model one model, by name.
+"""Ways to keep replicas in sync, by name.
 
 ddp           torch's own DistributedDataParallel: the baseline
 allreduce     the same from our engine: buckets reduced during the backward pass
