@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.cli import main
+from paceline.spec.synchronisation import PLAIN
 from paceline.spec.whatif import BreakEven
-from paceline.sync import without
 from paceline.whatif.compare import find_break_even
 from paceline.whatif.edits import Edit, apply
 from paceline.whatif.subject import Subject
@@ -35,7 +35,7 @@ def subject(words):
 
 def gain(which, factor):
     """Logarithm of the throughput over that of the plan without the relaxation."""
-    plain = replace(which, plan=without(which.plan))
+    plain = replace(which, plan=replace(which.plan, relax=PLAIN))
     edit = Edit(path="network.network.bandwidth", value=f"x{factor!r}")
     slow, fast = (apply(s, [edit]).predict() for s in (plain, which))
     return math.log(fast.throughput / slow.throughput)

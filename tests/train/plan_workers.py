@@ -1,7 +1,7 @@
 """What is looked at on running strategies; reached as `plan_workers:NAME` with this folder on the path."""
 
 import torch
-from workers import decoder, token_loss
+from networks import decoder, token_loss
 
 import paceline.train as pt
 from paceline.errors import PacelineError

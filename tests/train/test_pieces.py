@@ -324,7 +324,7 @@ def test_mistakes_are_one_line():
         ("overlap", "fc, least_bytes, most_bytes"),
         ("lazy", "share, interval, most, adapt, least_bytes"),
         ("terngrad:clip=2", "did you mean 'seed'"),
-        ("diloco", "it has period, outer_lr, outer_momentum$"),
+        ("diloco", "it has period, outer_lr, outer_momentum, island$"),
     ):
         with pytest.raises(UnknownName, match=allowed):
             strategies.make(name, speed=3)

@@ -57,6 +57,8 @@ LOSSY: dict[str, tuple[str, ...]] = {
 BATCHES = (1, 2, 4, 8)
 #: micro-batches that the batch of a device is split into
 SPLITS = (1, 2, 4)
+#: what is filled in of a field that is fixed: one device shares nothing, a way has its usual period
+_FILLED = ("sharding", "relax")
 
 
 def plan_module(
@@ -191,7 +193,7 @@ class Captured:
         workload = self.get(plan)
         resolved = resolve(plan, workload, cluster)
         for name, value in said.fixed.items():
-            if getattr(plan, name) == value != getattr(resolved, name) and name != "sharding":
+            if name not in _FILLED and getattr(plan, name) == value != getattr(resolved, name):
                 raise PlanError(
                     f"--fix {spell(name, value)} has no effect on {resolved}; a schedule needs a pipeline,"
                     " such as pp=2"

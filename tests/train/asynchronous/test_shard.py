@@ -219,7 +219,7 @@ def test_refuses():
         codec("fp61")
     with pytest.raises(SpecError, match="share"):
         codec("topk:2")
-    with pytest.raises(UnknownName, match="async"):
+    with pytest.raises(SpecError, match="did you mean 'async'"):
         Policy(mode="asinc")
     with pytest.raises(SpecError, match="backups"):
         Policy(mode="backup", workers=2, backups=2)

@@ -72,7 +72,7 @@ CONTRACTS = {
     "topk": _lossy("topk:ratio=0.1"),
     "randomk": _lossy("randomk:ratio=0.5"),
     "dgc": _lossy("dgc:ratio=0.1"),
-    "local": _equal("local:period=5", reference="local"),
+    "local-sgd": _equal("local-sgd:period=5", reference="local"),
     "post-local": _equal("post-local:period=5,after=6", reference="post_local"),
     "diloco": _equal("diloco:period=5", reference="diloco"),
     "ps-sync": _equal("ps-sync", reference="summed_at_step", out_of_step=("scaling",)),
