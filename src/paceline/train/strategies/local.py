@@ -52,6 +52,7 @@ class Drifting(Strategy):
         self.period, self.after, self.drop_momentum = period, after, drop_momentum
         #: neighbouring ranks that average gradients in every backward pass; None: as predicted
         self.island = island
+        self._inside: Island | None = None
         self.steps = 0
         #: the step after which all replicas were last the same
         self._met = 0
@@ -62,7 +63,8 @@ class Drifting(Strategy):
             here = agree(local_ranks(self.world))
             self.island = defaults.island(self.mode, self.world, here, self.world // here)
         if self.island > 1:
-            self._undo.callback(Island(self.model, self.island).close)
+            self._inside = Island(self.model, self.island)
+            self._undo.callback(self._inside.close)
 
     def due(self, step: int) -> bool:
         """Whether replicas meet after this step, counted from 1."""
