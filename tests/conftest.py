@@ -1,7 +1,10 @@
 """For every test: examples of property tests are the same in each run; a Ray cluster for those that ask."""
 
+import contextlib
 import importlib.util
 import os
+import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +65,19 @@ def on_ray():
 def width_of_a_pipe(monkeypatch):
     """Answers are as wide as in a pipe without COLUMNS, whatever started the tests."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def free_port():
+    """A port that nobody listens on, as is the one above it, and that is not given to those who ask for any:
+    a script started later still finds it free.
+    """
+    for port in random.sample(range(10_000, 30_000), 100):
+        with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 1))
+            return port
+    raise OSError("none of 100 ports is free")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train.launch import NOTE, free_port
+from paceline.train.launch import NOTE
 
 SCRIPT = Path(__file__).with_name("script_08.py")
 PLANS = [
@@ -40,13 +40,13 @@ FEW = ["overlap", "priority", "dgc", "auto", "local"]
 AT_ONCE = 30.0
 
 
-def ended(how, plans):
+def ended(how, plans, port):
     """The lines of both ranks, which ended with code 0, without a wait and with nothing on stderr."""
     shared = {
         **os.environ,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -79,13 +79,13 @@ def ended(how, plans):
 
 
 @pytest.mark.parametrize(("how", "plans"), [("destroys", PLANS), ("pending", FEW), ("nothing", FEW)])
-def test_it_ends_at_once(how, plans):
-    ended(how, plans)
+def test_it_ends_at_once(how, plans, free_port):
+    ended(how, plans, free_port)
 
 
-def test_after_the_groups_were_destroyed_parameters_still_come_and_close_gives_the_whole_state():
+def test_after_the_groups_were_destroyed_parameters_still_come_and_close_gives_the_whole_state(free_port):
     plans = ["overlap", "priority", "allreduce"]
-    first, second = ended("goes on", plans)
+    first, second = ended("goes on", plans, free_port)
     assert first == second
     sums = [float(line.split()[-1]) for line in first if line.startswith("sum")]
     assert sums == pytest.approx([sums[0]] * len(plans), rel=1e-4)

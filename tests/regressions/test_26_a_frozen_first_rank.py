@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunError
-from paceline.train.launch import free_port, run
+from paceline.train.launch import run
 
 FOLDER = Path(__file__).parent
 HERE = {"PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
 pytestmark = pytest.mark.timeout(280)
 
 
-def test_a_script_ends_with_a_line_that_says_who_is_silent():
+def test_a_script_ends_with_a_line_that_says_who_is_silent(free_port):
     told = {
         **os.environ,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_port),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -33,10 +34,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from paceline.errors import RunError, SpecError
-from paceline.train.asynchronous.store import serve_store
+from paceline.train.asynchronous.store import serve_store, store_on
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.comm import TIMEOUT_S
-from paceline.train.launch import NOTE, Place
+from paceline.train.launch import LISTENER, NOTE, Place
 from paceline.train.transport import give_back, said
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -72,6 +73,8 @@ def _local_store(rank: int, timeout_s: float) -> TCPStore:
     which torch makes by itself listens on all interfaces.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0 and (held := os.environ.pop(LISTENER, None)) is not None:
+        return store_on(socket.socket(fileno=int(held)), timeout_s)
     if rank == 0:
         return serve_store(host, port, timeout_s)
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))

@@ -30,6 +30,9 @@ from paceline.train.asynchronous.shared_file import sweep
 
 #: where a rank leaves what its function returned
 RESULTS = "PACELINE_RESULTS"
+#: the socket that rank 0 was given for the store, listening on MASTER_PORT: a port that is only named may be
+#: another's before rank 0 has imported torch
+LISTENER = "PACELINE_LISTENER"
 #: lines of a rank that are for the user also where all went well
 NOTE = "paceline: "
 
@@ -125,28 +128,33 @@ def _here(
     inherited = {
         name: value for name, value in os.environ.items() if place is not None or name != "PACELINE_NODES"
     }
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     near = {"GLOO_SOCKET_IFNAME": "lo"} if place is None or place.nodes == 1 else {}
 
     def start(rank: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        keeps = rank == 0
         own = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
             "RANK": str(first + rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(here),
             "OMP_NUM_THREADS": "1",
+            **({LISTENER: str(listener.fileno())} if keeps else {}),
         }
         return subprocess.Popen(
             command,
-            env={**inherited, **meet, **near, **own, **environment},
+            env={**inherited, **near, **own, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
+            pass_fds=(listener.fileno(),) if keeps else (),
         )
 
     if place is not None and threading.current_thread() is threading.main_thread():
         # from when its ranks have ended, or a TERM that came late would fail a run that is over
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    texts = supervise(start, here, timeout_s)
+    with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * world)) as listener:
+        texts = supervise(start, here, timeout_s)
     for line in dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith(NOTE)):
         print(line, file=sys.stderr)
 
@@ -169,7 +177,7 @@ def elastic(
         "--rdzv-backend",
         "c10d",
         "--rdzv-endpoint",
-        f"127.0.0.1:{free_port()}",
+        "127.0.0.1:0",
         "--max-restarts",
         str(restarts),
         "--monitor-interval",
@@ -189,12 +197,6 @@ def elastic(
         stdout=output,
         stderr=subprocess.STDOUT if output is not None else None,
     )
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def supervise(

@@ -1,8 +1,6 @@
 """Real processes: workers that crash and join, a server that is killed, strategies that learn."""
 
-import contextlib
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -102,7 +100,7 @@ def test_the_loss_recovers(tmp_path):
     assert 600 < state["version"] <= len(found) + 3  # of the killed worker's last step there may be no line
 
 
-def test_torchrun_keeps_the_server_in_rank_0(tmp_path):
+def test_torchrun_keeps_the_server_in_rank_0(tmp_path, free_port):
     done = subprocess.run(
         [
             sys.executable,
@@ -111,7 +109,7 @@ def test_torchrun_keeps_the_server_in_rank_0(tmp_path):
             "--nproc-per-node",
             "2",
             "--master-port",
-            str(free_port()),
+            str(free_port),
             COUNTING,
             "ps-async",
             "30",
@@ -126,17 +124,6 @@ def test_torchrun_keeps_the_server_in_rank_0(tmp_path):
     assert done.stdout.count("DONE") == 2
     state = saved(tmp_path)
     assert state["version"] == 60 and (-state["values"]).tolist()[:2] == [30.0, 30.0]
-
-
-def free_port():
-    """A port that is free, as is the one above it, where rank 0 keeps the store."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                two.bind(("127.0.0.1", port + 1))
-                return port
 
 
 def test_synchronous_counts(tmp_path):

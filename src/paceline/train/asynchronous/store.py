@@ -32,6 +32,7 @@ __all__ = [
     "resolve",
     "secret",
     "serve_store",
+    "store_on",
 ]
 
 T = TypeVar("T")
@@ -172,14 +173,18 @@ def serve_store(host: str = "127.0.0.1", port: int = 0, timeout_s: float = TIMEO
         listener = socket.create_server((address, port), family=family)
     except OSError as error:
         raise RunError(f"cannot listen on {host}:{port}: {error.strerror}; {_ADVICE}") from None
-    chosen = int(listener.getsockname()[1])
-    limit = timedelta(seconds=timeout_s)
+    return store_on(listener, timeout_s)
+
+
+def store_on(listener: socket.socket, timeout_s: float = TIMEOUT_S) -> TCPStore:
+    """The same, on a socket that listens; the store takes it over."""
+    host, port, *_ = listener.getsockname()
     return TCPStore(
         host,
-        chosen,
+        int(port),
         is_master=True,
         wait_for_workers=False,
-        timeout=limit,
+        timeout=timedelta(seconds=timeout_s),
         master_listen_fd=listener.detach(),
     )
 
