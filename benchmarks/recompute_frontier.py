@@ -20,7 +20,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ from paceline.catalog.models.gpt import gpt
 from paceline.spec.memory_frontier import FrontierPoint, MemoryFrontier
 from paceline.train import recompute
 from paceline.whatif.memory_frontier import memory_frontier
+
+#: of the plain and of the policies' steps: as torch runs them with TF32 off, or for convolutions and products
+#: on, or under autocast
+PRECISIONS = ("fp32", "tf32", "amp_bf16")
 
 #: points of a frontier that are run, beside the plain step and those with names
 OPTIMAL = 5
@@ -155,10 +161,13 @@ class Runner:
     inputs: tuple[Tensor, ...]
     loss: Callable[[Any], Tensor]
     optimizer: torch.optim.Optimizer
+    autocast: Callable[[], AbstractContextManager[None]]
     seconds: list[float]
 
     def passes(self) -> None:
-        self.loss(self.model(*self.inputs)).backward()
+        with self.autocast():
+            loss = self.loss(self.model(*self.inputs))
+        loss.backward()
 
     def step(self) -> None:
         self.passes()
@@ -180,7 +189,9 @@ def _finish(cuda: bool) -> None:
         torch.cuda.synchronize()
 
 
-def runners(case: Case, sizes: dict[str, int], points: Sequence[FrontierPoint], device: str) -> list[Runner]:
+def runners(
+    case: Case, sizes: dict[str, int], points: Sequence[FrontierPoint], device: str, precision: str
+) -> list[Runner]:
     """A runner for each point, with the same parameters."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -190,13 +201,14 @@ def runners(case: Case, sizes: dict[str, int], points: Sequence[FrontierPoint], 
         inputs = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, foreach=False)
+    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "amp_bf16")
     shared = {id(tensor): tensor for tensor in model.parameters()}
     found = []
     for point in points:
         mine = copy.deepcopy(model, dict(shared))
         if point.policy:
             recompute(mine, point.policy)
-        found.append(Runner(point, mine, inputs, loss, optimizer, []))
+        found.append(Runner(point, mine, inputs, loss, optimizer, autocast, []))
     return found
 
 
@@ -227,6 +239,15 @@ def gradients(runner: Runner) -> list[Tensor]:
     return found + [buffer.clone() for buffer in runner.model.buffers()]
 
 
+def same_bits(running: Sequence[Runner]) -> list[bool]:
+    """Whether the gradients of each are those of the first, where algorithms leave no order to chance."""
+    torch.backends.cudnn.deterministic = True
+    # each copy has buffers of its own, which have run as often as those of the others
+    results = [gradients(runner) for runner in running]
+    torch.backends.cudnn.deterministic = False
+    return [all(map(torch.equal, results[0], result)) for result in results]
+
+
 def chosen(frontier: MemoryFrontier) -> list[FrontierPoint]:
     """The plain step, points with names, and some optimal ones."""
     optimal = [p for p in frontier.points if p.name.startswith("optimal")]
@@ -250,16 +271,13 @@ def rows(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         built,
         device,
         batch=sizes["batch"],
-        precision="fp32",
+        precision=args.precision,
         optimizer="sgd-plain-single",
         channels_last=case.channels_last,
     )
-    running = runners(case, sizes, chosen(frontier), args.device)
+    running = runners(case, sizes, chosen(frontier), args.device, args.precision)
     plain = running[0]
-    # each copy has buffers of its own, which have run as often as those of the others
-    results = [gradients(runner) for runner in running]
-    same = [all(map(torch.equal, results[0], result)) for result in results]
-    del results
+    same = same_bits(running)
     peaks = [peak_bytes(runner, cuda) for runner in running]
     for _ in range(args.rounds):
         for runner in running:
@@ -269,6 +287,7 @@ def rows(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {
             "model": case.name,
             **sizes,
+            "precision": args.precision,
             "device": device.name,
             "torch": torch.__version__,
             "policy": runner.point.name,
@@ -322,6 +341,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch runs")
     parser.add_argument("--spec", default="this-machine.toml", help="the same as a device of Paceline")
     parser.add_argument("--models", nargs="+", choices=sorted(CASES), default=sorted(CASES))
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of the steps")
     parser.add_argument("--rounds", type=int, default=9, help="steps of each policy that are timed")
     parser.add_argument("--out", type=Path, help="write the rows here")
     parser.add_argument("--show", type=Path, help="print the table of rows that were written")
@@ -330,8 +350,7 @@ def main() -> None:
         print(table([json.loads(line) for line in args.show.read_text(encoding="utf-8").splitlines()]))
         return
     torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision != "fp32"
     found = []
     for name in args.models:
         found += rows(CASES[name], args)

@@ -96,6 +96,18 @@ def test_offloaded_activations_come_back(monkeypatch):
     assert store.sent_bytes > 10_000
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+def test_views_go_to_the_host_without_their_gaps_and_come_back_with_them(monkeypatch, gaps):
+    monkeypatch.setattr(host_store, "LEAST_BYTES", 64)
+    fused = torch.randn(4, 96)
+    view = fused[:, 32:64] if gaps else fused.t()
+    store = host_store.HostStore()
+    parcel = store._pack(view)
+    assert parcel.host.untyped_storage().nbytes() == view.numel() * 4 == store.sent_bytes
+    back = store._unpack(parcel)
+    assert torch.equal(back, view) and back.stride() == view.stride()
+
+
 def test_no_gradients_no_checkpoints():
     torch.manual_seed(0)
     net, inputs, _ = small_gpt()
