@@ -28,15 +28,7 @@ SHARED_NAMES = {
     *("RandomK", "Shape", "SignSGD", "Span", "Stage", "TernGrad", "TopK"),
 }
 #: files that still nest conditional expressions
-NESTED = {
-    "src/paceline/" + name
-    for name in (
-        *("spec/cluster.py", "spec/synchronisation.py", "spec/plan.py", "spec/transformer.py"),
-        *("sim/timeline.py", "train/tasks/compare.py"),
-        *("train/asynchronous/wrap.py", "whatif/subject.py", "whatif/edits.py", "whatif/anatomy.py"),
-        "whatif/sweep.py",
-    )
-}
+NESTED = {"src/paceline/spec/synchronisation.py", "src/paceline/spec/plan.py"}
 
 
 def modules(*folders: str) -> list[Path]:

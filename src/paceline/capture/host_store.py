@@ -85,7 +85,7 @@ class HostStore:
         )
 
     @staticmethod
-    def _unpack(packed: Any) -> torch.Tensor:
+    def _unpack(packed: torch.Tensor | _Parcel) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
         back = packed.back() if packed.back is not None else None

@@ -288,16 +288,12 @@ class _Reader(FactReader):
         for name, table in self.data.get("tier", {}).items():
             self.check(f"tier.{name}", table, dict)
             tiers[name] = self.tier(name, table, tiers.get(name), facts)
+        named = self.text("device") if "device" in self.data else ""
+        device = base.device if base and "device" not in self.data else devices(named)
         cluster = Cluster(
             name=self.text("name", Path(self.where).stem),
             title=self.text("title", self.text("name", Path(self.where).stem)),
-            device=(
-                devices(self.text("device"))
-                if "device" in self.data
-                else base.device
-                if base
-                else devices("")
-            ),
+            device=device,
             node_devices=self.whole("node.devices", facts["node.devices"].value),
             nodes=self.data.get("nodes", base.nodes if base else 1),
             tiers=tuple(tiers.values()),

@@ -87,8 +87,9 @@ class Transformer:
         return self.hidden * (2 if self.norm == NormKind.LAYER else 1)
 
     def _feed(self, ffn: int) -> int:
-        biases = ffn * (2 if self.gated else 1) + self.hidden if self.bias else 0
-        return (3 if self.gated else 2) * self.hidden * ffn + biases
+        inner = 2 if self.gated else 1
+        biases = ffn * inner + self.hidden if self.bias else 0
+        return (inner + 1) * self.hidden * ffn + biases
 
     @cached_property
     def attention_parameters(self) -> int:
@@ -111,14 +112,14 @@ class Transformer:
         """
         return self.experts * self._feed(self.ffn) // self.moe_every
 
+    @property
+    def _shared_feed(self) -> int:
+        return self._feed(self.shared_ffn) if self.shared_ffn else 0
+
     @cached_property
     def dense_parameters(self) -> int:
         """Of a layer, experts left out."""
-        feed = (
-            self.hidden * self.experts + (self._feed(self.shared_ffn) if self.shared_ffn else 0)
-            if self.experts
-            else self._feed(self.ffn)
-        )
+        feed = self.hidden * self.experts + self._shared_feed if self.experts else self._feed(self.ffn)
         if self.moe_every > 1:  # the layers between
             feed = (feed + (self.moe_every - 1) * self._feed(self.dense_ffn)) // self.moe_every
         return self.attention_parameters + feed + 2 * self._norm_parameters
@@ -173,11 +174,8 @@ class Transformer:
         Causal attention counts by half. A product with weights is done once forward, and twice backward: for
         the gradients of its input and (where the weights are `trained`) of its weights.
         """
-        feeds = (
-            self.top_k * self._feed(self.ffn) + (self._feed(self.shared_ffn) if self.shared_ffn else 0)
-            if self.experts
-            else self._feed(self.ffn)
-        )
+        feed = self._feed(self.ffn)
+        feeds = self.top_k * feed + self._shared_feed if self.experts else feed
         weights = (
             self.layers * (self.attention_parameters + feeds + self.hidden * self.experts)
             + self.vocab * self.hidden
@@ -227,7 +225,8 @@ def from_hf(config: Mapping[str, Any], name: str = "") -> Transformer:
     classic = kind in _CLASSIC
     if not sizes["ffn"]:
         sizes["ffn"] = int(config.get("expansion_ratio", 4)) * sizes["hidden"]
-    positions = "alibi" if kind in ("bloom", "mpt") else "learned" if classic else "rotary"
+    usual = "learned" if classic else "rotary"
+    positions = "alibi" if kind in ("bloom", "mpt") else usual
     return Transformer(
         name=name or kind or "transformer",
         **sizes,
@@ -307,12 +306,10 @@ def from_columns(row: Mapping[str, str]) -> Transformer:
     ]
     published = float(row.get("params") or 0)
     best = min(candidates, key=lambda t: abs(t.parameters - published))
+    if not published:
+        return candidates[0]
+    if abs(best.parameters / published - 1) < EXACT:
+        return best
     # a rounded count says nothing about biases and positions
-    return (
-        best
-        if published and abs(best.parameters / published - 1) < EXACT
-        else min(
-            (candidates[0], candidates[-1] if rotary else candidates[4]),
-            key=lambda t: abs(t.parameters - published) if published else 0,
-        )
-    )
+    plain = (candidates[0], candidates[-1] if rotary else candidates[4])
+    return min(plain, key=lambda t: abs(t.parameters - published))

@@ -266,8 +266,12 @@ def _quantity(edit: Edit, dimension: str, before: float | None) -> float:
             f"{edit}: there is no figure to multiply; give one, such as {units.example(dimension)!r}"
         )
     try:
-        by = BOUNDLESS if text == "inf" else units.parse(text[1:], "fraction") if factor else 0.0
-        value = (before or 0.0) * by if factor else units.parse(edit.value, dimension)
+        if text == "inf":
+            value = (before or 0.0) * BOUNDLESS
+        elif factor:
+            value = (before or 0.0) * units.parse(text[1:], "fraction")
+        else:
+            value = units.parse(edit.value, dimension)
     except UnitError as error:
         raise SpecError(f"{edit.path}: {error}") from None
     if value < 0 or (value == 0 and edit.path != "stragglers.cv"):

@@ -57,13 +57,9 @@ class Subject:
             return Subject(
                 model=_captured(model, settings), cluster=where, plan=chosen, source=model, settings=settings
             )
-        workload = (
-            model
-            if isinstance(model, Workload)
-            else Workload.load(Path(model))
-            if isinstance(model, str)
-            else capture(model, **options)
-        )
+        if isinstance(model, str):
+            model = Workload.load(Path(model))
+        workload = model if isinstance(model, Workload) else capture(model, **options)
         return Subject(model=workload, cluster=where, plan=chosen)
 
     def predict(self, *, trace: bool = False) -> DistributedPrediction:

@@ -66,7 +66,8 @@ def sweep(subject: Subject, text: str, *, strong: bool = False) -> Sweep:
     points = [_point(subject, Edit(path=path.strip(), value=value), base) for value in listed]
     if not any(point.prediction is not None for point in points):
         raise PlanError(f"no value of {path.strip()} can run: {points[0].why_not}")
-    curve = scaling(points, "strong" if strong else "weak") if path.strip() in SIZES else None
+    kind = "strong" if strong else "weak"
+    curve = scaling(points, kind) if path.strip() in SIZES else None
     return Sweep(field=path.strip(), subject=subject.title, points=tuple(points), scaling=curve)
 
 
@@ -109,14 +110,9 @@ def _fixed(subject: Subject, batch: int) -> Subject:
     plan = replace(subject.plan, gbs=batch)
     if not isinstance(subject.model, Workload):
         ranks = subject.cluster.device_count // (plan.tp * plan.pp * plan.cp)
-        mbs = (
-            plan.mbs
-            if plan.mbs and batch % (ranks * plan.mbs) == 0
-            else max(1, batch // max(1, ranks))
-            if batch < ranks * plan.mbs
-            else plan.mbs
-        )
-        return replace(subject, plan=replace(plan, mbs=mbs))
+        if batch < ranks * plan.mbs:  # fewer samples than a pass of every rank takes
+            plan = replace(plan, mbs=max(1, batch // max(1, ranks)))
+        return replace(subject, plan=plan)
     devices = subject.cluster.device_count
     if batch % devices:
         raise PlanError(f"plan cannot run: a batch of {batch} is not a multiple of {devices} devices")

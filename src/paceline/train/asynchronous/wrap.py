@@ -137,7 +137,9 @@ def _folder(checkpoint: Path | str | None, number: int) -> Path | None:
     """Where the servers of the run of that number save: each run has a folder of its own."""
     told = os.environ.get("PACELINE_CHECKPOINT")
     if checkpoint is None:
-        return None if told is None else Path(told).absolute() / (f"run{number}" if number > 1 else "")
+        if told is None:
+            return None
+        return Path(told).absolute() / (f"run{number}" if number > 1 else "")
     folder = Path(checkpoint).absolute()
     if folder in _folders:
         raise SpecError(

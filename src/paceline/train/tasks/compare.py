@@ -178,9 +178,7 @@ def compare(
             "noise": noise,
             "board": board,
             "every": every,
-            "record": str(record / f"{name.partition(':')[0]}-{number}" if len(names) * seeds > 1 else record)
-            if record
-            else None,
+            "record": str(_folder(record, name, number, alone=len(names) * seeds == 1)) if record else None,
             "checkpoint": str(checkpoint) if checkpoint else None,
             "evaluations": 100,
             "options": _options(name, servers, staleness),
@@ -273,6 +271,11 @@ def _batch(strategy: str, batch: int | None) -> int | None:
     if said and batch is not None and said != batch:
         raise SpecError(f"--batch {batch}, but the plan {strategy!r} says gbs={said}; leave one of them out")
     return said or batch
+
+
+def _folder(record: Path, name: str, number: int, *, alone: bool) -> Path:
+    """Of the record of one run: each of several has a folder of its own."""
+    return record if alone else record / f"{name.partition(':')[0]}-{number}"
 
 
 def _options(strategy: str, servers: int | None, staleness: int | None) -> dict[str, Any]:
