@@ -138,17 +138,17 @@ def test_servers_run_known_optimizers_only(name, said, monkeypatch):
 
 
 def test_a_specification_comes_back_as_it_was(tmp_path):
-    from paceline.train.asynchronous.flat import Flat
-    from paceline.train.asynchronous.policy import Policy
+    from paceline.train.asynchronous.flat import FlatVector
+    from paceline.train.asynchronous.policy import UpdatePolicy
 
     layers = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
     groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": torch.tensor(0.5)}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9))
-    flat = Flat(optimizer)
+    flat = FlatVector(optimizer)
     store = serve_store("127.0.0.1", timeout_s=5.0)
     place = Rendezvous(host="127.0.0.1", port=store.port, run="probe", timeout_s=5.0)
     ((_, parts),) = flat.shards(1)
-    policy, name = Policy(mode="sync", workers=3), server.name_of(torch.optim.AdamW)
+    policy, name = UpdatePolicy(mode="sync", workers=3), server.name_of(torch.optim.AdamW)
     spec = server.ServerSpec(
         number=0,
         rendezvous=place,

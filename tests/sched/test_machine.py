@@ -14,13 +14,13 @@ from paceline.sched import (
     ClusterShape,
     Ended,
     Job,
-    Machine,
     NodeDown,
     NodeUp,
     Policy,
     Preempted,
     Report,
     ScaledSpeed,
+    StateMachine,
     Submit,
     Tick,
     policies,
@@ -43,7 +43,7 @@ def job(name, seconds=100.0, devices=1, **more):
 
 
 def test_start_end_and_reason():
-    machine = Machine(ClusterShape.parse("1x2xv100"), policies.get("fifo"))
+    machine = StateMachine(ClusterShape.parse("1x2xv100"), policies.get("fifo"))
     [first] = machine.handle(Submit(time_s=0, job=job("a", devices=2)))
     assert isinstance(first, Start) and first.allocation == ((0, 2),) and first.reason == "first in the queue"
     assert machine.handle(Submit(time_s=1, job=job("b"))) == []
@@ -53,7 +53,7 @@ def test_start_end_and_reason():
 
 
 def test_shorter_job_stops_a_longer_one():
-    machine = Machine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
+    machine = StateMachine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=job("long", 1000)))
     stop, start = machine.handle(Submit(time_s=100, job=job("short", 10)))
     assert (
@@ -71,14 +71,14 @@ def test_a_checkpoint_takes_its_time_when_a_job_is_moved_not_when_it_crashes():
         for done in simulate(jobs, ClusterShape.parse("1x1xv100"), policies.get("srtf")).done
     }
     assert ends == pytest.approx({"short": 110, "long": 110 + 20 + 30 + (1000 - 70)})
-    machine = Machine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
+    machine = StateMachine(ClusterShape.parse("1x1xv100"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=jobs[0]))
     machine.handle(Preempted(time_s=100, name="long", done=0.0))
     assert machine.state.jobs["long"].ready_s == 100 + 30
 
 
 def test_rounds_ask_only_when_something_happened():
-    machine = Machine(ClusterShape.parse("1x1xt4"), policies.get("las"))
+    machine = StateMachine(ClusterShape.parse("1x1xt4"), policies.get("las"))
     assert machine.handle(Submit(time_s=61, job=job("a"))) == [] and machine.wake_s == 120
     [start] = machine.handle(Tick(time_s=120))
     assert isinstance(start, Start)
@@ -87,7 +87,7 @@ def test_rounds_ask_only_when_something_happened():
 
 
 def test_node_down_and_up():
-    machine = Machine(ClusterShape.parse("2x1xt4"), policies.get("fifo"))
+    machine = StateMachine(ClusterShape.parse("2x1xt4"), policies.get("fifo"))
     machine.handle(Submit(time_s=0, job=job("a", devices=2)))
     with pytest.raises(SpecError, match="preempted first"):
         machine.handle(NodeDown(time_s=1, node=1))
@@ -98,7 +98,7 @@ def test_node_down_and_up():
 
 
 def test_report_corrects_what_is_believed():
-    machine = Machine(ClusterShape.parse("1x1xt4"), policies.get("srtf"))
+    machine = StateMachine(ClusterShape.parse("1x1xt4"), policies.get("srtf"))
     machine.handle(Submit(time_s=0, job=job("a", 100)))
     machine.handle(Report(time_s=40, name="a", done=3.0))
     record = machine.state.jobs["a"]
@@ -115,7 +115,7 @@ def test_report_corrects_what_is_believed():
     ],
 )
 def test_mistakes_of_a_driver(events, message):
-    machine = Machine(ClusterShape.parse("1x2xt4"), policies.get("fifo"))
+    machine = StateMachine(ClusterShape.parse("1x2xt4"), policies.get("fifo"))
     with pytest.raises(SpecError, match=message):
         for event in events:
             machine.handle(event)
@@ -129,7 +129,7 @@ def test_mistakes_of_a_policy():
             for record in list(state.jobs.values()):
                 state.start(record, 1, "why not")
 
-    machine = Machine(ClusterShape.parse("1x2xt4"), Twice())
+    machine = StateMachine(ClusterShape.parse("1x2xt4"), Twice())
     machine.handle(Submit(time_s=0, job=job("a")))
     with pytest.raises(SpecError, match="starts 'a', which is running"):
         machine.handle(Submit(time_s=0, job=job("b")))
@@ -234,7 +234,7 @@ def test_placements_differ_as_they_say():
 
 
 def test_resize_is_one_decision():
-    machine = Machine(ClusterShape.parse("2x4xt4"), policies.get("marginal(interval_s=0,review_s=0)"))
+    machine = StateMachine(ClusterShape.parse("2x4xt4"), policies.get("marginal(interval_s=0,review_s=0)"))
     machine.handle(Submit(time_s=0, job=job("a", 10_000, 4, least=1, most=8, overhead=0.3)))
     assert machine.state.jobs["a"].devices == 8
     decisions = machine.handle(Submit(time_s=500, job=job("b", 10_000, 4, least=1, most=8, overhead=0.3)))

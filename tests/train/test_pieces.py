@@ -13,7 +13,7 @@ from torch import nn
 from paceline.errors import DataError, PlanError, SpecError, UnknownName
 from paceline.train import strategies
 from paceline.train.check import check
-from paceline.train.comm import IN_FLIGHT, Event
+from paceline.train.comm import IN_FLIGHT, CommEvent
 from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import cut, flatten, groups_of, piece_bytes
 from paceline.train.memory import blocks_of, recompute
@@ -358,8 +358,8 @@ def test_a_record_is_read_back_and_checked(tmp_path):
 
 def test_a_measured_timeline_has_the_format_of_a_simulated_one(tmp_path):
     events = [
-        Event("conv1.weight", "sum", "gradients", 4000, 10.0, 10.5),
-        Event("conv1.weight", "arithmetic", "gradients", 0, 10.5, 10.6),
+        CommEvent("conv1.weight", "sum", "gradients", 4000, 10.0, 10.5),
+        CommEvent("conv1.weight", "arithmetic", "gradients", 0, 10.5, 10.6),
     ]
     found = timeline(events, [("forward", 9.5, 9.8), ("backward", 9.8, 10.2)], "run")
     assert [span.start_s for span in found.spans] == pytest.approx([0, 0.3, 0.5, 1.0])

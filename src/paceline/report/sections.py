@@ -8,7 +8,7 @@ from paceline.report import charts
 from paceline.report.charts import Axis, Bar, BarSegment, Mark, Series
 from paceline.report.markup import Html, details, join, table, tag
 from paceline.spec.prediction import DistributedPrediction, Evidence, Memory, Prediction
-from paceline.spec.whatif import Job, Scaling, Span
+from paceline.spec.whatif import FigureRange, Scaling, TrainingCost
 from paceline.units import show
 
 #: pixels of a chart in a report
@@ -28,7 +28,7 @@ def percent(share: float, digits: int = 1) -> str:
 # -- headline --------------------------------------------------------------------------------------
 
 
-def headline(p: Step, job: Job | None = None, width: float = WIDTH) -> Html:
+def headline(p: Step, job: TrainingCost | None = None, width: float = WIDTH) -> Html:
     """Step time with its interval, throughput, share of peak, whether it fits; and of a whole job."""
     meter = charts.meter(p.step_s, p.step_s_low, p.step_s_high, dimension="time", width=min(width, 260))
     interval = f"90 %: {seconds(p.step_s_low)} to {seconds(p.step_s_high)}"
@@ -70,7 +70,7 @@ def _step_cards(p: Step) -> list[Html]:
     return [_card("money per step", money, p.price), _card("energy per step", energy)]
 
 
-def _job_cards(job: Job) -> list[Html]:
+def _job_cards(job: TrainingCost) -> list[Html]:
     trained = f"{show(job.units, 'count')} {job.unit} in {job.steps:,} steps, with failures and checkpoints"
     money = ("no price", "") if job.money is None else (dollars(job.money.value), _range(job.money, dollars))
     energy = (
@@ -89,7 +89,7 @@ def _job_cards(job: Job) -> list[Html]:
     ]
 
 
-def _range(span: Span, write: object) -> str:
+def _range(span: FigureRange, write: object) -> str:
     assert callable(write)
     return f"{write(span.low)} to {write(span.high)}"
 

@@ -16,10 +16,10 @@ from paceline.spec.whatif import (
     Change,
     Comparison,
     Explanation,
-    Job,
+    FigureRange,
     Scaling,
-    Span,
     Sweep,
+    TrainingCost,
 )
 from paceline.units import show
 
@@ -333,11 +333,11 @@ def _range(low: float | None, high: float | None) -> str:
 # -- job -------------------------------------------------------------------------------------------
 
 
-def job_view(j: Job) -> RenderableType:
+def job_view(j: TrainingCost) -> RenderableType:
     """Time to train, goodput, money, energy."""
     table = _table("the whole job", "", "90 %, or a stated range", left=("", "90 %, or a stated range"))
 
-    def add(name: str, span: Span | None, dimension: str, scale: float = 1.0, unit: str = "") -> None:
+    def add(name: str, span: FigureRange | None, dimension: str, scale: float = 1.0, unit: str = "") -> None:
         if span is not None:
             low, high = (show(scale * value, dimension) + unit for value in (span.low, span.high))
             table.add_row(name, show(scale * span.value, dimension) + unit, f"{low} to {high}")

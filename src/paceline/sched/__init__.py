@@ -3,7 +3,7 @@
 from paceline.sched.decision import Decision, Resize, Start, Stop
 from paceline.sched.event import Ended, Event, NodeDown, NodeUp, Preempted, Report, Submit, Tick
 from paceline.sched.job import Active, Job
-from paceline.sched.machine import Machine, State, replay
+from paceline.sched.machine import State, StateMachine, replay
 from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
 from paceline.sched.speed import RateTable, ScaledSpeed, Speed
@@ -15,7 +15,6 @@ __all__ = [
     "Ended",
     "Event",
     "Job",
-    "Machine",
     "NodeDown",
     "NodeUp",
     "Policy",
@@ -27,6 +26,7 @@ __all__ = [
     "Speed",
     "Start",
     "State",
+    "StateMachine",
     "Stop",
     "Submit",
     "Tick",

@@ -1,6 +1,6 @@
 """The scheduler as a state machine without clock, network or disk: events in, decisions out.
 
-A driver (the simulator, or a live engine) tells `Machine.handle` what happened, carries out the decisions
+A driver (the simulator, or a live engine) tells `StateMachine.handle` what happened, carries out the decisions
 that it returns, and sends a `Tick` at `Machine.wake_s`. Decisions of one batch take effect at once for the
 machine: what a batch stops or moves is free for what it starts. The log holds each event with its decisions;
 `replay` runs it again.
@@ -189,7 +189,7 @@ class State:
         self.policy.added(job, self.now_s)
 
 
-class Machine:
+class StateMachine:
     """Holds the state, applies events, asks the policy."""
 
     __slots__ = ("_count", "_dirty", "_most", "_round_s", "log", "policy", "state", "wake_s")
@@ -319,7 +319,7 @@ def replay(
     entries: Iterable[Mapping[str, Any]], jobs: Mapping[str, Job], shape: ClusterShape, policy: Policy
 ) -> list[list[Decision]]:
     """Runs a log again from the start: the decisions after each of its events."""
-    machine = Machine(shape, policy, log=False)
+    machine = StateMachine(shape, policy, log=False)
     out: list[list[Decision]] = []
     for entry in entries:
         event = ev.from_dict({k: v for k, v in entry.items() if k not in ("decisions", "quiet")}, dict(jobs))

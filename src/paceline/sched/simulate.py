@@ -18,7 +18,7 @@ from paceline.errors import SpecError
 from paceline.sched import event as ev
 from paceline.sched.decision import Allocation, Decision, Resize, Start, Stop
 from paceline.sched.job import Job
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 from paceline.sched.metrics import FinishedJob, Occupancy, ScheduleResult
 from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
@@ -114,7 +114,7 @@ class Simulator:
             raise SpecError("there is no job to simulate")
         self.shape = shape
         self.settings = settings or SimulationSettings()
-        self.machine = Machine(shape, policy, log=log)
+        self.machine = StateMachine(shape, policy, log=log)
         self.events = 0
         self.decisions = 0
         self.segments: list[Occupancy] | None = [] if gantt else None

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CutPlace:
     """A place to cut: the first operator behind it (numbered over the written-out step), and the bytes that
     pass.
     """
@@ -35,7 +35,7 @@ def written_out(workload: Workload) -> list[tuple[int, Op]]:
     return [(entry, op) for entry, index in enumerate(workload.order) for op in workload.segments[index].ops]
 
 
-def places(workload: Workload) -> list[Place]:
+def places(workload: Workload) -> list[CutPlace]:
     """All places to cut the forward pass at, in order."""
     forward = [
         (i, entry, op) for i, (entry, op) in enumerate(written_out(workload)) if op.phase == Phase.FORWARD
@@ -48,7 +48,7 @@ def places(workload: Workload) -> list[Place]:
         (_, entry, op), (i, after, other) = forward[k], forward[k + 1]
         edge = entry != after and any(workload.segments[workload.order[e]].path for e in (entry, after))
         if count[k] and (edge or (count[k] == 1 and op.module != other.module)):
-            out.append(Place(i, float(passing[k])))
+            out.append(CutPlace(i, float(passing[k])))
     return out
 
 

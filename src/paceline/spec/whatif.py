@@ -241,7 +241,7 @@ class Roof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerConcurrency:
     """Work and depth of a part of the step, on one device; in operations, over one micro-batch."""
 
     name: str
@@ -264,7 +264,7 @@ class Anatomy:
     achieved: float
     roofs: tuple[Roof, ...]
     sent: tuple[Sent, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerConcurrency, ...]
     compute_s: float
     step_s: float
 
@@ -383,15 +383,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class FigureRange:
     """A figure with its range."""
 
     value: float
     low: float
     high: float
 
-    def times(self, factor: float, low: float | None = None, high: float | None = None) -> Span:
-        return Span(
+    def times(self, factor: float, low: float | None = None, high: float | None = None) -> FigureRange:
+        return FigureRange(
             value=self.value * factor,
             low=self.low * (factor if low is None else low),
             high=self.high * (factor if high is None else high),
@@ -402,7 +402,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingCost:
     """Time to train and what it takes. Seconds, joules, USD."""
 
     unit: str
@@ -412,17 +412,17 @@ class Job:
     devices: int
     #: of the units, those that a batch above the critical one needs besides
     extra: float
-    training_s: Span
+    training_s: FigureRange
     evaluation_s: float
     checkpoint_s: float
     checkpoint_bytes: float
     interval_s: float
     interrupted_s: float
-    goodput: Span
-    time_s: Span
-    device_hours: Span
-    money: Span | None
-    energy_j: Span | None
+    goodput: FigureRange
+    time_s: FigureRange
+    device_hours: FigureRange
+    money: FigureRange | None
+    energy_j: FigureRange | None
     watts: float | None
     provenance: tuple[Evidence, ...]
 
@@ -431,7 +431,7 @@ class Job:
         out: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if isinstance(value, Span):
+            if isinstance(value, FigureRange):
                 value = value.to_dict()
             elif name == "provenance":
                 value = [{"what": e.what, "kind": e.kind, "source": e.source} for e in value]

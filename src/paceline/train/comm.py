@@ -71,7 +71,7 @@ Job = Generator[Request, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CommEvent:
     """A collective, or arithmetic between two, as it happened; seconds of `time.perf_counter`."""
 
     name: str
@@ -219,7 +219,7 @@ class Engine:
         keep()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.timeout_s, self.chunk_bytes, self.in_flight = timeout_s, chunk_bytes, in_flight
-        self.events: list[Event] | None = None
+        self.events: list[CommEvent] | None = None
         self.issued = 0
         self._arithmetic_threads = torch.get_num_threads()
         cuda = device is not None and device.type == "cuda"
@@ -311,7 +311,7 @@ class Engine:
             ).hexdigest()[:16]
         )
 
-    def record(self) -> list[Event]:
+    def record(self) -> list[CommEvent]:
         """From now on, keep what happens when; the list that it is kept in."""
         self.events = []
         return self.events
@@ -480,7 +480,7 @@ class Engine:
                 if self.events is not None:
                     now = time.perf_counter()
                     self.events += [
-                        Event(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now)
+                        CommEvent(running.ticket.name, c.op, channel, c.bytes, running.issued_s, now)
                         for c in running.requests
                     ]
                 if self._in_turn:
@@ -514,7 +514,7 @@ class Engine:
         ended, result = self._run(running)
         if self.events is not None:
             self.events.append(
-                Event(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter())
+                CommEvent(running.ticket.name, "arithmetic", running.channel, 0, start, time.perf_counter())
             )
         with self._lock:
             self._starting[running.channel] -= first

@@ -34,7 +34,7 @@ from paceline.train.sharded import axes, mesh_of, spread, tensor
 from paceline.train.whole import Split, leave
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Some blocks of a decoder, with the embedding before the first and norm and output after the last."""
 
     embed: nn.Embedding
@@ -113,7 +113,8 @@ class Pipeline:
                 " have in common; use another schedule, or ddp"
             )
         self.stages = [
-            Stage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1) for i in mine
+            ModelStage(model, everything[starts[i] : starts[i] + counts[i]], i == 0, i == chunks - 1)
+            for i in mine
         ]
         self._splits = [self._prepare(stage, mesh) for stage in self.stages]
         group = axes(mesh, "pipe").get_group()
@@ -154,7 +155,7 @@ class Pipeline:
         several = plan.vpp > 1 or order.v_shaped
         return kind(stages if several else stages[0], count, loss_fn=loss)
 
-    def _prepare(self, stage: Stage, mesh: DeviceMesh) -> Split:
+    def _prepare(self, stage: ModelStage, mesh: DeviceMesh) -> Split:
         """What else the plan says, stage by stage; what undoes it."""
         plan = self.plan
         blocks = list(stage.blocks)
@@ -219,7 +220,7 @@ class Pipeline:
                 gradient.div_(self.dp)
 
 
-def _distinct(stages: Iterable[Stage]) -> list[nn.Parameter]:
+def _distinct(stages: Iterable[ModelStage]) -> list[nn.Parameter]:
     """Each parameter once."""
     return list({id(p): p for stage in stages for p in stage.parameters()}.values())
 

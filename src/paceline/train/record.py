@@ -20,7 +20,7 @@ from paceline.sim.timeline import Span, Timeline
 from paceline.train.launch import NOTE
 
 if TYPE_CHECKING:
-    from paceline.train.comm import Event
+    from paceline.train.comm import CommEvent
 
 NAME, TRACE = "record.jsonl", "trace.json"
 
@@ -65,7 +65,11 @@ class Record:
                     self._board.add_scalar(name, value, values.get("step", 0))
 
     def timeline(
-        self, events: Iterable[Event], steps: Iterable[tuple[str, float, float]], title: str, rank: int = 0
+        self,
+        events: Iterable[CommEvent],
+        steps: Iterable[tuple[str, float, float]],
+        title: str,
+        rank: int = 0,
     ) -> Timeline:
         """What the engine and the loop did, as a timeline; written beside the record. Seconds of one clock;
         the first event is zero.
@@ -104,7 +108,7 @@ class Record:
 
 
 def timeline(
-    events: Iterable[Event], phases: Iterable[tuple[str, float, float]], title: str, rank: int = 0
+    events: Iterable[CommEvent], phases: Iterable[tuple[str, float, float]], title: str, rank: int = 0
 ) -> Timeline:
     """Spans of a rank: phases of the loop on the compute stream, collectives on one stream per channel,
     arithmetic on its own.

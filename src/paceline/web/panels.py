@@ -19,7 +19,7 @@ from paceline.report.whatif_sections import ComparedAnswer
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN
 from paceline.spec.vocabulary import Sharding
-from paceline.spec.whatif import Comparison, Job, Row
+from paceline.spec.whatif import Comparison, Row, TrainingCost
 from paceline.web.controls import controls
 from paceline.web.scenario import Scenario, Sources
 from paceline.whatif.anatomy import anatomy
@@ -57,7 +57,7 @@ class View:
         return self.subject.predict()
 
     @cached_property
-    def job(self) -> Job | None:
+    def job(self) -> TrainingCost | None:
         """The whole job, where the scenario has a budget."""
         text = self.scenario.budget
         if not text:

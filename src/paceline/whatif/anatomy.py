@@ -24,7 +24,7 @@ from paceline.predict.simulated import asked, simulation
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.vocabulary import BoundBy
-from paceline.spec.whatif import Anatomy, Layer, Roof, Sent
+from paceline.spec.whatif import Anatomy, LayerConcurrency, Roof, Sent
 from paceline.spec.workload import Op, Workload
 from paceline.whatif.subject import Subject
 
@@ -110,7 +110,7 @@ def _put(
     moved: float,
     peak: float,
     sent: list[Sent],
-    layers: tuple[Layer, ...],
+    layers: tuple[LayerConcurrency, ...],
     group_of: Callable[[str], Group],
 ) -> Anatomy:
     cluster, bandwidth = subject.cluster, subject.cluster.device.memory_bandwidth_Bps
@@ -155,13 +155,13 @@ def _put(
 # -- work and depth --------------------------------------------------------------------------------
 
 
-def _layers(ops: Iterator[tuple[Op, str, int]]) -> tuple[Layer, ...]:
+def _layers(ops: Iterator[tuple[Op, str, int]]) -> tuple[LayerConcurrency, ...]:
     """Work and depth by layer: the operators of one run after another (branches are not seen; for those see
     `concurrency`).
     """
-    found: dict[str, Layer] = {}
+    found: dict[str, LayerConcurrency] = {}
     for op, name, count in ops:
-        layer = found.get(name, Layer(name=name, count=count, work=0.0, depth=0.0))
+        layer = found.get(name, LayerConcurrency(name=name, count=count, work=0.0, depth=0.0))
         cost = operator_work_depth(op)
         found[name] = replace(
             layer, count=max(layer.count, count), work=layer.work + cost.work, depth=layer.depth + cost.depth

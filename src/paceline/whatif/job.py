@@ -18,7 +18,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.vocabulary import BoundBy
-from paceline.spec.whatif import Job, Span
+from paceline.spec.whatif import FigureRange, TrainingCost
 
 #: samples of an epoch where nobody says, and those of an evaluation after each, by unit: ImageNet-1k
 EPOCHS = {"images": (1_281_167, 50_000)}
@@ -43,20 +43,22 @@ class Budget:
     price_per_s: float | None = None
 
 
-def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
+def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> TrainingCost:
     """The job that trains for a budget by repeating a step."""
     units, evaluated = _units(step, budget)
     per_step = step.throughput * step.step_s
     extra = per_step / budget.critical_batch if budget.critical_batch else 0.0
     steps = math.ceil(units * (1 + extra) / per_step)
-    training = Span(value=steps * step.step_s, low=steps * step.step_s_low, high=steps * step.step_s_high)
+    training = FigureRange(
+        value=steps * step.step_s, low=steps * step.step_s_low, high=steps * step.step_s_high
+    )
     forward = sum(part.seconds for part in step.breakdown if part.name == "forward") / step.step_s
     evaluation = evaluated / step.throughput * forward
     written = step.parameters * failures.CHECKPOINT_BYTES
     write = written / (budget.storage_Bps * cluster.nodes)
     between = failures.interrupted_s(step.devices, budget.mtbf_s)
     interval = budget.interval_s or failures.best_interval_s(write, between)
-    good = Span(
+    good = FigureRange(
         **{
             name: failures.goodput(
                 interval, write_s=write, restart_s=budget.restart_s * slow, interrupted_s=between / slow
@@ -69,7 +71,7 @@ def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
             f"{step.devices} devices are interrupted every {between:.0f} s: no checkpoint of"
             f" {written / 1e9:.0f} GB is ever complete"
         )
-    time = Span(
+    time = FigureRange(
         value=(training.value + evaluation) / good.value,
         low=(training.low + evaluation) / good.high,
         high=(training.high + evaluation) / good.low,
@@ -80,12 +82,12 @@ def job(step: DistributedPrediction, cluster: Cluster, budget: Budget) -> Job:
     energy = None
     if drawn is not None:
         factors = [NODE_FACTOR[i] * PUE[i] for i in range(3)]
-        energy = Span(
+        energy = FigureRange(
             value=drawn.watts * factors[0] * time.value * step.devices,
             low=drawn.low * factors[1] * time.low * step.devices,
             high=drawn.high * factors[2] * time.high * step.devices,
         )
-    return Job(
+    return TrainingCost(
         unit=step.unit,
         units=units,
         steps=steps,

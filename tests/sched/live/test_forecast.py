@@ -8,7 +8,7 @@ from paceline.sched.ends import Ends
 from paceline.sched.job import Job
 from paceline.sched.live import eta_coverage
 from paceline.sched.live.forecast import ELSEWHERE, SEEN, UNSEEN, ObservedSpeed, eta
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 from paceline.sched.nodes import ClusterShape
 from paceline.sched.speed import ScaledSpeed
 
@@ -22,7 +22,7 @@ def test_four_in_five_ends_fall_inside():
 
 
 def test_speeds_that_were_seen_narrow_it():
-    machine = Machine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
+    machine = StateMachine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
     machine.handle(ev.Submit(time_s=0.0, job=Job(name="a", work=1000.0, speed=ScaledSpeed(), restart_s=0.0)))
     machine.handle(ev.Report(time_s=100.0, name="a", done=50.0))
     first = eta(machine, [], "a", 100.0, {})
@@ -33,7 +33,7 @@ def test_speeds_that_were_seen_narrow_it():
 
 
 def test_what_is_seen_begins_after_the_restart():
-    machine = Machine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
+    machine = StateMachine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
     machine.handle(ev.Submit(time_s=0.0, job=Job(name="a", work=1000.0, speed=ScaledSpeed())))
     job, seen = machine.state.jobs["a"], ObservedSpeed()
     for now, done in ((1, 0), (11, 0), (21, 1), (31, 6), (41, 11)):
@@ -50,7 +50,7 @@ def test_others_may_end_early():
     """A job that waits behind one that is stopped half-way nine times in ten comes to its turn sooner."""
     spans = {}
     for chance in (0.0, 0.9):
-        machine = Machine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
+        machine = StateMachine(ClusterShape.of([(1, 1, "cpu")]), policies.get("fifo"), log=False)
         ends = Ends((0.5,), (chance,)) if chance else None
         machine.handle(
             ev.Submit(

@@ -5,9 +5,9 @@ cut.
 import pytest
 import torch
 
-from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.flat import FlatVector
 from paceline.train.asynchronous.moments import divided, packed, unpacked, whole
-from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.policy import UpdatePolicy
 from paceline.train.asynchronous.shard import Shard
 
 
@@ -28,12 +28,12 @@ def trained(steps):
 @pytest.mark.parametrize("servers", [1, 2, 5])
 def test_servers_go_on_from_it_and_give_it_back(servers):
     optimizer = trained(3)
-    flat = Flat(optimizer)
+    flat = FlatVector(optimizer)
     shards = flat.shards(servers)
     kept = [unpacked(packed(one)) for one in divided(flat.parameters, shards, optimizer.state)]
     sizes = [size for size, _ in shards]
     served = [
-        Shard(start, parts, torch.optim.Adam, Policy())
+        Shard(start, parts, torch.optim.Adam, UpdatePolicy())
         for start, (_, parts) in zip(flat.values().split(sizes), shards, strict=True)
     ]
     for shard, one in zip(served, kept, strict=True):
@@ -53,7 +53,7 @@ def test_servers_go_on_from_it_and_give_it_back(servers):
 
 def test_without_state_there_is_none():
     optimizer = trained(0)
-    flat = Flat(optimizer)
+    flat = FlatVector(optimizer)
     kept = divided(flat.parameters, flat.shards(2), optimizer.state)
     assert kept == [[{}], [{}, {}]] or not any(any(one) for one in kept)
     assert whole(flat.parameters, flat.shards(2), kept) == {}

@@ -7,18 +7,18 @@ import torch
 
 from paceline.errors import RunError, SpecError, UnknownName
 from paceline.train.asynchronous.codecs import codec
-from paceline.train.asynchronous.flat import Flat
-from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.flat import FlatVector
+from paceline.train.asynchronous.policy import UpdatePolicy
 from paceline.train.asynchronous.remote import Early
-from paceline.train.asynchronous.shard import AGAIN, APPLIED, LATE, WAITING, Part, Shard
+from paceline.train.asynchronous.shard import AGAIN, APPLIED, LATE, WAITING, ParameterRun, Shard
 
 
 def shard(workers=2, lr=1.0, count=4, **policy):
     made = Shard(
         torch.zeros(count),
-        [Part(count=count, options={"lr": lr})],
+        [ParameterRun(count=count, options={"lr": lr})],
         torch.optim.SGD,
-        Policy(workers=workers, **policy),
+        UpdatePolicy(workers=workers, **policy),
     )
     for worker in range(workers):
         made.join(worker)
@@ -106,7 +106,10 @@ def test_checkpoint_goes_on_where_it_was():
     first.push(1, 1, 0, ONE)
     first.push(0, 2, 1, ONE)  # waits for the other: not part of the checkpoint
     second = Shard(
-        torch.zeros(4), [Part(count=4, options={"lr": 1.0})], torch.optim.SGD, Policy(workers=2, mode="sync")
+        torch.zeros(4),
+        [ParameterRun(count=4, options={"lr": 1.0})],
+        torch.optim.SGD,
+        UpdatePolicy(workers=2, mode="sync"),
     )
     second.restore(first.state())
     assert second.version == 1 and second.values.tolist() == [-1.0] * 4
@@ -125,14 +128,14 @@ def test_momentum_and_groups_match_one_process():
         momentum=0.9,
         lr=0.5,
     )
-    flat = Flat(plain)
+    flat = FlatVector(plain)
     pieces = flat.shards(3)
     assert (
         sum(size for size, _ in pieces) == flat.count
         and max(size for size, _ in pieces) - min(size for size, _ in pieces) <= 1
     )
     made = [
-        Shard(start, parts, torch.optim.SGD, Policy())
+        Shard(start, parts, torch.optim.SGD, UpdatePolicy())
         for start, (_, parts) in zip(flat.values().split([size for size, _ in pieces]), pieces, strict=True)
     ]
     for number in range(1, 4):
@@ -147,7 +150,7 @@ def test_momentum_and_groups_match_one_process():
 def test_pieces_of_servers_are_those_of_the_whole():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
-    flat = Flat(torch.optim.SGD(model.parameters(), lr=0.1))
+    flat = FlatVector(torch.optim.SGD(model.parameters(), lr=0.1))
     model(torch.randn(4, 5)).square().sum().backward()
     sizes = [size for size, _ in flat.shards(4)]
     for pieces, whole in zip(flat.pieces(sizes), flat.gradients().split(sizes), strict=True):
@@ -169,7 +172,7 @@ class Sent:
 
 def test_overlap_sends_the_last_layers_first_and_once():
     model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
-    flat, sent = Flat(torch.optim.SGD(model.parameters(), lr=0.1)), Sent([30, 30])
+    flat, sent = FlatVector(torch.optim.SGD(model.parameters(), lr=0.1)), Sent([30, 30])
     early = Early(flat, sent)
     model(torch.randn(4, 5)).square().sum().backward()
     assert [server for server, _ in sent.sent] == [1, 0]
@@ -220,23 +223,23 @@ def test_refuses():
     with pytest.raises(SpecError, match="share"):
         codec("topk:2")
     with pytest.raises(SpecError, match="did you mean 'async'"):
-        Policy(mode="asinc")
+        UpdatePolicy(mode="asinc")
     with pytest.raises(SpecError, match="backups"):
-        Policy(mode="backup", workers=2, backups=2)
+        UpdatePolicy(mode="backup", workers=2, backups=2)
     with pytest.raises(SpecError, match="elastic"):
-        Policy(mode="bounded", rule="elastic")
+        UpdatePolicy(mode="bounded", rule="elastic")
 
 
 def test_options_of_an_update_are_those_of_its_worker():
     options = {"lr": 1.0, "momentum": 0.0}
-    parts = [Part(count=2, options=options), Part(count=2, options=options, group=1)]
-    shard = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
+    parts = [ParameterRun(count=2, options=options), ParameterRun(count=2, options=options, group=1)]
+    shard = Shard(torch.zeros(4), parts, torch.optim.SGD, UpdatePolicy(workers=1))
     shard.join(0)
     shard.push(0, 1, 0, ONE, [{"lr": 0.5}, {"lr": 0.25}])
     assert (-shard.values).tolist() == [0.5, 0.5, 0.25, 0.25]
     shard.push(0, 2, 1, ONE, [{"lr": 0.0}, {"lr": 1.0}])
     assert (-shard.values).tolist() == [0.5, 0.5, 1.25, 1.25]
-    again = Shard(torch.zeros(4), parts, torch.optim.SGD, Policy(workers=1))
+    again = Shard(torch.zeros(4), parts, torch.optim.SGD, UpdatePolicy(workers=1))
     again.restore(shard.state(), same_run=False)
     again.join(0)
     assert again.push(0, 1, again.version, ONE).kind == APPLIED  # of another run: not one of before

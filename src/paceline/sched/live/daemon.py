@@ -33,7 +33,7 @@ from paceline.sched.live.run import LIVE, STOPPING, Attempt, progress
 from paceline.sched.live.run import OVER as RUN_OVER
 from paceline.sched.live.server import DaemonServer
 from paceline.sched.live.store import Store
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Daemon:
         self.server = DaemonServer(setup.state, self._requests, self)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> StateMachine:
         """The state that policies see."""
         return self.ledger.machine
 

@@ -25,7 +25,7 @@ from paceline.sched import event as ev
 from paceline.sched import policies, throughput
 from paceline.sched.job import RUNNING, Job
 from paceline.sched.live.forecast import Eta, ObservedSpeed, eta
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 from paceline.sched.nodes import ClusterShape
 from paceline.sched.speed import RateTable, ScaledSpeed
 from paceline.sched.throughput import ProfiledSpeed
@@ -72,7 +72,7 @@ class Rehearsal:
     def run(self) -> Rehearsal:
         """Plays it to its end."""
         draw = random.Random(self.seed)
-        machine = Machine(self.shape, policies.get(self.policy), log=False)
+        machine = StateMachine(self.shape, policies.get(self.policy), log=False)
         planned = sorted(((job.submit_s, job) for job in self.jobs), key=lambda pair: pair[0])
         real = {job.name: _Real() for job in self.jobs}
         seen: dict[str, ObservedSpeed] = {}
@@ -125,13 +125,13 @@ class Rehearsal:
     def _end(self, job: _Real, work: float) -> float:
         return max(job.at_s, job.ready_s) + (work - job.done) / job.rate if job.rate else math.inf
 
-    def _advance(self, machine: Machine, real: dict[str, _Real], now: float) -> None:
+    def _advance(self, machine: StateMachine, real: dict[str, _Real], now: float) -> None:
         for name in machine.state.running:
             job = real[name]
             job.done += job.rate * max(0.0, now - max(job.at_s, job.ready_s))
             job.at_s = now
 
-    def _follow(self, machine: Machine, real: dict[str, _Real], now: float, draw: random.Random) -> None:
+    def _follow(self, machine: StateMachine, real: dict[str, _Real], now: float, draw: random.Random) -> None:
         """Carries out what was decided."""
         for name, active in machine.state.jobs.items():
             job = real[name]
@@ -144,7 +144,7 @@ class Rehearsal:
 
     def _report(
         self,
-        machine: Machine,
+        machine: StateMachine,
         real: dict[str, _Real],
         now: float,
         seen: dict[str, ObservedSpeed],
@@ -159,7 +159,7 @@ class Rehearsal:
 
     def _ask(
         self,
-        machine: Machine,
+        machine: StateMachine,
         planned: Sequence[tuple[float, Job]],
         now: float,
         seen: dict[str, ObservedSpeed],

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.sched import event as ev
 from paceline.sched.ends import Ends
 from paceline.sched.job import Active, Job
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 from paceline.sched.speed import Speed
 
 #: relative error of the throughput model (one standard deviation): of a job that was never seen running; of
@@ -59,7 +59,7 @@ class ObservedSpeed:
 
 
 def upcoming(
-    machine: Machine,
+    machine: StateMachine,
     planned: Sequence[tuple[float, Job]],
     stops: Mapping[str, float] = MappingProxyType({}),
     patience_s: float = 0.0,
@@ -143,7 +143,7 @@ def _shown(seconds: float) -> str:
 class EtaQuery:
     """Everything that an ETA depends on, copied: it can be answered while the scheduler goes on."""
 
-    machine: Machine
+    machine: StateMachine
     planned: Sequence[tuple[float, Job]]
     name: str
     now_s: float
@@ -156,7 +156,7 @@ class EtaQuery:
 
 
 def eta(
-    machine: Machine,
+    machine: StateMachine,
     planned: Sequence[tuple[float, Job]],
     name: str,
     now_s: float,
@@ -221,7 +221,7 @@ class _Off:
 
 
 def _play(
-    machine: Machine,
+    machine: StateMachine,
     planned: Sequence[tuple[float, Job]],
     name: str,
     now_s: float,

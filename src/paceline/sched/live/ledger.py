@@ -20,7 +20,7 @@ from paceline.sched.live.driver import Node
 from paceline.sched.live.job_spec import JobSpec
 from paceline.sched.live.run import LIVE, OVER, STOPPING, WANTED, Attempt
 from paceline.sched.live.store import Row, Store, StoreError, free_place, place_of
-from paceline.sched.machine import Machine
+from paceline.sched.machine import StateMachine
 from paceline.sched.nodes import ClusterShape
 from paceline.sched.policy import Policy
 from paceline.spec.names import file_name
@@ -135,11 +135,11 @@ class Ledger:
         self.store.commit([("meta", "era", era)])
         return era
 
-    def _replayed(self) -> Machine:
+    def _replayed(self) -> StateMachine:
         """A machine that was told the log: the policy is asked the same again, and must answer as it did."""
         policy = _policy(self.era)
         policy.interval_s = self.era["interval_s"]
-        machine = Machine(self.shape, policy, log=False)
+        machine = StateMachine(self.shape, policy, log=False)
         for key, entry in list(self.store.rows["log"].items()):
             if int(key) < self.era["log_from"]:
                 continue

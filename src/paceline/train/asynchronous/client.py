@@ -17,7 +17,7 @@ from paceline.errors import RunError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import codec
 from paceline.train.asynchronous.moments import Kept, packed, unpacked
-from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous, RunStore
+from paceline.train.asynchronous.wire import Ask, Lost, Pair, Rendezvous, RunStore, ServerReply
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ Options = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class RoundTrip:
     """One round trip to all servers: seconds, bytes, and how stale the update was (the worst shard)."""
 
     staleness: int
@@ -80,7 +80,7 @@ class Client:
         ]
         self._pool = ThreadPoolExecutor(max_workers=len(self.sizes), thread_name_prefix="server")
         self._sequence = 0
-        self._begun: dict[int, tuple[float, Future[tuple[Tensor, Answer, float]]]] = {}
+        self._begun: dict[int, tuple[float, Future[tuple[Tensor, ServerReply, float]]]] = {}
         self._closed = False
 
     def join(self) -> Tensor:
@@ -109,7 +109,7 @@ class Client:
 
     def exchange(
         self, update: Tensor, *, fetch: bool = True, options: Options | None = None
-    ) -> tuple[Tensor | None, Exchange]:
+    ) -> tuple[Tensor | None, RoundTrip]:
         """Pushes an update that was computed under these options; new parameters (or moves) where wanted."""
         for server, piece in enumerate(update.split(self.sizes)):
             self.begin(server, piece, fetch=fetch, options=options)
@@ -125,7 +125,7 @@ class Client:
         future = self._pool.submit(self._links[server].push, piece, self._sequence, fetch, options)
         self._begun[server] = (time.perf_counter(), future)
 
-    def finish(self) -> tuple[Tensor | None, Exchange]:
+    def finish(self) -> tuple[Tensor | None, RoundTrip]:
         """Waits for the answers to all parts that have begun; new parameters where they were wanted."""
         start = time.perf_counter()
         begun, self._begun = [self._begun[server] for server in sorted(self._begun)], {}
@@ -137,7 +137,7 @@ class Client:
             key=lambda i: answers[i][1].receive_s + answers[i][1].update_s + answers[i][2] - leads[i],
         )
         heads = [answer[1] for answer in answers]
-        return torch.cat([answer[0] for answer in answers]) if answers[0][0].numel() else None, Exchange(
+        return torch.cat([answer[0] for answer in answers]) if answers[0][0].numel() else None, RoundTrip(
             staleness=max(head.staleness for head in heads),
             version=min(head.version for head in heads),
             outcome=max(head.outcome for head in heads),
@@ -195,7 +195,7 @@ class _Link:
             )
             if payload.numel():
                 pair.send(payload)
-            answer = Answer.unpack(pair.receive_header())
+            answer = ServerReply.unpack(pair.receive_header())
             return (
                 pair.receive_bytes(answer.payload_bytes)
                 if answer.payload_bytes
@@ -206,7 +206,7 @@ class _Link:
 
     def push(
         self, update: Tensor, sequence: int, fetch: bool, options: Options | None
-    ) -> tuple[Tensor, Answer, float]:
+    ) -> tuple[Tensor, ServerReply, float]:
         payload = self._up.encode(update)
         self.sent = payload.numel()
         ask = Ask(
@@ -219,7 +219,7 @@ class _Link:
         )
         text = b"" if options is None else json.dumps(options).encode()
 
-        def exchange(pair: Pair) -> tuple[Tensor, Answer, float]:
+        def exchange(pair: Pair) -> tuple[Tensor, ServerReply, float]:
             self._send(pair, ask, payload, text)
             return self._receive(pair)
 
@@ -255,7 +255,7 @@ class _Link:
                     ) from None
                 time.sleep(0.05)
 
-    def _connect(self) -> tuple[Tensor, Answer, float]:
+    def _connect(self) -> tuple[Tensor, ServerReply, float]:
         store = self._store = self._store or self._where.store()
         self._life = self._next_life(store)
         self._told = b""
@@ -299,8 +299,8 @@ class _Link:
             self._told = new
         pair.send(payload)
 
-    def _receive(self, pair: Pair) -> tuple[Tensor, Answer, float]:
-        answer = Answer.unpack(pair.receive_header())
+    def _receive(self, pair: Pair) -> tuple[Tensor, ServerReply, float]:
+        answer = ServerReply.unpack(pair.receive_header())
         start = time.perf_counter()
         raw = pair.receive_bytes(answer.payload_bytes, self._buffer)
         taken = time.perf_counter() - start

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SpecError
-from paceline.train.asynchronous.shard import Part
+from paceline.train.asynchronous.shard import ParameterRun
 
 #: keys of a parameter group that are not options
 _OF_PARAMETERS = ("params", "param_names")
@@ -29,7 +29,7 @@ def plain(name: str, value: Any) -> Any:
     )
 
 
-class Flat:
+class FlatVector:
     """Moves values between parameters and one fp32 vector."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -86,7 +86,7 @@ class Flat:
         for p, piece in zip(self.parameters, by.split([p.numel() for p in self.parameters]), strict=True):
             p.sub_(piece.view_as(p))
 
-    def shards(self, servers: int) -> list[tuple[int, tuple[Part, ...]]]:
+    def shards(self, servers: int) -> list[tuple[int, tuple[ParameterRun, ...]]]:
         """For each server the elements it keeps and how they fall into parameter groups; sizes differ by one
         at most.
         """
@@ -98,12 +98,12 @@ class Flat:
         groups = [sum(p.numel() for p in group) for group in self._groups]
         return [(size, self._parts(groups, sum(sizes[:i]), size)) for i, size in enumerate(sizes)]
 
-    def _parts(self, groups: Sequence[int], start: int, size: int) -> tuple[Part, ...]:
+    def _parts(self, groups: Sequence[int], start: int, size: int) -> tuple[ParameterRun, ...]:
         parts, offset = [], 0
         for number, (count, options) in enumerate(zip(groups, self.options(), strict=True)):
             inside = min(offset + count, start + size) - max(offset, start)
             if inside > 0:
-                parts.append(Part(count=inside, options=options, group=number))
+                parts.append(ParameterRun(count=inside, options=options, group=number))
             offset += count
         return tuple(parts)
 

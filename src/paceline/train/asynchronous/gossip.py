@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from paceline.errors import SpecError
 from paceline.spec.defaults import PLAIN
-from paceline.train.asynchronous.client import Exchange
-from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.client import RoundTrip
+from paceline.train.asynchronous.flat import FlatVector
 from paceline.train.asynchronous.launch import announce
 from paceline.train.asynchronous.meeting import rendezvous, world
 from paceline.train.asynchronous.peer import Peers
@@ -43,7 +43,7 @@ class GossipOptimizer(Distributed):
         """Meets a visitor half way."""
         self._open += 0.5 * (theirs - self._open)
 
-    def _step(self) -> Exchange | None:
+    def _step(self) -> RoundTrip | None:
         # the gradient is of older parameters, the step is taken from where visitors have moved them
         with self._peers.lock:
             self.flat.load(self._open)
@@ -81,7 +81,7 @@ def gossip(
     """Every worker is a neighbour of every other; all start from the parameters of the first."""
     check_period(period)
     place, expected = rendezvous(timeout_s), world(workers)
-    peers = Peers(place, Flat(optimizer).values(), expected=expected)
+    peers = Peers(place, FlatVector(optimizer).values(), expected=expected)
     if peers.worker == 0:
         announce(place, workers=expected)
     return model, GossipOptimizer(optimizer, peers, period=period, seed=seed)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import RunError
-from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.flat import FlatVector
 from paceline.train.asynchronous.launch import announce
 from paceline.train.asynchronous.meeting import rendezvous, world
 from paceline.train.asynchronous.remote import Wrapper
@@ -32,7 +32,12 @@ class HogwildOptimizer(Wrapper):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, flat: Flat, file: SharedFile, store: RunStore, worker: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        flat: FlatVector,
+        file: SharedFile,
+        store: RunStore,
+        worker: int,
     ) -> None:
         super().__init__(optimizer, worker)
         self._flat, self._file, self._store = flat, file, store
@@ -88,7 +93,7 @@ def hogwild(
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[nn.Module, HogwildOptimizer]:
     """Maps the parameters of all workers of the run onto one file in memory."""
-    flat, place, expected = Flat(optimizer), rendezvous(timeout_s), world(workers)
+    flat, place, expected = FlatVector(optimizer), rendezvous(timeout_s), world(workers)
     store = place.store()
     worker = store.add("workers", 1) - 1
     if worker == 0:

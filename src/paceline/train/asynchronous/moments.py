@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.train.asynchronous.shard import Part
+from paceline.train.asynchronous.shard import ParameterRun
 
 #: by server, of each of its parts: entries of state by name
 Kept = Sequence[Sequence[Mapping[str, Any]]]
-Shards = Sequence[tuple[int, Sequence[Part]]]
+Shards = Sequence[tuple[int, Sequence[ParameterRun]]]
 
 
 @dataclass(frozen=True, slots=True)

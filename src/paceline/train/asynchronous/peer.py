@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.errors import RunError
 from paceline.train.asynchronous import wire
-from paceline.train.asynchronous.client import Exchange
-from paceline.train.asynchronous.wire import Answer, Ask, Lost, Pair, Rendezvous
+from paceline.train.asynchronous.client import RoundTrip
+from paceline.train.asynchronous.wire import Ask, Lost, Pair, Rendezvous, ServerReply
 
 
 class Peers:
@@ -67,7 +67,7 @@ class Peers:
             if n != self.worker and n not in self._gone and self._store.check([f"life/{n}"])
         ]
 
-    def meet(self, neighbour: int, mine: Tensor) -> tuple[Tensor | None, Exchange | None]:
+    def meet(self, neighbour: int, mine: Tensor) -> tuple[Tensor | None, RoundTrip | None]:
         """Sends `mine`, gets the neighbour's as they were; None where it is gone."""
         start = time.perf_counter()
         try:
@@ -80,7 +80,7 @@ class Peers:
                 ).pack()
             )
             pair.send(payload)
-            answer = Answer.unpack(pair.receive_header())
+            answer = ServerReply.unpack(pair.receive_header())
             if answer.payload_bytes == 0:  # it is leaving
                 self._gone.add(neighbour)
                 return None, None
@@ -91,7 +91,7 @@ class Peers:
             self._pairs.pop(neighbour, None)
             return None, None
         now = time.perf_counter()
-        return theirs, Exchange(
+        return theirs, RoundTrip(
             staleness=0,
             version=answer.version,
             outcome=1,
@@ -162,8 +162,8 @@ class Peers:
         except Lost:
             return
 
-    def _answer(self, size: int, receive_s: float, update_s: float) -> Answer:
-        return Answer(
+    def _answer(self, size: int, receive_s: float, update_s: float) -> ServerReply:
+        return ServerReply(
             version=self._versions,
             staleness=0,
             outcome=1,

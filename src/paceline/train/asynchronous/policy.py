@@ -10,7 +10,7 @@ from paceline.spec.vocabulary import Mode, ServerMode, ServerRule, member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class UpdatePolicy:
     """What a server does with an update.
 
     Modes: `async` applies it at once; `sync` waits for all workers and applies the mean; `backup` waits for

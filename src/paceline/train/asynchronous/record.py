@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.train.asynchronous.client import Exchange
+from paceline.train.asynchronous.client import RoundTrip
 
 #: where the steps of a worker go; `{worker}` is replaced by its number
 VARIABLE = "PACELINE_RECORD"
@@ -37,7 +37,7 @@ class Recorder:
         """Seconds of compute since the last exchange ended."""
         return time.perf_counter() - self._since
 
-    def exchanged(self, compute_s: float, exchange: Exchange | None) -> None:
+    def exchanged(self, compute_s: float, exchange: RoundTrip | None) -> None:
         """One step is over."""
         self._since = time.perf_counter()
         self.steps += 1

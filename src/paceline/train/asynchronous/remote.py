@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from paceline.errors import RunError
 from paceline.train._torch import mark_stepped
-from paceline.train.asynchronous.client import Client, Exchange, Joined
-from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.client import Client, Joined, RoundTrip
+from paceline.train.asynchronous.flat import FlatVector
 from paceline.train.asynchronous.moments import divided, whole
-from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.policy import UpdatePolicy
 from paceline.train.asynchronous.record import Recorder
 
 #: how many times as long this worker is to take for its compute: to try out what a slow one does to the
@@ -36,7 +36,7 @@ class Wrapper(Optimizer, ABC):
     def __init__(self, optimizer: Optimizer, worker: int) -> None:
         self.inner = optimizer
         self.recorder = Recorder(worker)
-        self.last: Exchange | None = None
+        self.last: RoundTrip | None = None
         self._slow = float(os.environ.get(SLOW, "1"))
         self.__setstate__({})  # hooks and profiling, as of a copied optimizer: its __init__ would add groups
         atexit.register(self.close)
@@ -85,7 +85,7 @@ class Wrapper(Optimizer, ABC):
         return loss
 
     @abstractmethod
-    def _step(self) -> Exchange | None:
+    def _step(self) -> RoundTrip | None:
         """The step itself, and what was exchanged in it."""
 
     def close(self) -> None:
@@ -98,11 +98,11 @@ class Distributed(Wrapper):
     """Workers with parameters of their own, which others bring up to date."""
 
     #: of the servers, where there are any
-    policy: Policy | None = None
+    policy: UpdatePolicy | None = None
 
     def __init__(self, optimizer: Optimizer, run: Joined) -> None:
         self._run = run
-        self.flat = Flat(optimizer)
+        self.flat = FlatVector(optimizer)
         self.flat.load(run.join())
         super().__init__(optimizer, run.worker)
 
@@ -137,7 +137,7 @@ class ServerOptimizer(Distributed):
         self._sum: Tensor | None = None
         self._early = Early(self.flat, client) if overlap else None
 
-    def _step(self) -> Exchange | None:
+    def _step(self) -> RoundTrip | None:
         if self._early is not None:
             values, exchange = self._early.finish()
             assert values is not None
@@ -184,7 +184,7 @@ class Early:
     with earlier layers.
     """
 
-    def __init__(self, flat: Flat, client: Client) -> None:
+    def __init__(self, flat: FlatVector, client: Client) -> None:
         self._flat, self._client = flat, client
         self._pieces = flat.pieces(client.sizes)
         self._where = {
@@ -217,7 +217,7 @@ class Early:
     def _begin(self, server: int) -> None:
         self._client.begin(server, self._flat.gathered(self._pieces[server]), options=self._flat.options())
 
-    def finish(self) -> tuple[Tensor | None, Exchange]:
+    def finish(self) -> tuple[Tensor | None, RoundTrip]:
         """Sends what had no gradient in this pass, and waits for all."""
         for server, missing in enumerate(self._missing):
             if missing:
@@ -236,7 +236,7 @@ class ElasticOptimizer(Distributed):
         self._client = client
         self.period, self._steps = period, 0
 
-    def _step(self) -> Exchange | None:
+    def _step(self) -> RoundTrip | None:
         self.inner.step()
         self._steps += 1
         if self._steps % self.period:

@@ -32,10 +32,10 @@ from paceline.errors import PacelineError, RunError, SpecError
 from paceline.train.asynchronous import wire
 from paceline.train.asynchronous.codecs import Codec, codec
 from paceline.train.asynchronous.moments import packed, unpacked
-from paceline.train.asynchronous.policy import Policy
-from paceline.train.asynchronous.shard import Part, Shard
+from paceline.train.asynchronous.policy import UpdatePolicy
+from paceline.train.asynchronous.shard import ParameterRun, Shard
 from paceline.train.asynchronous.store import VARIABLE, Store, StoreLost
-from paceline.train.asynchronous.wire import Answer, Ask, Pair, Rendezvous, RunStore, Turns
+from paceline.train.asynchronous.wire import Ask, Pair, Rendezvous, RunStore, ServerReply, Turns
 
 #: number of the run in its session
 RUN_NUMBER = "PACELINE_RUN_NUMBER"
@@ -55,10 +55,10 @@ class ServerSpec:
     number: int
     rendezvous: Rendezvous
     start: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterRun, ...]
     #: MODULE:CLASS
     optimizer: str
-    policy: Policy
+    policy: UpdatePolicy
     #: of its optimizer, to begin with: of each part
     moments: Sequence[Mapping[str, Any]] = ()
     #: parameter groups of the whole model
@@ -204,7 +204,7 @@ class Server:
             pair,
             self._down,
             values,
-            Answer(
+            ServerReply(
                 version=version,
                 staleness=staleness,
                 outcome=kind,
@@ -226,7 +226,7 @@ class Server:
             )
             version = self.shard.version
         pair.send(
-            Answer(
+            ServerReply(
                 version=version,
                 staleness=0,
                 outcome=0,
@@ -239,11 +239,11 @@ class Server:
         if told.numel():
             pair.send(told)
 
-    def _reply(self, pair: Pair, down: Codec, values: Tensor, answer: Answer) -> None:
+    def _reply(self, pair: Pair, down: Codec, values: Tensor, answer: ServerReply) -> None:
         payload = down.encode(values) if values.numel() else torch.empty(0, dtype=torch.uint8)
         with self._outward.take() as waited:
             pair.send(
-                Answer(
+                ServerReply(
                     version=answer.version,
                     staleness=answer.staleness,
                     outcome=answer.outcome,
@@ -343,8 +343,10 @@ def published(place: Rendezvous, number: int) -> ServerSpec:
     """What `publish` left."""
     store = place.store()
     fields = json.loads(store.take(f"spec/{number}"))
-    parts = tuple(Part(**{**part, "options": _tuples(part["options"])}) for part in fields.pop("parts"))
-    folder, policy = fields.pop("checkpoint"), Policy(**fields.pop("policy"))
+    parts = tuple(
+        ParameterRun(**{**part, "options": _tuples(part["options"])}) for part in fields.pop("parts")
+    )
+    folder, policy = fields.pop("checkpoint"), UpdatePolicy(**fields.pop("policy"))
     place = replace(place, timeout_s=max(place.timeout_s, fields.pop("timeout_s")))
     if folder is None and (scratch := os.environ.get(SCRATCH)):
         folder = str(Path(scratch, f"server{number}.pt"))

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from paceline.spec.vocabulary import ServerMode, ServerRule
-from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.policy import UpdatePolicy
 
 #: what became of an update
 APPLIED, WAITING, LATE, AGAIN = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ParameterRun:
     """A run of parameters that share the options of one parameter group."""
 
     count: int
@@ -44,7 +44,11 @@ class Shard:
     """Parameters with their optimizer, the version (updates applied), and the book of who applied what."""
 
     def __init__(
-        self, start: Tensor, parts: Sequence[Part], optimizer: type[torch.optim.Optimizer], policy: Policy
+        self,
+        start: Tensor,
+        parts: Sequence[ParameterRun],
+        optimizer: type[torch.optim.Optimizer],
+        policy: UpdatePolicy,
     ) -> None:
         self.policy = policy
         self.values = start.clone().float()

@@ -30,12 +30,12 @@ __all__ = [
     "LOAD",
     "PUSH",
     "STATE",
-    "Answer",
     "Ask",
     "Lost",
     "Pair",
     "Rendezvous",
     "RunStore",
+    "ServerReply",
     "Turns",
     "answer_knock",
     "knock",
@@ -93,7 +93,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ServerReply:
     """What a server sends before the parameters; times are its own, in seconds."""
 
     version: int
@@ -112,7 +112,7 @@ class Answer:
         )
 
     @classmethod
-    def unpack(cls, raw: Tensor) -> Answer:
+    def unpack(cls, raw: Tensor) -> ServerReply:
         version, staleness, outcome, size, receive, update, waited, _ = raw.tolist()
         return cls(
             version=version,

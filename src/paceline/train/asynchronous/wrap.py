@@ -18,13 +18,13 @@ from paceline.spec.vocabulary import Mode, ServerMode, ServerRule
 from paceline.train.asynchronous import Factory, server
 from paceline.train.asynchronous.client import Client
 from paceline.train.asynchronous.codecs import codec
-from paceline.train.asynchronous.flat import Flat
+from paceline.train.asynchronous.flat import FlatVector
 from paceline.train.asynchronous.gossip import check_period, gossip
 from paceline.train.asynchronous.hogwild import hogwild
 from paceline.train.asynchronous.launch import announce
 from paceline.train.asynchronous.meeting import nodes, rendezvous, world
 from paceline.train.asynchronous.moments import divided
-from paceline.train.asynchronous.policy import Policy
+from paceline.train.asynchronous.policy import UpdatePolicy
 from paceline.train.asynchronous.remote import Distributed, ElasticOptimizer, ServerOptimizer
 from paceline.train.asynchronous.server import ServerSpec
 from paceline.train.asynchronous.store import TIMEOUT_S, VARIABLE
@@ -80,7 +80,7 @@ def served(
         overlap=overlap,
     )
     count = servers if servers is not None else _usual_servers()
-    flat = Flat(optimizer)
+    flat = FlatVector(optimizer)
     shards = flat.shards(count)
     server.check_optimizer(kind, trusted=None if VARIABLE in os.environ else kind)
     place = rendezvous(timeout_s, trusted=kind)
@@ -168,7 +168,7 @@ def _checked(
     overlap: bool = False,
     servers: int | None = None,
     **_: Any,
-) -> Policy:
+) -> UpdatePolicy:
     """The policy that these options of `served` ask for; raises where they cannot be, before anything is
     started.
     """
@@ -180,7 +180,7 @@ def _checked(
             " push_every or fetch_every"
         )
     codec(up), codec(down)
-    return Policy(
+    return UpdatePolicy(
         mode=mode,
         rule=rule,
         workers=workers,

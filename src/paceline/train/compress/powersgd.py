@@ -25,7 +25,7 @@ from paceline.spec import compression as spec
 from .base import Arrived, Compressor, Round, flat, writing
 
 
-class PowerSGD(Compressor):
+class PowerSGDCompressor(Compressor):
     """Low-rank gradients with error feedback.
 
     Factors lie so that products read matrices along rows: ten times as fast on CPUs.

@@ -15,7 +15,7 @@ from . import kernels
 from .base import Arrived, Compressor, flat, writing
 
 
-class QSGD(Compressor):
+class QSGDCompressor(Compressor):
     """Unbiased; the variance falls with more bits and smaller buckets."""
 
     scheme: spec.QSGD

@@ -19,7 +19,7 @@ from . import kernels
 from .base import Arrived, Compressor, flat, writing
 
 
-class SignSGD(Compressor):
+class SignSGDCompressor(Compressor):
     """Ranks send signs, the majority decides; a tie is 0.
 
     The mean magnitude goes along: it scales the vote unless `scaled=false`, and carries what is not finite.
@@ -41,7 +41,7 @@ class SignSGD(Compressor):
             kernels.sign_decode([payload[0] for payload in gathered], ones, -ones, target, vote, self.fused)
 
 
-class OneBit(Compressor):
+class OneBitCompressor(Compressor):
     """Signs, decoded as the mean of the elements on their side; what that misses is added to the next
     gradient.
     """

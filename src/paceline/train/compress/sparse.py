@@ -75,7 +75,7 @@ class _Largest(Compressor):
             kernels.sparse_decode(gathered, self.loss_scale / len(gathered), target, self.fused)
 
 
-class TopK(_Largest):
+class TopKCompressor(_Largest):
     """The k elements largest in magnitude of each rank's gradient, and of what it held back before."""
 
     scheme: spec.TopK
@@ -88,7 +88,7 @@ class TopK(_Largest):
         return self._largest(x, gain, None, total, 0.01)
 
 
-class DGC(_Largest):
+class DGCCompressor(_Largest):
     """Top-k of accumulated momentum, with local clipping, factor masking and a warm-up of the share that is
     sent.
 
@@ -134,7 +134,7 @@ class DGC(_Largest):
         return gain * torch.where(norm > limit, limit / norm, torch.ones_like(norm))
 
 
-class RandomK(Compressor):
+class RandomKCompressor(Compressor):
     """k elements at places that all ranks draw alike: values alone are sent, and summed by an all-reduce.
 
     One place is drawn from each of k ranges: as likely as any other, different by construction, and in the

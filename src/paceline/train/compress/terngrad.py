@@ -22,7 +22,7 @@ from . import kernels
 from .base import Arrived, Compressor, flat, writing
 
 
-class TernGrad(Compressor):
+class TernGradCompressor(Compressor):
     """Ternary gradients, five to a byte."""
 
     scheme: spec.TernGrad

@@ -25,7 +25,7 @@ from torch import nn
 
 import paceline.train as pt
 from paceline.errors import PacelineError, SpecError, UnknownName
-from paceline.train.comm import Event
+from paceline.train.comm import CommEvent
 from paceline.train.job import Job, join
 from paceline.train.optim import LARS
 from paceline.train.parallel import strategy_in
@@ -176,7 +176,7 @@ class _Trace:
 
     def __init__(self, net: nn.Module, total: int) -> None:
         self._net, self._from = net, total - _KEPT_STEPS
-        self.events: Sequence[Event] | None = None
+        self.events: Sequence[CommEvent] | None = None
         self.phases: list[tuple[str, float, float]] = []
 
     def add(self, number: int, done: Done) -> None:
