@@ -1,9 +1,9 @@
 """The scheduler as a state machine without clock, network or disk: events in, decisions out.
 
 A driver (the simulator, or a live engine) tells `StateMachine.handle` what happened, carries out the
-decisions that it returns, and sends a `Tick` at `StateMachine.wake_s`. Decisions of one batch take effect at once for the
-machine: what a batch stops or moves is free for what it starts. The log holds each event with its decisions;
-`replay` runs it again.
+decisions that it returns, and sends a `Tick` at `StateMachine.wake_s`. Decisions of one batch take effect
+at once for the machine: what a batch stops or moves is free for what it starts. The log holds each event
+with its decisions; `replay` runs it again.
 """
 
 from __future__ import annotations
