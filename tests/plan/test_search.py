@@ -75,6 +75,15 @@ def test_the_answer_is_predicted_again_from_its_words(tiny, node):
     assert {r.what for r in found.ranges} >= {"global batch", "memory of a device"}
 
 
+@pytest.mark.parametrize("gbs", [10**9, 2**40])
+def test_a_batch_as_large_as_any_is_planned(tiny, node, gbs):
+    """Larger ones are tried, too, to see where the winner stays: none is larger than the largest."""
+    found = plan_transformer(
+        tiny, (node,), gbs=gbs, fix=["zero1", "tp=1", "pp=1"], forbid=["offload"], most=4
+    )
+    assert found.best.plan.gbs == gbs and "global batch" in {r.what for r in found.ranges}
+
+
 def test_interrupted_the_best_so_far_stands(tiny, node):
     def stop(what, done, total, best):
         if what == "simulating" and done >= 8:

@@ -60,7 +60,7 @@ def test_a_store_listens_on_the_address_it_is_given_only():
 @pytest.mark.skipif(sys.platform != "linux", reason="which ports are open is read from /proc")
 @pytest.mark.parametrize("plan", ["ddp", "ps-async"])
 def test_ranks_of_one_machine_listen_on_its_loopback_interface_only(plan):
-    ranks = run("workers_22:ports", world=2, arguments={"plan": plan}, environment=HERE, timeout_s=100)
+    ranks = run("workers_22:ports", world=2, arguments={"plan": plan}, environment=HERE, timeout_s=250)
     assert ranks == [[], []]
 
 

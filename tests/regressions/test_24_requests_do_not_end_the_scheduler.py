@@ -258,10 +258,11 @@ def mutated(draw, index, names):
     return bytes(body)
 
 
-POLICIES = ["fifo", "marginal", "srtf", "optimus(interval_s=0)"]
+#: with each of these seeds one request in a few hundred ended the scheduler while errors could leave its loop
+SEEDS = {"fifo": 1, "marginal": 2, "srtf": 5, "optimus(interval_s=0)": 4}
 
 
-@pytest.mark.parametrize(("seed", "policy"), list(enumerate(POLICIES, 1)))
+@pytest.mark.parametrize(("policy", "seed"), SEEDS.items())
 def test_hundreds_of_mutated_requests(engine, tmp_path, policy, seed):
     draw, names, taken = random.Random(seed), ["none"], 0
     with serving(tmp_path / "state", policy) as daemon:
@@ -362,8 +363,8 @@ def test_fifty_clients_at_once(engine, tmp_path, monkeypatch):
         assert answers == [(200, {"ok": []})] * (4 * CLIENTS)
 
 
-def test_a_thousand_jobs_are_copied_quickly(engine, tmp_path):
-    """What the loop itself does for an ETA is a copy in which jobs are shared."""
+def test_jobs_are_not_copied_for_an_eta(engine, tmp_path):
+    """What the loop itself does for an ETA is a copy in which jobs are shared: it is quick with many."""
     live = Daemon(DaemonSettings(state=tmp_path / "state"))
     try:
         live.submit([JobSpec.of(order(f"j{i}"), tmp_path) for i in range(20)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.catalog import clusters, transformers
 from paceline.errors import PlanError, SpecError
 from paceline.predict.simulated import predict
-from paceline.spec.plan import SCHEDULES, Plan, problems, resolve, stage_layers
+from paceline.spec.plan import SCHEDULES, Plan, divisors, problems, resolve, stage_layers
 from paceline.spec.vocabulary import Sharding
 
 LLAMA = transformers.get("llama3-70b")
@@ -189,3 +189,9 @@ def test_a_plan_in_a_file(tmp_path):
             Plan.parse(str(path))
     with pytest.raises(SpecError, match="cannot read plan file"):
         Plan.parse(str(tmp_path / "none.toml"))
+
+
+def test_divisors_are_all_and_are_found_at_once():
+    for n in range(1, 150):
+        assert divisors(n) == tuple(i for i in range(1, n + 1) if n % i == 0)
+    assert divisors(2**40) == tuple(2**i for i in range(41))

@@ -117,6 +117,22 @@ def test_compare(capsys, tmp_path):
     assert data["best"] in ("ddp", "terngrad") and data["rows"][1]["accuracy"]["source"]
 
 
+@pytest.mark.parametrize(
+    ("plans", "headline", "names"),
+    [
+        ("ddp,fsdp", "seq=1024 bf16", ["ddp", "fsdp"]),
+        ("ddp seq=512,fsdp", "bf16", ["ddp seq=512", "fsdp seq=1024"]),
+        ("ddp fp32,fsdp", "seq=1024", ["ddp fp32", "fsdp bf16"]),
+        ("ddp seq=512 fp32,fsdp", "", ["ddp seq=512 fp32", "fsdp seq=1024 bf16"]),
+    ],
+)
+def test_what_plans_share_is_in_the_headline_and_the_rest_in_their_rows(capsys, plans, headline, names):
+    first, _, *rows = run(capsys, "compare", "gpt2", "--cluster", "1xdgx-h100", "--plans", plans).splitlines()
+    said = first.split(" on dgx-h100")[1]
+    assert said.strip() == (f": {headline}" if headline else "")
+    assert [row.partition("  ")[0] for row in rows] == names
+
+
 def test_whole_jobs(capsys):
     shown = run(capsys, "predict", *GPT, "--tokens", "300G", "--price", "2USD/h")
     for words in ("time to train", "goodput", "device-hours", "USD", "Wh", "interrupted every"):

@@ -77,7 +77,7 @@ def _end(
 ) -> tuple[float | None, str]:
     """The first factor at which the first plan does not win, and the plan that does."""
     for factor in factors:
-        times = ((_seconds(model, change(ranked, factor)), ranked) for ranked in plans)
+        times = ((_seconds(model, ranked, change, factor), ranked) for ranked in plans)
         own, _ = next(times)
         if own < math.inf:
             fastest, winner = min(times, key=lambda pair: pair[0], default=(own, plans[0]))
@@ -88,10 +88,11 @@ def _end(
     return None, ""
 
 
-def _seconds(model: Transformer, ranked: Ranked) -> float:
-    """Seconds of a step; infinite where it cannot run."""
+def _seconds(model: Transformer, ranked: Ranked, change: _Change, factor: float) -> float:
+    """Seconds of a step after a change; infinite where it cannot run, or nothing has such a size."""
     try:
-        found = predict(model, ranked.cluster, ranked.plan)
+        changed = change(ranked, factor)
+        found = predict(model, changed.cluster, changed.plan)
     except PacelineError:
         return math.inf
     return found.step_s if found.fit.fits else math.inf

@@ -263,6 +263,7 @@ def comparison_view(c: Comparison) -> RenderableType:
     )
     first = next((row.prediction for row in c.rows if row.prediction is not None), None)
     most = max((row.prediction.throughput for row in c.rows if row.prediction is not None), default=1.0)
+    shared = _shared(c)
     for row in c.rows:
         p = row.prediction
         if p is None or first is None:
@@ -283,7 +284,7 @@ def comparison_view(c: Comparison) -> RenderableType:
             style = "bold green"
         note = p.accuracy.what if p.accuracy is not None else "none: the sum of all gradients, every step"
         table.add_row(
-            Text(row.plan, style=style),
+            Text(_named(row.plan, p, shared), style=style),
             show(p.step_s, "time"),
             _rate(p.throughput, p.unit),
             bar,
@@ -302,16 +303,25 @@ def comparison_view(c: Comparison) -> RenderableType:
         if sources
         else []
     )
-    return Group(Text(c.subject + _shared(c), style="bold"), table, *said)
+    headline = f"{c.subject}: {' '.join(shared)}" if shared else c.subject
+    return Group(Text(headline, style="bold"), table, *said)
 
 
-def _shared(c: Comparison) -> str:
-    """The length of samples and the precision, where they are those of all plans."""
-    found = {(p.seq, p.precision) for row in c.rows if (p := row.prediction) is not None}
-    if len(found) != 1:
-        return ""
-    ((seq, precision),) = found
-    return f": seq={seq} {precision}" if seq else f": {precision}"
+def _settings(p: DistributedPrediction) -> list[str]:
+    """The length of samples, where they have one, and the precision, as words of a plan."""
+    return [*([f"seq={p.seq}"] if p.seq else []), p.precision]
+
+
+def _shared(c: Comparison) -> list[str]:
+    """The settings that are the same under all plans: the headline has them, rows have the others."""
+    each = [_settings(row.prediction) for row in c.rows if row.prediction is not None]
+    return [word for word in each[0] if all(word in settings for settings in each)] if each else []
+
+
+def _named(plan: str, p: DistributedPrediction, shared: list[str]) -> str:
+    """A plan as it was written, with those of its settings that neither it nor the headline says."""
+    said = {*shared, *plan.split()}
+    return " ".join([plan, *(word for word in _settings(p) if word not in said)])
 
 
 def _even(found: BreakEven | None) -> str:

@@ -404,7 +404,9 @@ def fewest_micro_batches(plan: Plan) -> int:
 @cache
 def divisors(n: int) -> tuple[int, ...]:
     """Of a whole number, in order."""
-    return tuple(i for i in range(1, n + 1) if n % i == 0)
+    low = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    high = [n // i for i in reversed(low) if i * i != n]
+    return (*low, *high)
 
 
 def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:

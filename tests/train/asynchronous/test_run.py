@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import RunError, SpecError
-from paceline.train.asynchronous import NAMES, strategies
+from paceline.train.asynchronous import NAMES, strategies, wire
 from paceline.train.asynchronous.launch import Local
 
 COUNTING, LEARNING = (str(Path(__file__).with_name(name)) for name in ("counting.py", "learning.py"))
@@ -155,6 +155,29 @@ def test_gossip_meets_and_ends():
     with Local(workers=2) as run:
         run.start(command("gossip", 15))
         run.wait(150)
+
+
+def test_a_server_that_starts_late_may_be_missed_once(monkeypatch):
+    """On a busy machine a server takes long to start, and a first meeting with it may fail: the time in which
+    a worker tries again begins when the server is there.
+    """
+    knock, missed = wire.knock, []
+
+    def first_in_vain(*words):
+        if not missed:
+            missed.append(words)
+            raise wire.Lost("nobody came")
+        return knock(*words)
+
+    monkeypatch.setattr(wire, "knock", first_in_vain)
+    model = torch.nn.Linear(2, 1)
+    with Local(workers=1) as run:
+        monkeypatch.setenv("PACELINE_RENDEZVOUS", run.environment()["PACELINE_RENDEZVOUS"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        # a server imports torch before it is there, which takes longer than this
+        _, optimizer = strategies()["ps-async"](model, optimizer, workers=1, retry_s=0.5)
+        optimizer.close()
+    assert missed
 
 
 def test_refuses(monkeypatch):

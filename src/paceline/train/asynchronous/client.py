@@ -179,6 +179,8 @@ class _Link:
         #: options that the server has been told on this connection, as JSON
         self._told = b""
         self._life, self._version, self._count = 0, 0, 0
+        #: when its first life was seen; starting takes as long as it takes, and is no time for trying again
+        self._started_s = 0.0
         self._buffer: Tensor | None = None
         self.sent = 0
 
@@ -238,7 +240,7 @@ class _Link:
 
     def _until_done(self, exchange: Callable[[Pair], T]) -> T:
         """What an exchange with the server gives, across lost connections and new lives of the server."""
-        deadline = time.monotonic() + self._retry_s
+        begun_s = time.monotonic()
         while True:
             try:
                 if self._pair is None:
@@ -248,7 +250,7 @@ class _Link:
             except Lost as error:
                 self._pair = None
                 self._raise_failure()
-                if time.monotonic() > deadline:
+                if time.monotonic() > max(begun_s, self._started_s) + self._retry_s:
                     raise RunError(
                         f"server {self._server} is gone and did not come back within {self._retry_s:g} s:"
                         f" {str(error)[:120]}"
@@ -258,6 +260,7 @@ class _Link:
     def _connect(self) -> tuple[Tensor, ServerReply, float]:
         store = self._store = self._store or self._where.store()
         self._life = self._next_life(store)
+        self._started_s = self._started_s or time.monotonic()
         self._told = b""
         self._pair = wire.knock(self._where, store, self._server, self._life)
         self._pair.send(Ask(kind=wire.JOIN, worker=self._worker, sequence=0, base=0, payload_bytes=0).pack())
