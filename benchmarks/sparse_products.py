@@ -1,0 +1,189 @@
+"""Time products whose weights are pruned 2:4 beside dense ones on a CUDA device.
+
+    python benchmarks/sparse_products.py --out sparse_products.jsonl
+
+One line per shape, type and kind: `device_s`, the seconds of the product on the device alone, and `call_s`,
+the seconds from one eager call of `torch.nn.functional.linear` to the next. The calls that `device_s` is taken
+from wait behind a long kernel, so that the host has issued them all before the first one starts; the L2 cache
+is flushed before each. Both are medians. Kinds: dense, cuSPARSELt with its first algorithm and with the
+fastest one that a search finds, CUTLASS. `compress_s` is the time to pack pruned weights, `prune_s` that to
+prune and pack both orientations, as training needs after each update. Needs torch alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+warnings.filterwarnings("ignore", message=".*SparseSemiStructuredTensor is in prototype.*")
+#: inputs and outputs of layers as transformers and their MLPs have them
+WEIGHTS = ((768, 3072), (1024, 4096), (4096, 4096), (4096, 14336), (14336, 4096), (8192, 8192), (8192, 28672))
+#: rows of activations: a few as in decoding, up to those of a training step
+ROWS = (16, 128, 512, 2048, 8192, 16384)
+#: shapes that are also taken in fp16: rows, inputs, outputs
+HALF = ((128, 4096, 14336), (2048, 1024, 4096), (2048, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192))
+#: cycles of the kernel that the host gets ahead behind: some 4 ms
+AHEAD_CYCLES = 8_000_000
+REPEATS = 15
+Call = Callable[[], Any]
+
+
+def device_seconds(call: Call, flush: torch.Tensor) -> float:
+    """Median time of a call on the device, without the host's."""
+    times: list[float] = []
+    for _ in range(REPEATS):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(AHEAD_CYCLES)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def call_seconds(call: Call) -> float:
+    """Median over rounds of the time between eager calls, one after the other."""
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) / 10)
+    return statistics.median(times)
+
+
+def pruned(weights: torch.Tensor) -> torch.Tensor:
+    """The two largest of every four weights along the inputs, zeros for the others."""
+    fours = weights.reshape(-1, 4)
+    kept = fours.abs().topk(2, dim=1).indices
+    mask = torch.zeros_like(fours).scatter_(1, kept, 1)
+    return (fours * mask).reshape(weights.shape)
+
+
+def dense(x: torch.Tensor, weights: torch.Tensor) -> Call:
+    return partial(linear, x, weights)
+
+
+def cusparselt(x: torch.Tensor, weights: torch.Tensor, search: bool = False) -> Call:
+    best = int(torch._cslt_sparse_mm_search(torch._cslt_compress(weights), x.t())) if search else 0
+    packed = torch.sparse.SparseSemiStructuredTensorCUSPARSELT.from_dense(weights, alg_id=best)
+    return partial(linear, x, packed)
+
+
+def transposed(x: torch.Tensor, weights: torch.Tensor) -> Call:
+    """The bare product of cuSPARSELt that writes its result transposed: no copy behind it."""
+    packed = torch._cslt_compress(weights)
+    best = int(torch._cslt_sparse_mm_search(packed, x.t(), transpose_result=True))
+    return partial(torch._cslt_sparse_mm, packed, x.t(), transpose_result=True, alg_id=best)
+
+
+def cutlass(x: torch.Tensor, weights: torch.Tensor) -> Call:
+    return partial(linear, x, torch.sparse.SparseSemiStructuredTensorCUTLASS.from_dense(weights))
+
+
+KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Call]] = {
+    "cusparselt": cusparselt,
+    "cusparselt-searched": partial(cusparselt, search=True),
+    "cusparselt-transposed": transposed,
+    "cutlass": cutlass,
+}
+
+
+def measured(call: Call, flush: torch.Tensor) -> dict[str, float]:
+    for _ in range(3):
+        call()
+    return {"device_s": device_seconds(call, flush), "call_s": call_seconds(call)}
+
+
+def shapes() -> Iterator[tuple[int, int, int, torch.dtype]]:
+    for inputs, outputs in WEIGHTS:
+        for rows in ROWS:
+            yield rows, inputs, outputs, torch.bfloat16
+    for rows, inputs, outputs in HALF:
+        yield rows, inputs, outputs, torch.float16
+
+
+def products(flush: torch.Tensor) -> Iterator[dict[str, Any]]:
+    for rows, inputs, outputs, dtype in shapes():
+        x = torch.randn(rows, inputs, device="cuda", dtype=dtype)
+        weights = torch.randn(outputs, inputs, device="cuda", dtype=dtype)
+        about = {"rows": rows, "inputs": inputs, "outputs": outputs, "dtype": str(dtype).split(".")[1]}
+        yield {**about, "kind": "dense", **measured(dense(x, weights), flush)}
+        sparse = pruned(weights)
+        reference = linear(x, sparse).float()
+        for kind, make in KINDS.items():
+            row: dict[str, Any] = {**about, "kind": kind}
+            try:
+                call = make(x, sparse)
+                off = (call().float() - reference).norm() / reference.norm()
+                row |= {**measured(call, flush), "relative_error": float(off)}
+            except Exception as error:  # what this build or device refuses is a finding too
+                row["refused"] = f"{type(error).__name__}: {str(error)[:160]}"
+            yield row
+
+
+def packing(flush: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Seconds to pack weights, and to prune and pack both orientations of them."""
+    for inputs, outputs in WEIGHTS:
+        weights = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+        row: dict[str, Any] = {"kind": "packing", "inputs": inputs, "outputs": outputs}
+        both = partial(torch._sparse_semi_structured_tile, weights, use_cutlass=False)
+        calls: dict[str, Call] = {
+            "compress_s": partial(torch._cslt_compress, pruned(weights)),
+            "prune_s": both,
+        }
+        for name, call in calls.items():
+            try:
+                call()
+                row[name] = device_seconds(call, flush)
+            except Exception as error:
+                row["refused"] = f"{name}: {type(error).__name__}: {str(error)[:160]}"
+        yield row
+
+
+def about_device() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "kind": "about",
+        "device": properties.name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cusparselt": torch.backends.cusparselt.version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    usual = Path(os.environ.get("OUT", ".")) / "sparse_products.jsonl"
+    parser.add_argument("--out", type=Path, default=usual)
+    args = parser.parse_args()
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    began = time.perf_counter()
+    with args.out.open("w", encoding="utf-8") as out:
+        out.write(json.dumps(about_device()) + "\n")
+        for source in (products, packing):
+            for row in source(flush):
+                out.write(json.dumps(row) + "\n")
+                out.flush()
+    print(f"{args.out}: {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
