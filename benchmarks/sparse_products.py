@@ -3,8 +3,8 @@
     python benchmarks/sparse_products.py --out sparse_products.jsonl
 
 One line per shape, type and kind: `device_s`, the seconds of the product on the device alone, and `call_s`,
-the seconds from one eager call of `torch.nn.functional.linear` to the next. The calls that `device_s` is taken
-from wait behind a long kernel, so that the host has issued them all before the first one starts; the L2 cache
+the seconds from one eager call of `torch.nn.functional.linear` to the next. The calls of `device_s` wait
+behind a long kernel, so that the host has issued them all before the first one starts; the L2 cache
 is flushed before each. Both are medians. Kinds: dense, cuSPARSELt with its first algorithm and with the
 fastest one that a search finds, CUTLASS. `compress_s` is the time to pack pruned weights, `prune_s` that to
 prune and pack both orientations, as training needs after each update. Needs torch alone.
