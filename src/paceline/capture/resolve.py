@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.capture import _torch, fallbacks
-from paceline.capture.build import BuildMode
+from paceline.capture.build import BuildMode, build_device
 from paceline.capture.step import StepInputs, _user_code
 from paceline.catalog import hugging_face, models
 from paceline.errors import CaptureError, MissingExtra, SpecError, UnknownName, nearest
@@ -54,7 +54,8 @@ def resolve(
         return _file(Path(scheme), rest, batch, seq), UsualSettings()
     entry = models.get(model)
     with BuildMode():
-        module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device="meta")
+        device = build_device()
+        module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device=device)
     seq = entry.seq if seq is None else seq
     per_sample = seq if entry.unit == "tokens" and seq else 1
     job = StepInputs(
