@@ -1,21 +1,33 @@
 """Time products whose weights are pruned 2:4 beside dense ones on a CUDA device.
 
     python benchmarks/sparse_products.py --out sparse_products.jsonl
+    python benchmarks/sparse_products.py --parts packing eager fp16
 
 One line per shape, type and kind: `device_s`, the seconds of the product on the device alone, and `call_s`,
-the seconds from one eager call of `torch.nn.functional.linear` to the next. The calls of `device_s` wait
-behind a long kernel, so that the host has issued them all before the first one starts; the L2 cache
-is flushed before each. Both are medians. Kinds: dense, cuSPARSELt with its first algorithm and with the
-fastest one that a search finds, CUTLASS. `compress_s` is the time to pack pruned weights, `prune_s` that to
-prune and pack both orientations, as training needs after each update. Needs torch alone.
+the seconds from one eager call to the next. The calls of `device_s` wait behind a long kernel, so that the
+host has issued them all before the first one starts; the L2 cache is flushed before each. Both are medians.
+
+    dense                    torch.nn.functional.linear
+    cusparselt-transposed    the bare product of cuSPARSELt with the fastest algorithm that a search finds
+    cusparselt-first         the same with its first algorithm
+    eager                    torch.nn.functional.linear with a SparseSemiStructuredTensor
+    packing                  compress_s: pruned weights are packed; prune_s: both orientations are pruned and
+                             packed, as training needs after each update
+
+Each part runs in a process of its own: a product that a library breaks down on takes its process with it (a
+search in fp16 did, cuSPARSELt 0.8). CUTLASS kernels of torch are for compute capability 8.x alone. Needs
+torch alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,8 +43,8 @@ warnings.filterwarnings("ignore", message=".*SparseSemiStructuredTensor is in pr
 WEIGHTS = ((768, 3072), (1024, 4096), (4096, 4096), (4096, 14336), (14336, 4096), (8192, 8192), (8192, 28672))
 #: rows of activations: a few as in decoding, up to those of a training step
 ROWS = (16, 128, 512, 2048, 8192, 16384)
-#: shapes that are also taken in fp16: rows, inputs, outputs
-HALF = ((128, 4096, 14336), (2048, 1024, 4096), (2048, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192))
+#: those of eager calls, and in fp16
+SOME_ROWS = (128, 2048, 8192)
 #: cycles of the kernel that the host gets ahead behind: some 4 ms
 AHEAD_CYCLES = 8_000_000
 REPEATS = 15
@@ -79,29 +91,20 @@ def dense(x: torch.Tensor, weights: torch.Tensor) -> Call:
     return partial(linear, x, weights)
 
 
-def cusparselt(x: torch.Tensor, weights: torch.Tensor, search: bool = False) -> Call:
-    best = int(torch._cslt_sparse_mm_search(torch._cslt_compress(weights), x.t())) if search else 0
-    packed = torch.sparse.SparseSemiStructuredTensorCUSPARSELT.from_dense(weights, alg_id=best)
-    return partial(linear, x, packed)
-
-
-def transposed(x: torch.Tensor, weights: torch.Tensor) -> Call:
-    """The bare product of cuSPARSELt that writes its result transposed: no copy behind it."""
+def transposed(x: torch.Tensor, weights: torch.Tensor, search: bool = True) -> Call:
+    """The bare product, which writes its result transposed: no copy behind it."""
     packed = torch._cslt_compress(weights)
-    best = int(torch._cslt_sparse_mm_search(packed, x.t(), transpose_result=True))
+    best = int(torch._cslt_sparse_mm_search(packed, x.t(), transpose_result=True)) if search else 0
     return partial(torch._cslt_sparse_mm, packed, x.t(), transpose_result=True, alg_id=best)
 
 
-def cutlass(x: torch.Tensor, weights: torch.Tensor) -> Call:
-    return partial(linear, x, torch.sparse.SparseSemiStructuredTensorCUTLASS.from_dense(weights))
+def eager(x: torch.Tensor, weights: torch.Tensor) -> Call:
+    return partial(linear, x, torch.sparse.SparseSemiStructuredTensorCUSPARSELT.from_dense(weights))
 
 
-KINDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Call]] = {
-    "cusparselt": cusparselt,
-    "cusparselt-searched": partial(cusparselt, search=True),
-    "cusparselt-transposed": transposed,
-    "cutlass": cutlass,
-}
+Make = Callable[[torch.Tensor, torch.Tensor], Call]
+SEARCHED: dict[str, Make] = {"cusparselt-transposed": transposed}
+EAGER: dict[str, Make] = {"cusparselt-first": partial(transposed, search=False), "eager": eager}
 
 
 def measured(call: Call, flush: torch.Tensor) -> dict[str, float]:
@@ -110,23 +113,17 @@ def measured(call: Call, flush: torch.Tensor) -> dict[str, float]:
     return {"device_s": device_seconds(call, flush), "call_s": call_seconds(call)}
 
 
-def shapes() -> Iterator[tuple[int, int, int, torch.dtype]]:
-    for inputs, outputs in WEIGHTS:
-        for rows in ROWS:
-            yield rows, inputs, outputs, torch.bfloat16
-    for rows, inputs, outputs in HALF:
-        yield rows, inputs, outputs, torch.float16
-
-
-def products(flush: torch.Tensor) -> Iterator[dict[str, Any]]:
-    for rows, inputs, outputs, dtype in shapes():
-        x = torch.randn(rows, inputs, device="cuda", dtype=dtype)
+def products(
+    flush: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype, kinds: dict[str, Make]
+) -> Iterator[dict[str, Any]]:
+    for (inputs, outputs), samples in itertools.product(WEIGHTS, rows):
+        x = torch.randn(samples, inputs, device="cuda", dtype=dtype)
         weights = torch.randn(outputs, inputs, device="cuda", dtype=dtype)
-        about = {"rows": rows, "inputs": inputs, "outputs": outputs, "dtype": str(dtype).split(".")[1]}
+        about = {"rows": samples, "inputs": inputs, "outputs": outputs, "dtype": str(dtype).split(".")[1]}
         yield {**about, "kind": "dense", **measured(dense(x, weights), flush)}
         sparse = pruned(weights)
         reference = linear(x, sparse).float()
-        for kind, make in KINDS.items():
+        for kind, make in kinds.items():
             row: dict[str, Any] = {**about, "kind": kind}
             try:
                 call = make(x, sparse)
@@ -167,22 +164,41 @@ def about_device() -> dict[str, Any]:
     }
 
 
+PARTS: dict[str, Callable[[torch.Tensor], Iterator[dict[str, Any]]]] = {
+    "packing": packing,
+    "bf16": partial(products, rows=ROWS, dtype=torch.bfloat16, kinds=SEARCHED),
+    "eager": partial(products, rows=SOME_ROWS, dtype=torch.bfloat16, kinds=EAGER),
+    "fp16": partial(products, rows=SOME_ROWS, dtype=torch.float16, kinds=EAGER),
+}
+
+
+def run_part(part: str, out: Path) -> None:
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    with out.open("a", encoding="utf-8") as file:
+        for row in PARTS[part](flush):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     usual = Path(os.environ.get("OUT", ".")) / "sparse_products.jsonl"
     parser.add_argument("--out", type=Path, default=usual)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--here", action="store_true", help="in this process; appends to the file")
     args = parser.parse_args()
-    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
-    began = time.perf_counter()
-    with args.out.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(about_device()) + "\n")
-        for source in (products, packing):
-            for row in source(flush):
-                out.write(json.dumps(row) + "\n")
-                out.flush()
-    print(f"{args.out}: {time.perf_counter() - began:.0f} s")
+    if args.here:
+        for part in args.parts:
+            run_part(part, args.out)
+        return
+    args.out.write_text(json.dumps(about_device()) + "\n", encoding="utf-8")
+    for part in args.parts:
+        began = time.perf_counter()
+        command = [sys.executable, __file__, "--here", "--out", str(args.out), "--parts", part]
+        code = subprocess.run(command, check=False).returncode
+        print(f"{part}: {time.perf_counter() - began:.0f} s, exit code {code}", flush=True)
 
 
 if __name__ == "__main__":
