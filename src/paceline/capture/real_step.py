@@ -21,6 +21,8 @@ from paceline.units import show
 
 #: learning rate of the plain steps that a model takes before it is measured
 RATE = 0.01
+#: standard deviation of the embeddings of catalog models, as language models start
+EMBEDDING_DEVIATION = 0.02
 #: bytes per parameter of a real step in fp32: weight and gradient
 _BYTES = 8
 
@@ -31,9 +33,18 @@ def real_step(model: Any, *, batch: int, seq: int | None = None, image: int | No
     with with_values():
         job, _ = resolve(model, batch=batch, seq=seq, image=image)
     job.module.train()
-    if isinstance(model, str) and ":" not in model:  # the catalog's inputs have sizes alone
+    if isinstance(model, str) and ":" not in model:
+        _initialise(job)
+        # the catalog's inputs have sizes alone
         return replace(job, args=tuple(_drawn(job, value) for value in job.args))
     return job
+
+
+def _initialise(job: StepInputs) -> None:
+    """Small embeddings: torch's have deviation 1, and a head that shares them would saturate its softmax."""
+    for module in job.module.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            nn.init.normal_(module.weight, std=EMBEDDING_DEVIATION)
 
 
 def _drawn(job: StepInputs, value: Any) -> Any:

@@ -77,9 +77,11 @@ def matrix_time(
     traffic: Array,
     itemsize: Array | float,
     share: Array | float = 1.0,
+    tiles: Array = TILES,
+    splits: Array = SPLITS,
 ) -> Array:
     """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency. Peak and
-    constants may differ by product.
+    constants may differ by product. `tiles` and `splits` are those that the library has kernels for.
     """
     c = {
         f.name: np.asarray(getattr(curve, f.name))[..., None, None]
@@ -91,8 +93,8 @@ def matrix_time(
     itemsize, share = (
         np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None] for v in (itemsize, share)
     )
-    tm, tn = TILES[:, 0][None, :, None], TILES[:, 1][None, :, None]
-    splits = SPLITS[None, None, :]
+    tm, tn = tiles[:, 0][None, :, None], tiles[:, 1][None, :, None]
+    splits = splits[None, None, :]
     step = 128.0 / itemsize  # k advances by 128 bytes
     part = np.ceil(k / splits / step) * step
     units = batch * np.ceil(m / tm) * np.ceil(n / tn) * splits

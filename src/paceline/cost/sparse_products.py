@@ -4,8 +4,12 @@ can.
 2:4 is the dense product (`matrix_time`, with the fitted curve of dense products) at `rate` times the peak,
 reading half of the weights and two bits for each one kept; activations and the result are as large as ever:
 
-    time = matrix_time(rate * peak, share * efficiency, bytes(x) + bytes(y) + bytes(w) (1/2 + 1/8 / itemsize))
-           + overhead
+    time = matrix_time(rate peak, share efficiency, bandwidth memory,
+                       bytes(x) + bytes(y) + bytes(w) (1/2 + 1/8 / itemsize))
+
+Its kernels have large tiles and do not split the reduction (those that torch calls in cuSPARSELt). Two
+constants are fitted (`python -m paceline.bench.fit.two_four`): `efficiency`, the share of the dense efficiency
+that is left at the higher peak, and `memory`, the share of the bandwidth.
 
 A device that skips single zeros finds a share of them: of the multiply-adds with a zero in operand i, the
 share `skips` takes no time, and tensors are stored with a bitmap where that is smaller:
@@ -27,7 +31,7 @@ from numpy.typing import NDArray
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.index_overhead import TWO_FOUR_BITS
-from paceline.cost.matrix import matrix_time
+from paceline.cost.matrix import SPLITS, TILES, matrix_time
 from paceline.cost.operators import dtype_of
 from paceline.cost.pack import MOST_ALIGNED, MatrixEntries, pack_ops
 from paceline.spec.workload import ITEMSIZE, Op
@@ -36,14 +40,25 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSet:
+    """Tiles, and splits of the reduction, that a library has kernels for."""
+
+    tiles: Array
+    splits: Array
+
+
+DENSE_KERNELS = KernelSet(tiles=TILES, splits=SPLITS)
+TWO_FOUR_KERNELS = KernelSet(tiles=TILES[TILES.min(axis=1) >= 128], splits=np.ones(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TwoFourCurve:
-    """Constants of 2:4 products, fitted beside dense ones: the share of the dense efficiency that remains at
-    the higher peak, seconds on top, and the standard deviation of the logarithm of the gains of shapes that
-    were left out of the fit.
+    """Constants of 2:4 products beside those of dense ones, and the standard deviation of the logarithm of
+    the gains of shapes that were left out of the fit.
     """
 
     efficiency: float
-    overhead_s: float
+    memory: float
     sigma: float
     source: str
     device: str
@@ -92,14 +107,17 @@ def two_four_seconds(
     if not ops:
         return np.zeros(0)
     fitted = curve or two_four_curve()
-    products = _Products.of(ops, chip, curves)
+    slower = replace(chip, bandwidth=chip.bandwidth * fitted.memory)
+    products = _Products.of(ops, slower, curves)
     entries = products.entries
     weights = entries.batch * entries.n * entries.k * entries.itemsize
     spared = weights * (0.5 - 0.5 * TWO_FOUR_BITS / 8 / entries.itemsize)
-    quicker = products.seconds(
-        peak=rate, share=fitted.efficiency, traffic=np.maximum(entries.traffic - spared, 0.0)
+    return products.seconds(
+        peak=rate,
+        share=fitted.efficiency,
+        traffic=np.maximum(entries.traffic - spared, 0.0),
+        kernels=TWO_FOUR_KERNELS,
     )
-    return quicker + fitted.overhead_s
 
 
 def skipping_seconds(
@@ -138,7 +156,13 @@ class _Products:
         groups, entries = packed.products
         return _Products(packed.size, entries, chip, curves, tuple(groups.words()))
 
-    def seconds(self, peak: float = 1.0, share: Array | float = 1.0, traffic: Array | None = None) -> Array:
+    def seconds(
+        self,
+        peak: float = 1.0,
+        share: Array | float = 1.0,
+        traffic: Array | None = None,
+        kernels: KernelSet = DENSE_KERNELS,
+    ) -> Array:
         """Seconds of each operator at a multiple of the peak and of the efficiency."""
         e = self.entries if traffic is None else replace(self.entries, traffic=traffic)
         shares = np.broadcast_to(np.asarray(share, dtype=float), e.owner.shape)
@@ -159,6 +183,8 @@ class _Products:
                 traffic=e.traffic[mine],
                 itemsize=e.itemsize[mine],
                 share=np.array(layout) * np.array(aligned) * shares[mine],
+                tiles=kernels.tiles,
+                splits=kernels.splits,
             )
             scaled = each * e.count[mine] * self.curves.scale_of(group)
             np.add.at(found, e.owner[mine], scaled)
