@@ -62,15 +62,21 @@ def _drawn(job: StepInputs, value: Any) -> Any:
 
 def check_size(workload: Workload) -> None:
     """Raises where a model's weights and gradients do not fit this machine."""
+    memory = _memory_bytes()
+    needed = workload.parameter_count * _BYTES
+    if memory is not None and needed > memory / 2:
+        raise SpecError(
+            f"{workload.name} would run for real, and its weights and gradients are"
+            f" {show(needed, 'bytes')}, with {show(memory, 'bytes')} in this machine; take a smaller model of"
+            " its kind"
+        )
+
+
+def _memory_bytes() -> int | None:
+    """Memory of this machine, where the system says it."""
     with suppress(ValueError, OSError):
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        needed = workload.parameter_count * _BYTES
-        if needed > memory / 2:
-            raise SpecError(
-                f"{workload.name} is run for real, and its weights and gradients are"
-                f" {show(needed, 'bytes')} of the {show(memory, 'bytes')} here; take a smaller model of its"
-                " kind"
-            )
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def loss_of(job: StepInputs) -> Tensor:

@@ -8,8 +8,8 @@ reading half of the weights and two bits for each one kept; activations and the 
                        bytes(x) + bytes(y) + bytes(w) (1/2 + 1/8 / itemsize))
 
 Its kernels have large tiles and do not split the reduction (those that torch calls in cuSPARSELt). Two
-constants are fitted (`python -m paceline.bench.fit.two_four`): `efficiency`, the share of the dense efficiency
-that is left at the higher peak, and `memory`, the share of the bandwidth.
+constants are fitted (`python -m paceline.bench.fit.two_four`): `efficiency`, the share of the dense
+efficiency that is left at the higher peak, and `memory`, the share of the bandwidth.
 
 A device that skips single zeros finds a share of them: of the multiply-adds with a zero in operand i, the
 share `skips` takes no time, and tensors are stored with a bitmap where that is smaller:

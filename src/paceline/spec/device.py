@@ -205,8 +205,8 @@ class _Reader(FactReader):
     def shares(self, facts: Mapping[str, Fact]) -> None:
         """What is said about zeros: shares of the work, and a rate that is no slower than the dense one."""
         for path in ("sparsity.weights", "sparsity.activations"):
-            if path in facts and not 0 <= facts[path].value <= 1:
-                raise self.error(path, f"expected a share from 0 to 1, got {facts[path].value:g}")
+            if path in facts and facts[path].value > 1:
+                raise self.error(path, f"expected a share of at most 1, got {facts[path].value:g}")
         rate = facts.get("sparsity.two_four")
         if rate is not None and rate.value < 1:
             raise self.error(

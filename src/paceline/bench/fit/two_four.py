@@ -137,7 +137,8 @@ def held_out(pairs: Sequence[MeasuredPair], device: Device) -> tuple[list[Measur
 
 def spread(errors: Array) -> float:
     """Standard deviation whose 90 % interval holds nine in ten errors."""
-    return max(float(np.sqrt(np.mean(errors**2))), float(np.quantile(np.abs(errors), 0.9)) / Z90)
+    needed = float(np.quantile(np.abs(errors), 0.9, method="higher")) / Z90
+    return max(float(np.sqrt(np.mean(errors**2))), needed)
 
 
 def main() -> None:
