@@ -4,12 +4,13 @@ can.
 2:4 is the dense product (`matrix_time`, with the fitted curve of dense products) at `rate` times the peak,
 reading half of the weights and two bits for each one kept; activations and the result are as large as ever:
 
-    time = matrix_time(rate peak, share efficiency, bandwidth memory,
-                       bytes(x) + bytes(y) + bytes(w) (1/2 + 1/8 / itemsize))
+    stored = 1/2 + 1/8 / itemsize
+    bytes  = bytes(x) + bytes(y) + stored bytes(w)
+    time   = matrix_time(rate peak, share efficiency, stored, bytes / memory)
 
 Its kernels have large tiles and do not split the reduction (those that torch calls in cuSPARSELt). Two
 constants are fitted (`python -m paceline.bench.fit.two_four`): `efficiency`, the share of the dense
-efficiency that is left at the higher peak, and `memory`, the share of the bandwidth.
+efficiency that is left at the higher peak, and `memory`, the share of the rate at which memory is read.
 
 A device that skips single zeros finds a share of them: of the multiply-adds with a zero in operand i, the
 share `skips` takes no time, and tensors are stored with a bitmap where that is smaller:
@@ -107,16 +108,17 @@ def two_four_seconds(
     if not ops:
         return np.zeros(0)
     fitted = curve or two_four_curve()
-    slower = replace(chip, bandwidth=chip.bandwidth * fitted.memory)
-    products = _Products.of(ops, slower, curves)
+    products = _Products.of(ops, chip, curves)
     entries = products.entries
     weights = entries.batch * entries.n * entries.k * entries.itemsize
-    spared = weights * (0.5 - 0.5 * TWO_FOUR_BITS / 8 / entries.itemsize)
+    stored = 0.5 + 0.5 * TWO_FOUR_BITS / 8 / entries.itemsize
+    traffic = np.maximum(entries.traffic - (1 - stored) * weights, 0.0)
     return products.seconds(
         peak=rate,
         share=fitted.efficiency,
-        traffic=np.maximum(entries.traffic - spared, 0.0),
+        traffic=traffic / fitted.memory,
         kernels=TWO_FOUR_KERNELS,
+        stored=stored,
     )
 
 
@@ -162,10 +164,11 @@ class _Products:
         share: Array | float = 1.0,
         traffic: Array | None = None,
         kernels: KernelSet = DENSE_KERNELS,
+        stored: Array | float = 1.0,
     ) -> Array:
         """Seconds of each operator at a multiple of the peak and of the efficiency."""
         e = self.entries if traffic is None else replace(self.entries, traffic=traffic)
-        shares = np.broadcast_to(np.asarray(share, dtype=float), e.owner.shape)
+        shares, held = (np.broadcast_to(np.asarray(v, dtype=float), e.owner.shape) for v in (share, stored))
         found = np.zeros(self.size)
         for group in dict.fromkeys(self.groups):
             mine = np.array([name == group for name in self.groups])
@@ -185,6 +188,7 @@ class _Products:
                 share=np.array(layout) * np.array(aligned) * shares[mine],
                 tiles=kernels.tiles,
                 splits=kernels.splits,
+                stored=held[mine],
             )
             scaled = each * e.count[mine] * self.curves.scale_of(group)
             np.add.at(found, e.owner[mine], scaled)
