@@ -97,13 +97,14 @@ def test_an_unknown_granularity_names_the_nearest():
 def test_ways_of_a_network_without_convolutions():
     kinds = {way.granularity for way in ways(get("text-mlp").model())}
     assert kinds == set(Granularity) - {Granularity.KERNEL}
-    assert len(list(ways(get("digits-cnn").model()))) == 5 * len(DENSITIES) + 1
+    assert len(list(ways(get("digits-cnn").model()))) == 1 + 5 * len(DENSITIES) + 1
 
 
 def test_a_task_pruned_in_every_way():
     runs = pruned_runs("digits-cnn", [0, 1], steps=60)
-    assert len(runs) == 16 and all(len(run.retrained) == 2 for run in runs)
+    assert len(runs) == 17 and all(len(run.retrained) == 2 for run in runs)
     by_way = {(run.granularity, round(run.density, 1)): run for run in runs}
+    assert by_way[Granularity.ELEMENT, 1.0].pruned == by_way[Granularity.ELEMENT, 1.0].dense
     free, coarse = by_way[Granularity.ELEMENT, 0.5], by_way[Granularity.BLOCK, 0.1]
     assert free.dense == coarse.dense
     assert sum(free.retrained) > sum(coarse.retrained)

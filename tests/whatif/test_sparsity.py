@@ -204,7 +204,7 @@ def test_a_task(capsys):
     words = ["digits-cnn", "--sparsity", "--steps", "20", "--prune", "1", "--json"]
     found = json.loads(run(capsys, *words))
     assert found["model"] == "digits-cnn" and found["steps"] == 20 and found["samples"] == 256
-    assert len(found["pruned"]) == 16 and found["pruned"][0]["lost"][1] is None
+    assert len(found["pruned"]) == 17 and found["pruned"][0]["lost"][1] is None
     # an image of digits is -1 where nothing is drawn: no zeros there, many behind each ReLU
     assert found["layers"][0]["inputs"] < 0.2 < found["layers"][1]["inputs"]
     assert found["skippable"][0] > 0.3 and found["layers"][0]["output_gradients"] > 0.3

@@ -143,7 +143,8 @@ def _pruned(run: PrunedRun) -> tuple[str, ...]:
     mean, half = run.lost
     bounds = f" ± {100 * half:.2f}" if math.isfinite(half) else ""
     means = [f"{100 * fmean(values):.2f}" for values in (run.dense, run.pruned, run.retrained)]
-    return run.granularity.value, f"{100 * run.density:.0f} %", *means, f"{100 * mean:.2f}{bounds}"
+    name = run.granularity.value if run.density < 1 else "nothing"
+    return name, f"{100 * run.density:.0f} %", *means, f"{100 * mean:.2f}{bounds}"
 
 
 def _gain(gain: DeviceGain) -> Iterator[RenderableType]:

@@ -32,7 +32,10 @@ class Way(NamedTuple):
 
 
 def ways(model: nn.Module) -> Iterator[Way]:
-    """Every granularity that a network has units of, at every density."""
+    """Nothing, which is trained on all the same; then every granularity that a network has units of, at every
+    density.
+    """
+    yield Way(Granularity.ELEMENT, 1.0)
     layers = [module for module in model.modules() if isinstance(module, PRUNABLE)][:-1]
     kernels = any(layer.weight[0, 0].numel() > 1 for layer in layers)
     for granularity in Granularity:
