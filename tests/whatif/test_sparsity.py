@@ -195,13 +195,13 @@ def test_a_file(capsys, net, tmp_path):
 
 def test_steps_come_before_the_count(capsys, net):
     none = json.loads(run(capsys, net, "--sparsity", "--json"))
-    some = json.loads(run(capsys, net, "--sparsity", "--json", "--steps", "50"))
+    some = json.loads(run(capsys, net, "--sparsity", "--json", "--after", "50"))
     assert none["steps"] == 0 and some["steps"] == 50
     assert none["layers"][1]["inputs"] != some["layers"][1]["inputs"]
 
 
 def test_a_task(capsys):
-    words = ["digits-cnn", "--sparsity", "--steps", "20", "--prune", "1", "--json"]
+    words = ["digits-cnn", "--sparsity", "--after", "20", "--prune", "1", "--json"]
     found = json.loads(run(capsys, *words))
     assert found["model"] == "digits-cnn" and found["steps"] == 20 and found["samples"] == 256
     assert len(found["pruned"]) == 17 and found["pruned"][0]["lost"][1] is None
@@ -224,11 +224,11 @@ def test_a_model_too_large_for_this_machine(capsys, net, monkeypatch):
     ("words", "message"),
     [
         (["NET", "--sparsity", "--memory", "--device", "h200"], "one at a time"),
-        (["NET", "--concurrency", "--steps", "3"], "--steps goes with --sparsity"),
+        (["NET", "--concurrency", "--after", "3"], "--after goes with --sparsity"),
         (["NET", "--memory", "--device", "h200", "--prune", "3"], "--prune goes with --sparsity"),
         (["NET", "--concurrency", "--device", "h200"], "--device goes with --memory or --sparsity"),
         (["NET", "--sparsity", "--prune", "3"], "it takes a task (digits-cnn, digits-deep, text-mlp)"),
-        (["NET", "--sparsity", "--steps", "-1"], "steps"),
+        (["NET", "--sparsity", "--after", "-1"], "after"),
         (["NET", "--sparsity", "--compile"], "--compile does not go with --sparsity"),
         (["digits-cnn", "--sparsity", "--image", "32"], "--image does not go with --sparsity"),
         (["digits-cnn", "--sparsity", "--prune", "0"], "prune"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,24 +13,7 @@ from torch.utils import _pytree as pytree
 
 #: tensors of at most this many elements are made for real while a module is built
 SMALL = 4096
-#: whether modules are built with all of their values, for a run that counts
-_REAL: ContextVar[bool] = ContextVar("real", default=False)
 _MAKERS = frozenset(("empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"))
-
-
-@contextmanager
-def with_values() -> Iterator[None]:
-    """Modules that are built within it hold values: they are allocated, initialised, and can run."""
-    token = _REAL.set(True)
-    try:
-        yield
-    finally:
-        _REAL.reset(token)
-
-
-def build_device() -> str:
-    """Where modules of the catalog are built."""
-    return "cpu" if _REAL.get() else "meta"
 
 
 class BuildMode(TorchFunctionMode):
@@ -42,8 +23,6 @@ class BuildMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _REAL.get():
-            return func(*args, **kwargs)
         if getattr(func, "__name__", "") in _MAKERS and "out" not in kwargs:
             device = kwargs.get("device")
             if (device is None or torch.device(device).type in ("cpu", "cuda")) and _elements(

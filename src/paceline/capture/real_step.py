@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.capture.build import default_loss, with_values
+from paceline.capture.build import default_loss
 from paceline.capture.resolve import resolve
 from paceline.capture.step import StepInputs, _user_code
 from paceline.errors import SpecError
@@ -30,8 +30,7 @@ _BYTES = 8
 def real_step(model: Any, *, batch: int, seq: int | None = None, image: int | None = None) -> StepInputs:
     """The model that a user names, with its values, and inputs of so many samples."""
     torch.manual_seed(0)
-    with with_values():
-        job, _ = resolve(model, batch=batch, seq=seq, image=image)
+    job, _ = resolve(model, batch=batch, seq=seq, image=image, real=True)
     job.module.train()
     if isinstance(model, str) and ":" not in model:
         _initialise(job)

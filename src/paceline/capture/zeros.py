@@ -121,7 +121,7 @@ def count_zeros(model: nn.Module, passes: Iterable[Callable[[], Tensor]]) -> Zer
             if not torch.isfinite(loss):
                 raise SpecError(
                     f"the loss of a measured pass is {loss.item()}; zeros of such a network say nothing:"
-                    " take fewer --steps, or other inputs"
+                    " take fewer steps, or other inputs"
                 )
             loss.backward()
             for one in watched.values():

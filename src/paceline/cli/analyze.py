@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from paceline.cli.memory_analysis import Apply, Within, analyze_memory
 from paceline.cli.options import Json, print_json, show
-from paceline.cli.sparsity_analysis import Prune, ShowSparsity, Steps, analyze_sparsity
+from paceline.cli.sparsity_analysis import ShowSparsity, SparsityOptions, analyze_sparsity
 from paceline.cli.subject import CaptureOptions
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def analyze(
     ] = None,
     within: Within = None,
     apply: Apply = None,
-    steps: Steps = None,
-    prune: Prune = None,
+    zeros: SparsityOptions | None = None,
     captured: CaptureOptions | None = None,
     html: Annotated[Path | None, Parameter(help="also write a page with charts")] = None,
     json_: Json = False,
@@ -84,14 +83,15 @@ def analyze(
     _refuse("--concurrency", concurrency, {"--cluster": cluster})
     _refuse("--memory or --sparsity", memory or sparsity, {"--device": device})
     _refuse("--memory", memory, {"--within": within, "--apply": apply})
-    _refuse("--sparsity", sparsity, {"--steps": steps, "--prune": prune})
+    counted = zeros or SparsityOptions()
+    _refuse("--sparsity", sparsity, counted.words)
     options = captured or CaptureOptions()
     found: Concurrency | MemoryFrontier | Sparsity
     said: list[str] = []
     if concurrency:
         found = _concurrency(model, cluster, options)
     elif sparsity:
-        found = analyze_sparsity(model, device, options.given, steps, prune)
+        found = analyze_sparsity(model, device, options.given, counted)
     else:
         found, said = analyze_memory(model, device, options.given, within, apply)
     if html is not None:

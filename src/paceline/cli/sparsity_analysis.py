@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from paceline.cli.options import whole
+
 if TYPE_CHECKING:
     from paceline.capture.zeros import ZerosFound
     from paceline.spec.device import Device
@@ -30,20 +32,34 @@ ShowSparsity = Annotated[
         " with --device, what it gains from them; MODEL may also be a task of `paceline train`",
     ),
 ]
-Steps = Annotated[
-    int | None,
-    Parameter(
-        help="with --sparsity: updates before zeros are counted; a task takes 100, other models are counted"
-        " as they were built"
-    ),
-]
-Prune = Annotated[
-    int | None,
-    Parameter(
-        help="with --sparsity: also prune the task's network by every granularity and train it again, with so"
-        " many seeds"
-    ),
-]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SparsityOptions:
+    """What goes with --sparsity alone."""
+
+    after: Annotated[
+        int | None,
+        Parameter(
+            converter=whole,
+            help="with --sparsity: updates before zeros are counted; a task takes 100, other models are"
+            " counted as they were built",
+        ),
+    ] = None
+    prune: Annotated[
+        int | None,
+        Parameter(
+            converter=whole,
+            help="with --sparsity: also prune the task's network by every granularity and train it again,"
+            " with so many seeds; --after shortens its training",
+        ),
+    ] = None
+
+    @property
+    def words(self) -> dict[str, object]:
+        """The options as they are typed, with their values."""
+        return {"--after": self.after, "--prune": self.prune}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +75,7 @@ class _Measured:
 
 
 def analyze_sparsity(
-    model: str, device: str | None, options: dict[str, Any], steps: int | None, prune: int | None
+    model: str, device: str | None, options: dict[str, Any], counted: SparsityOptions
 ) -> Sparsity:
     """The zeros of a network, and what a device gains from them."""
     from paceline.catalog import devices
@@ -69,11 +85,12 @@ def analyze_sparsity(
     from paceline.train.tasks import TASKS
     from paceline.whatif.sparsity import device_gains, storage
 
-    if steps is not None:
-        checks.whole("steps", steps, least=0)
+    for name, value, least in (("after", counted.after, 0), ("prune", counted.prune, 1)):
+        if value is not None:
+            checks.whole(name, value, least=least)
     _refuse_options(model, options, model in TASKS)
     where = devices.get(device) if device is not None else None
-    found = _task(model, options, steps, prune) if model in TASKS else _module(model, options, steps, prune)
+    found = _task(model, options, counted) if model in TASKS else _module(model, options, counted)
     layers, workload = found.zeros.layers, found.workload
     size = ITEMSIZE[workload.precision.removeprefix("amp_")]
     return Sparsity(
@@ -107,7 +124,7 @@ def _predicted_for(workload: Workload, device: Device | None) -> str:
     return f"gains are predicted for batch {workload.batch} in {workload.precision}"
 
 
-def _task(name: str, options: dict[str, Any], steps: int | None, prune: int | None) -> _Measured:
+def _task(name: str, options: dict[str, Any], counted: SparsityOptions) -> _Measured:
     """A task after some of its training, on batches of its data."""
     import torch
 
@@ -117,30 +134,29 @@ def _task(name: str, options: dict[str, Any], steps: int | None, prune: int | No
     from paceline.train.tasks import get
     from paceline.train.tasks.pruned import measured_passes, pruned_runs, trained
 
-    if prune is not None:
-        checks.whole("prune", prune)
-    chosen, taken = get(name), TASK_STEPS if steps is None else steps
+    chosen, taken = get(name), TASK_STEPS if counted.after is None else counted.after
     network = trained(chosen, 0, taken)
     zeros = count_zeros(network, measured_passes(network, chosen, TASK_BATCHES))
     batch = checks.whole("batch", options.get("batch", chosen.batch))
     inputs = chosen.train[0][torch.arange(batch) % len(chosen.train[0])]
+    runs = pruned_runs(name, range(counted.prune), counted.after) if counted.prune is not None else []
     captured = capture((chosen.model(), (inputs,)), fold=False, **{**options, "batch": batch})
     return _Measured(
         zeros=zeros,
         samples=TASK_BATCHES * chosen.batch,
         steps=taken,
         workload=replace(captured, name=name),
-        pruned=tuple(pruned_runs(name, range(prune), steps)) if prune is not None else (),
+        pruned=tuple(runs),
     )
 
 
-def _module(model: str, options: dict[str, Any], steps: int | None, prune: int | None) -> _Measured:
+def _module(model: str, options: dict[str, Any], counted: SparsityOptions) -> _Measured:
     """Any other model, on the inputs that it was built with."""
     from paceline.capture import capture
     from paceline.errors import SpecError
     from paceline.train.tasks import TASKS
 
-    if prune is not None:
+    if counted.prune is not None:
         raise SpecError(f"--prune needs data and accuracy: it takes a task ({', '.join(TASKS)}), not {model}")
     workload = capture(model, fold=False, **{"batch": USUAL_BATCH, **options})
 
@@ -151,11 +167,11 @@ def _module(model: str, options: dict[str, Any], steps: int | None, prune: int |
     sizes = {name: options[name] for name in ("seq", "image") if name in options}
     samples = min(workload.batch, MOST_SAMPLES)
     job = real_step.real_step(model, batch=samples, **sizes)
-    real_step.take_steps(job, steps or 0)
+    real_step.take_steps(job, counted.after or 0)
     return _Measured(
         zeros=count_zeros(job.module, real_step.passes(job)),
         samples=samples,
-        steps=steps or 0,
+        steps=counted.after or 0,
         workload=workload,
         notes=(_as_built(model),),
     )
