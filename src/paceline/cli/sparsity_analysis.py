@@ -126,8 +126,6 @@ def _predicted_for(workload: Workload, device: Device | None) -> str:
 
 def _task(name: str, options: dict[str, Any], counted: SparsityOptions) -> _Measured:
     """A task after some of its training, on batches of its data."""
-    import torch
-
     from paceline.capture import capture
     from paceline.capture.zeros import count_zeros
     from paceline.spec import checks
@@ -138,7 +136,8 @@ def _task(name: str, options: dict[str, Any], counted: SparsityOptions) -> _Meas
     network = trained(chosen, 0, taken)
     zeros = count_zeros(network, measured_passes(network, chosen, TASK_BATCHES))
     batch = checks.whole("batch", options.get("batch", chosen.batch))
-    inputs = chosen.train[0][torch.arange(batch) % len(chosen.train[0])]
+    samples = chosen.train[0]
+    inputs = samples[[place % len(samples) for place in range(batch)]]
     runs = pruned_runs(name, range(counted.prune), counted.after) if counted.prune is not None else []
     captured = capture((chosen.model(), (inputs,)), fold=False, **{**options, "batch": batch})
     return _Measured(

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.spec.student import t95
 from paceline.spec.vocabulary import Word, member
 
 
@@ -109,9 +110,7 @@ class PrunedRun:
         losses = [before - after for before, after in zip(self.dense, self.retrained, strict=True)]
         if len(losses) < 2:
             return fmean(losses), math.inf
-        from scipy.stats import t
-
-        return fmean(losses), float(t.ppf(0.975, len(losses) - 1)) * stdev(losses) / math.sqrt(len(losses))
+        return fmean(losses), t95(len(losses) - 1) * stdev(losses) / math.sqrt(len(losses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,25 +24,25 @@ DENSITIES = (0.5, 0.25, 0.1)
 RETRAINED_STEPS, RETRAINED_RATE = 0.125, 0.2
 
 
-class Way(NamedTuple):
+class PruningWay(NamedTuple):
     """One way to prune."""
 
     granularity: Granularity
     density: float
 
 
-def ways(model: nn.Module) -> Iterator[Way]:
+def ways(model: nn.Module) -> Iterator[PruningWay]:
     """Nothing, which is trained on all the same; then every granularity that a network has units of, at every
     density.
     """
-    yield Way(Granularity.ELEMENT, 1.0)
+    yield PruningWay(Granularity.ELEMENT, 1.0)
     layers = [module for module in model.modules() if isinstance(module, PRUNABLE)][:-1]
     kernels = any(layer.weight[0, 0].numel() > 1 for layer in layers)
     for granularity in Granularity:
         if granularity is Granularity.KERNEL and not kernels:
             continue
         for density in DENSITIES if granularity is not Granularity.TWO_FOUR else (0.5,):
-            yield Way(granularity, density)
+            yield PruningWay(granularity, density)
 
 
 def trained(task: Task, seed: int, steps: int | None = None) -> nn.Module:
@@ -83,7 +83,7 @@ def pruned_runs(name: str, seeds: Sequence[int], steps: int | None = None) -> li
     task = get(name)
     again = max(1, round(RETRAINED_STEPS * len(course(task, steps=steps))))
     dense: list[float] = []
-    after: dict[Way, list[tuple[float, float, float]]] = defaultdict(list)
+    after: dict[PruningWay, list[tuple[float, float, float]]] = defaultdict(list)
     for seed in seeds:
         model = trained(task, seed, steps)
         dense.append(accuracy(model, task))
