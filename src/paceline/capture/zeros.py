@@ -117,17 +117,7 @@ def count_zeros(model: nn.Module, passes: Iterable[Callable[[], Tensor]]) -> Zer
     with _hooked(watched.values()):
         for run in passes:
             model.zero_grad()
-            loss = run()
-            if not torch.isfinite(loss):
-                raise SpecError(
-                    f"the loss of a measured pass is {loss.item()}; zeros of such a network say nothing:"
-                    " take fewer steps, or other inputs"
-                )
-            loss.backward()
-            for one in watched.values():
-                weight = getattr(one.module, "weight", None)
-                if isinstance(weight, Tensor) and weight.grad is not None:
-                    one.weight_gradients.add(weight.grad)
+            _pass(run, watched.values())
     model.zero_grad()
     ran = {name: one for name, one in watched.items() if one.outputs.elements}
     layers = tuple(_layer(name, one) for name, one in ran.items() if isinstance(one.module, LAYERS))
@@ -136,17 +126,30 @@ def count_zeros(model: nn.Module, passes: Iterable[Callable[[], Tensor]]) -> Zer
             "no linear layer or convolution ran as a module of its own; zeros are counted at nn.Linear and"
             " nn.Conv1d, 2d, 3d"
         )
-    others = tuple(
-        ActivationZeros(
-            name=name,
-            kind=type(one.module).__name__,
-            outputs=one.outputs.share,
-            output_gradients=one.gradients.seen,
+    others = (_maker(name, one) for name, one in ran.items() if not isinstance(one.module, LAYERS))
+    return ZerosFound(layers=layers, activations=tuple(others))
+
+
+def _pass(run: Callable[[], Tensor], watched: Iterable[_Watched]) -> None:
+    """One pass forward and backward."""
+    loss = run()
+    if not torch.isfinite(loss):
+        raise SpecError(
+            f"the loss of a measured pass is {loss.item()}; zeros of such a network say nothing:"
+            " take fewer steps, or other inputs"
         )
-        for name, one in ran.items()
-        if not isinstance(one.module, LAYERS)
+    loss.backward()
+    for one in watched:
+        weight = getattr(one.module, "weight", None)
+        if isinstance(weight, Tensor) and weight.grad is not None:
+            one.weight_gradients.add(weight.grad)
+
+
+def _maker(name: str, one: _Watched) -> ActivationZeros:
+    kind = type(one.module).__name__
+    return ActivationZeros(
+        name=name, kind=kind, outputs=one.outputs.share, output_gradients=one.gradients.seen
     )
-    return ZerosFound(layers=layers, activations=others)
 
 
 def _makes_zeros(module: nn.Module) -> bool:

@@ -32,12 +32,15 @@ from numpy.typing import NDArray
 from paceline.cost.chip import Chip
 from paceline.cost.curves import Curves
 from paceline.cost.index_overhead import TWO_FOUR_BITS
-from paceline.cost.matrix import SPLITS, TILES, matrix_time
+from paceline.cost.matrix import SPLITS, TILES, MatrixCurve, matrix_time
 from paceline.cost.operators import dtype_of
 from paceline.cost.pack import MOST_ALIGNED, MatrixEntries, pack_ops
 from paceline.spec.workload import ITEMSIZE, Op
 
 Array = NDArray[np.float64]
+
+#: columns of products that their time is computed from
+_SIZES = ("batch", "m", "n", "k", "traffic", "itemsize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,23 +176,21 @@ class _Products:
         for group in dict.fromkeys(self.groups):
             mine = np.array([name == group for name in self.groups])
             curve = self.curves.matrix_curve(group)
-            layout = [curve.layouts.get(word, 1.0) for word in e.layout.take(mine).words()]
-            aligned = [curve.alignment.get(str(min(a, MOST_ALIGNED)), 1.0) for a in e.align[mine]]
             each = matrix_time(
                 self.chip,
                 peak * self.chip.peaks[dtype_of(group, self.chip)],
                 curve,
-                batch=e.batch[mine],
-                m=e.m[mine],
-                n=e.n[mine],
-                k=e.k[mine],
-                traffic=e.traffic[mine],
-                itemsize=e.itemsize[mine],
-                share=np.array(layout) * np.array(aligned) * shares[mine],
+                **{name: getattr(e, name)[mine] for name in _SIZES},
+                share=self._laid_out(curve, mine) * shares[mine],
                 tiles=kernels.tiles,
                 splits=kernels.splits,
                 stored=held[mine],
             )
-            scaled = each * e.count[mine] * self.curves.scale_of(group)
-            np.add.at(found, e.owner[mine], scaled)
+            np.add.at(found, e.owner[mine], each * e.count[mine] * self.curves.scale_of(group))
         return found
+
+    def _laid_out(self, curve: MatrixCurve, mine: NDArray[np.bool_]) -> Array:
+        """Share of the efficiency that layout and alignment leave."""
+        layouts = [curve.layouts.get(word, 1.0) for word in self.entries.layout.take(mine).words()]
+        aligned = [curve.alignment.get(str(min(a, MOST_ALIGNED)), 1.0) for a in self.entries.align[mine]]
+        return np.asarray(np.array(layouts) * np.array(aligned))

@@ -202,16 +202,9 @@ class _StepOnDevice:
         )
         chosen = np.array([op.phase in phases for op in self.ops])
         total = float(self.seconds[chosen].sum())
-        likely, low, high = (
-            self._without(mine, gains, total)
-            for gains in (
-                [product.gain for product in products],
-                [product.gain_low for product in products],
-                [product.gain_high for product in products],
-            )
-        )
-        slower = sum(product.gain <= 1 for product in products)
-        kept = [f"{slower} of {len(products)} products are no faster and stay dense"] if slower else []
+        likely = self._without(mine, [product.gain for product in products], total)
+        low = self._without(mine, [product.gain_low for product in products], total)
+        high = self._without(mine, [product.gain_high for product in products], total)
         return DeviceGain(
             way=way,
             device=self.device.name,
@@ -220,7 +213,7 @@ class _StepOnDevice:
             sparse_s=likely,
             low=total / low,
             high=total / high,
-            notes=(*notes, *kept),
+            notes=(*notes, *_left_dense(products)),
         )
 
     def _without(self, mine: Sequence[_LayerProduct], gains: Iterable[float], total: float) -> float:
@@ -228,6 +221,11 @@ class _StepOnDevice:
         for one, gain in zip(mine, gains, strict=True):
             total -= float(self.seconds[one.place]) * (1 - 1 / max(1.0, gain))
         return total
+
+
+def _left_dense(products: Sequence[ProductGain]) -> list[str]:
+    slower = sum(product.gain <= 1 for product in products)
+    return [f"{slower} of {len(products)} products are no faster and stay dense"] if slower else []
 
 
 _TRANSPOSED = (

@@ -15,9 +15,10 @@ import argparse
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,24 +71,20 @@ def read(path: Path, kind: str = KIND) -> tuple[Device, list[MeasuredPair]]:
     about = next((row for row in rows if row["kind"] == "about"), None)
     if about is None:
         raise SpecError(f"{path} does not say on which device it was measured: it has no row of kind about")
+    return devices.get(about["device"]), list(_pairs(rows, kind))
+
+
+def _pairs(rows: Iterable[dict[str, Any]], kind: str) -> Iterator[MeasuredPair]:
+    """Dense products, each with the one of the kind."""
     found: dict[tuple[int, int, int, str], dict[str, float]] = defaultdict(dict)
     for row in rows:
         if "device_s" in row:
             key = row["rows"], row["inputs"], row["outputs"], _NAMES[row["dtype"]]
             found[key][row["kind"]] = row["device_s"]
-    pairs = [
-        MeasuredPair(
-            rows=rows_,
-            inputs=inputs,
-            outputs=outputs,
-            dtype=dtype,
-            dense_s=seconds["dense"],
-            sparse_s=seconds[kind],
-        )
-        for (rows_, inputs, outputs, dtype), seconds in found.items()
-        if kind in seconds
-    ]
-    return devices.get(about["device"]), pairs
+    for (rows_, inputs, outputs, dtype), seconds in found.items():
+        if kind in seconds:
+            sizes = {"rows": rows_, "inputs": inputs, "outputs": outputs}
+            yield MeasuredPair(**sizes, dtype=dtype, dense_s=seconds["dense"], sparse_s=seconds[kind])
 
 
 def predicted_gains(pairs: Sequence[MeasuredPair], device: Device, curve: TwoFourCurve | None) -> Array:
@@ -141,6 +138,21 @@ def spread(errors: Array) -> float:
     return max(float(np.sqrt(np.mean(errors**2))), needed)
 
 
+def _show(tested: Sequence[MeasuredPair], errors: Array, sigma: float) -> None:
+    """Each pair beside its prediction, and how far off they are together."""
+    print("rows    inputs  outputs  dense us  2:4 us  gain  predicted, shape left out")
+    for pair, error in zip(tested, errors, strict=True):
+        seconds = f"{1e6 * pair.dense_s:8.1f}  {1e6 * pair.sparse_s:6.1f}"
+        gains = f"{pair.gain:.2f}  {pair.gain * np.exp(error):.2f}"
+        print(f"{pair.rows:6,}  {pair.inputs:6,}  {pair.outputs:7,}  {seconds}  {gains}")
+    measured = np.array([pair.gain for pair in tested])
+    inside = np.mean(np.abs(errors) <= Z90 * sigma)
+    right = np.mean((measured > 1) == (measured * np.exp(errors) > 1))
+    print(f"shapes left out: mean error {100 * np.mean(np.abs(np.expm1(errors))):.1f} %,", end=" ")
+    print(f"spread {100 * sigma:.1f} %, {100 * inside:.0f} % in the 90 % interval;", end=" ")
+    print(f"faster or slower is right of {100 * right:.0f} %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,20 +164,10 @@ def main() -> None:
     device, every = read(args.file, args.kind)
     pairs = [pair for pair in every if pair.dtype == "bf16"]
     efficiency, memory = fit(pairs, device)
+    print(f"{device.name}: efficiency {efficiency:.3f}, memory {memory:.3f}")
     tested, errors = held_out(pairs, device)
     sigma = spread(errors)
-    print("rows    inputs  outputs  dense us  2:4 us  gain  predicted, shape left out")
-    for pair, error in zip(tested, errors, strict=True):
-        seconds = f"{1e6 * pair.dense_s:8.1f}  {1e6 * pair.sparse_s:6.1f}"
-        gains = f"{pair.gain:.2f}  {pair.gain * np.exp(error):.2f}"
-        print(f"{pair.rows:6,}  {pair.inputs:6,}  {pair.outputs:7,}  {seconds}  {gains}")
-    inside = np.mean(np.abs(errors) <= Z90 * sigma)
-    measured = np.array([pair.gain for pair in tested])
-    right = np.mean((measured > 1) == (measured * np.exp(errors) > 1))
-    print(f"{device.name}: efficiency {efficiency:.3f}, memory {memory:.3f}")
-    print(f"shapes left out: mean error {100 * np.mean(np.abs(np.expm1(errors))):.1f} %,", end=" ")
-    print(f"spread {100 * sigma:.1f} %, {100 * inside:.0f} % in the 90 % interval;", end=" ")
-    print(f"faster or slower is right of {100 * right:.0f} %")
+    _show(tested, errors, sigma)
     if args.write:
         source = f"python -m paceline.bench.fit.two_four: {len(pairs)} products in bf16, shapes left out"
         FILE.write_text(

@@ -83,24 +83,36 @@ def pruned_runs(name: str, seeds: Sequence[int], steps: int | None = None) -> li
     task = get(name)
     again = max(1, round(RETRAINED_STEPS * len(course(task, steps=steps))))
     dense: list[float] = []
-    after: dict[PruningWay, list[tuple[float, float, float]]] = defaultdict(list)
+    after: dict[PruningWay, list[_Outcome]] = defaultdict(list)
     for seed in seeds:
         model = trained(task, seed, steps)
         dense.append(accuracy(model, task))
         for way in ways(model):
-            copied = copy.deepcopy(model)
-            masks = prune(copied, way.granularity, way.density)
-            at_once = accuracy(copied, task)
-            _run(copied, task, seed + 1, again, RETRAINED_RATE, masks)
-            after[way].append((kept_share(masks), at_once, accuracy(copied, task)))
+            after[way].append(_outcome(copy.deepcopy(model), task, way, seed + 1, again))
     return [
         PrunedRun(
             task=name,
             granularity=way.granularity,
-            density=sum(kept for kept, _, _ in found) / len(found),
+            density=sum(one.kept for one in found) / len(found),
             dense=tuple(dense),
-            pruned=tuple(at_once for _, at_once, _ in found),
-            retrained=tuple(retrained for _, _, retrained in found),
+            pruned=tuple(one.at_once for one in found),
+            retrained=tuple(one.retrained for one in found),
         )
         for way, found in after.items()
     ]
+
+
+class _Outcome(NamedTuple):
+    """Share of weights kept, accuracy right after pruning, and retrained."""
+
+    kept: float
+    at_once: float
+    retrained: float
+
+
+def _outcome(model: nn.Module, task: Task, way: PruningWay, seed: int, steps: int) -> _Outcome:
+    """Prunes a trained network and trains it on."""
+    masks = prune(model, way.granularity, way.density)
+    at_once = accuracy(model, task)
+    _run(model, task, seed, steps, RETRAINED_RATE, masks)
+    return _Outcome(kept_share(masks), at_once, accuracy(model, task))
