@@ -8,7 +8,7 @@ reading half of the weights and two bits for each one kept; activations and the 
     bytes  = bytes(x) + bytes(y) + stored bytes(w)
     time   = matrix_time(rate peak, share efficiency, stored, bytes / memory)
 
-Its kernels have large tiles and do not split the reduction (those that torch calls in cuSPARSELt). Two
+The reduction is not split (so torch calls cuSPARSELt) and tiles are large (chosen with the fit). Two
 constants are fitted (`python -m paceline.bench.fit.two_four`): `efficiency`, the share of the dense
 efficiency that is left at the higher peak, and `memory`, the share of the rate at which memory is read.
 
