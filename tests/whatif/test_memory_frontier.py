@@ -187,7 +187,7 @@ def test_json_is_whole(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("resnet18",), "say what to look at: --concurrency or --memory"),
+        (("resnet18",), "say what to look at: --concurrency, --memory"),
         (("resnet18", "--memory"), "--memory needs a device"),
         (("resnet18", "--memory", "--device", "h20o"), "did you mean"),
         (("step.json", "--memory", "--device", "h200"), "name the model itself"),

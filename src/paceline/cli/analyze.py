@@ -11,11 +11,13 @@ from cyclopts import Parameter
 
 from paceline.cli.memory_analysis import Apply, Within, analyze_memory
 from paceline.cli.options import Json, print_json, show
+from paceline.cli.sparsity_analysis import ShowSparsity, SparsityOptions, analyze_sparsity
 from paceline.cli.subject import CaptureOptions
 
 if TYPE_CHECKING:
     from paceline.spec.concurrency import Concurrency
     from paceline.spec.memory_frontier import MemoryFrontier
+    from paceline.spec.sparsity import Sparsity
     from paceline.spec.workload import Workload
 
 
@@ -43,16 +45,19 @@ def analyze(
             negative="", help="what lives when in a step on --device, and what less memory costs in time"
         ),
     ] = False,
+    sparsity: ShowSparsity = False,
     device: Annotated[
-        str | None, Parameter(help="with --memory: the device, as for predict, such as h200")
+        str | None, Parameter(help="with --memory or --sparsity: the device, as for predict, such as h200")
     ] = None,
     within: Within = None,
     apply: Apply = None,
+    zeros: SparsityOptions | None = None,
     captured: CaptureOptions | None = None,
     html: Annotated[Path | None, Parameter(help="also write a page with charts")] = None,
     json_: Json = False,
 ) -> None:
-    """What a network is made of, and what its step holds. Say what to look at: --concurrency or --memory.
+    """What a network is made of, and what its step holds. Say what to look at: --concurrency, --memory or
+    --sparsity.
 
     paceline analyze resnet50 --batch 256 --concurrency
 
@@ -62,6 +67,10 @@ def analyze(
 
     paceline analyze gpt2 --batch 8 --memory --device h200 --within 8GB --apply policy.json
 
+    paceline analyze gpt2 --batch 8 --precision bf16 --sparsity --device h200
+
+    paceline analyze digits-cnn --sparsity --prune 5
+
     Parameters
     ----------
     model
@@ -69,15 +78,20 @@ def analyze(
     """
     from paceline.errors import SpecError
 
-    if concurrency == memory:
-        raise SpecError("say what to look at: --concurrency or --memory, one at a time")
+    if concurrency + memory + sparsity != 1:
+        raise SpecError("say what to look at: --concurrency, --memory or --sparsity, one at a time")
     _refuse("--concurrency", concurrency, {"--cluster": cluster})
-    _refuse("--memory", memory, {"--device": device, "--within": within, "--apply": apply})
+    _refuse("--memory or --sparsity", memory or sparsity, {"--device": device})
+    _refuse("--memory", memory, {"--within": within, "--apply": apply})
+    counted = zeros or SparsityOptions()
+    _refuse("--sparsity", sparsity, counted.words)
     options = captured or CaptureOptions()
-    found: Concurrency | MemoryFrontier
+    found: Concurrency | MemoryFrontier | Sparsity
     said: list[str] = []
     if concurrency:
         found = _concurrency(model, cluster, options)
+    elif sparsity:
+        found = analyze_sparsity(model, device, options.given, counted)
     else:
         found, said = analyze_memory(model, device, options.given, within, apply)
     if html is not None:
@@ -100,16 +114,20 @@ def _refuse(of: str, chosen: bool, options: dict[str, object]) -> None:
         raise SpecError(f"{given[0]} goes with {of}; add {of}, or leave {given[0]} out")
 
 
-def _write(html: Path, found: Concurrency | MemoryFrontier) -> None:
+def _write(html: Path, found: Concurrency | MemoryFrontier | Sparsity) -> None:
     """A page with charts of what was found."""
     from paceline.report import page
     from paceline.report.concurrency import concurrency_page
     from paceline.report.memory_frontier import memory_page
+    from paceline.report.sparsity import sparsity_page
     from paceline.spec.concurrency import Concurrency
+    from paceline.spec.sparsity import Sparsity
 
     command = shlex.join(["paceline", *sys.argv[1:]])
     if isinstance(found, Concurrency):
         page.write(html, concurrency_page(found, command))
+    elif isinstance(found, Sparsity):
+        page.write(html, sparsity_page(found, command))
     else:
         page.write(html, memory_page(found, command))
 

@@ -77,9 +77,13 @@ def matrix_time(
     traffic: Array,
     itemsize: Array | float,
     share: Array | float = 1.0,
+    tiles: Array = TILES,
+    splits: Array = SPLITS,
+    stored: Array | float = 1.0,
 ) -> Array:
     """Seconds of each product; `traffic` is the bytes it must move, `share` scales its efficiency. Peak and
-    constants may differ by product.
+    constants may differ by product. `tiles` and `splits` are those that the library has kernels for, `stored`
+    is the share of the k x n operand's bytes that its tiles read.
     """
     c = {
         f.name: np.asarray(getattr(curve, f.name))[..., None, None]
@@ -88,11 +92,12 @@ def matrix_time(
     }
     peak = np.asarray(peak)[..., None, None]
     batch, m, n, k, traffic = (np.asarray(v, dtype=float)[:, None, None] for v in (batch, m, n, k, traffic))
-    itemsize, share = (
-        np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None] for v in (itemsize, share)
+    itemsize, share, stored = (
+        np.broadcast_to(np.asarray(v, dtype=float), batch.shape[:1])[:, None, None]
+        for v in (itemsize, share, stored)
     )
-    tm, tn = TILES[:, 0][None, :, None], TILES[:, 1][None, :, None]
-    splits = SPLITS[None, None, :]
+    tm, tn = tiles[:, 0][None, :, None], tiles[:, 1][None, :, None]
+    splits = splits[None, None, :]
     step = 128.0 / itemsize  # k advances by 128 bytes
     part = np.ceil(k / splits / step) * step
     units = batch * np.ceil(m / tm) * np.ceil(n / tn) * splits
@@ -102,7 +107,7 @@ def matrix_time(
     rate = peak / chip.sms * c["efficiency"] * tile * share
     compute = waves * (2 * tm * tn * part / rate + c["tile_s"])
     memory = traffic / (chip.bandwidth * c["memory"])
-    cache = units * (tm + tn) * part * itemsize / (chip.bandwidth * c["cache"])
+    cache = units * (tm + stored * tn) * part * itemsize / (chip.bandwidth * c["cache"])
     p = c["power"]
     body = (compute**p + memory**p + cache**p) ** (1 / p)
     reduction = np.where(

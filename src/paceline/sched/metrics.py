@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.sched.decision import Allocation
+from paceline.spec.student import t95
 
 if TYPE_CHECKING:
     from paceline.sched.machine import EventRecord
@@ -162,31 +163,6 @@ def jain(values: Sequence[float]) -> float:
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-#: two-sided 95 % quantiles of Student's t by degrees of freedom; beyond, the normal one
-_T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-)
-
-
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """(mean, half width of its 95 % confidence interval) over independent runs; the half width is not a
     number for a single one.
@@ -196,6 +172,4 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if count < 2:
         return middle, math.nan
     deviation = math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (count - 1))
-    return middle, (
-        _T95[count - 2] if count - 2 < len(_T95) else 1.96 + 2.4 / (count - 1)
-    ) * deviation / math.sqrt(count)
+    return middle, t95(count - 1) * deviation / math.sqrt(count)

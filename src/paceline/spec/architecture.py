@@ -18,6 +18,9 @@ workspace = "64 MiB"               # of matrix products
 [network]
 nvls = 0.74                        # share of NVLink's rate that multicast in the switches reaches
 node = "400 GB/s"                  # of a node of eight, where a measurement does not say
+
+[sparsity]
+two_four = 2                       # peak of products with 2:4 weights over the dense one
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ _FIELDS = {
     "memory.workspace": ("workspace_bytes", "bytes"),
     "network.nvls": ("nvls_share", "fraction"),
     "network.node": ("node_Bps", "bandwidth"),
+    "sparsity.two_four": ("two_four_rate", "count"),
 }
 _RELATIVE = ("tf32", "fp16", "bf16", "fp8", "fp4")
+_SECTIONS = ("energy", "memory", "network", "sparsity")
 _TEXTS = {"title", "capabilities", "curves", "similar", "similar_source", "matrix_units"}
 
 
@@ -59,6 +64,7 @@ class Architecture:
     workspace_bytes: float | None = None
     nvls_share: float | None = None
     node_Bps: float | None = None
+    two_four_rate: float | None = None
     #: provenance by TOML path
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
@@ -66,9 +72,9 @@ class Architecture:
 def parse(text: str, where: str) -> Architecture:
     """The architecture that a TOML text describes; messages name `where`, the line and the key."""
     types: dict[str, type] = {"capabilities": list, "matrix_units": bool}
-    reader = FactReader(text, where, _TEXTS, {"energy", "memory", "network"}, types)
+    reader = FactReader(text, where, _TEXTS, set(_SECTIONS), types)
     facts: dict[str, Fact] = {}
-    for section in ("energy", "memory", "network"):
+    for section in _SECTIONS:
         for leaf, raw in reader.data.get(section, {}).items():
             path = f"{section}.{leaf}"
             if path in _FIELDS:

@@ -10,6 +10,10 @@ Facts come from TOML (`catalog/devices/*.toml`, or a user's own file for a chip 
     [memory]
     size = "192 GB"
     bandwidth = "8 TB/s"
+    [sparsity]                         # optional: what its arithmetic makes of zeros
+    two_four = 2                       # peak of 2:4 weights over the dense one
+    weights = 0.9                      # share of the multiply-adds with a zero weight that take no time
+    activations = "90 %"               # the same of zeros in activations and their gradients
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ FIELDS: dict[str, tuple[str, str]] = {
     "chip.tdp": ("tdp_w", "power"),
     "link.host": ("host_bandwidth_Bps", "bandwidth"),
     "link.peer": ("peer_bandwidth_Bps", "bandwidth"),
+    "sparsity.two_four": ("two_four_rate", "count"),
+    "sparsity.weights": ("weight_skips", "fraction"),
+    "sparsity.activations": ("activation_skips", "fraction"),
     "price.hour": ("price_per_s", "price_rate"),
     "price.unit": ("price", "price"),
 }
@@ -90,6 +97,12 @@ class Device:
     tdp_w: float | None = None
     host_bandwidth_Bps: float | None = None
     peer_bandwidth_Bps: float | None = None
+    #: peak of products with 2:4 weights over the dense one; None where only the architecture says it
+    two_four_rate: float | None = None
+    #: shares of the multiply-adds with a zero weight, and with a zero activation or gradient of one, that
+    #: take no time
+    weight_skips: float = 0.0
+    activation_skips: float = 0.0
     price_per_s: float | None = None
     price: float | None = None
     #: constants measured on this very device by `paceline calibrate`; they win over fitted ones
@@ -170,6 +183,7 @@ class _Reader(FactReader):
         values: dict[str, Any] = {
             attribute: facts[path].value for path, (attribute, _) in FIELDS.items() if path in facts
         }
+        self.shares(facts)
         if "sm_count" in values:
             values["sm_count"] = round(values["sm_count"])
         values["peak_flops"] = {
@@ -187,6 +201,17 @@ class _Reader(FactReader):
         if base:
             return replace(base, name=name, aliases=aliases, facts=facts, **values)
         return Device(name=name, aliases=aliases, facts=facts, **values)
+
+    def shares(self, facts: Mapping[str, Fact]) -> None:
+        """What is said about zeros: shares of the work, and a rate that is no slower than the dense one."""
+        for path in ("sparsity.weights", "sparsity.activations"):
+            if path in facts and facts[path].value > 1:
+                raise self.error(path, f"expected a share of at most 1, got {facts[path].value:g}")
+        rate = facts.get("sparsity.two_four")
+        if rate is not None and rate.value < 1:
+            raise self.error(
+                "sparsity.two_four", f"expected a peak over the dense one, 1 or more, got {rate.value:g}"
+            )
 
     def calibration(self, base: Device | None) -> dict[str, float]:
         table = self.data.get("calibration", {})
