@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ class UsualSettings:
 
 
 def resolve(
-    model: Any, *, batch: int, seq: int | None, image: int | None
+    model: Any, *, batch: int, seq: int | None, image: int | None, real: bool = False
 ) -> tuple[StepInputs, UsualSettings]:
-    """The job that `model` describes, and its usual settings."""
+    """The job that `model` describes, and its usual settings; `real`: with the weights that it starts with,
+    rather than large tensors without memory.
+    """
     for label, size in (("batch", batch), ("seq", seq), ("image", image)):
         if size is not None:
             checks.whole(label, size)
@@ -45,16 +48,17 @@ def resolve(
         return _from_tuple(model, "module", batch, seq), UsualSettings()
     scheme, _, rest = model.partition(":")
     if scheme == "torchvision":
-        return _vision(model, _torchvision(rest), batch, image), UsualSettings("sgd", True)
+        return _vision(model, _torchvision(rest), batch, image, real=real), UsualSettings("sgd", True)
     if scheme == "timm":
-        return _timm(rest, batch, image), UsualSettings("sgd", True)
+        return _timm(rest, batch, image, real), UsualSettings("sgd", True)
     if scheme == "hf":
-        return _huggingface(Path(rest), batch, seq), UsualSettings()
+        return _huggingface(Path(rest), batch, seq, real), UsualSettings()
     if scheme.endswith(".py"):
-        return _file(Path(scheme), rest, batch, seq), UsualSettings()
+        return _file(Path(scheme), rest, batch, seq, real), UsualSettings()
     entry = models.get(model)
-    with BuildMode():
-        module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device="meta")
+    with _building(real):
+        device = "cpu" if real else "meta"
+        module, inputs, loss = models.build(entry, batch=batch, seq=seq, image=image, device=device)
     seq = entry.seq if seq is None else seq
     per_sample = seq if entry.unit == "tokens" and seq else 1
     job = StepInputs(
@@ -68,6 +72,10 @@ def resolve(
         units_per_step=batch * per_sample,
     )
     return job, UsualSettings(entry.optimizer, entry.family == "cnn")
+
+
+def _building(real: bool) -> AbstractContextManager[Any]:
+    return contextlib.nullcontext() if real else BuildMode()
 
 
 def _from_tuple(value: Any, name: str, batch: int, seq: int | None) -> StepInputs:
@@ -91,7 +99,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def _file(path: Path, function: str, batch: int, seq: int | None) -> StepInputs:
+def _file(path: Path, function: str, batch: int, seq: int | None, real: bool) -> StepInputs:
     if not path.is_file():
         raise SpecError(f"no file {str(path)!r}; give FILE.py:FUNCTION with a path from here")
     if not function:
@@ -116,7 +124,7 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> StepInputs:
         accepted = inspect.signature(make).parameters
         every = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         offered = {"batch": batch, **({"seq": seq} if seq is not None else {})}
-        with _torch.torchvision_importable(), BuildMode(), _user_code(f"{path}:{function}", "build"):
+        with _torch.torchvision_importable(), _building(real), _user_code(f"{path}:{function}", "build"):
             built = make(**{k: v for k, v in offered.items() if every or k in accepted})
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -124,9 +132,14 @@ def _file(path: Path, function: str, batch: int, seq: int | None) -> StepInputs:
 
 
 def _vision(
-    name: str, make: Callable[[], nn.Module], batch: int, image: int | None, channels: int = 3
+    name: str,
+    make: Callable[[], nn.Module],
+    batch: int,
+    image: int | None,
+    channels: int = 3,
+    real: bool = False,
 ) -> StepInputs:
-    with BuildMode(), _user_code(name, "build"):
+    with _building(real), _user_code(name, "build"):
         module = make()
         side = image or 224
         return StepInputs(
@@ -151,7 +164,7 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
     return lambda: vision.models.get_model(name, weights=None, **plain)
 
 
-def _timm(name: str, batch: int, image: int | None) -> StepInputs:
+def _timm(name: str, batch: int, image: int | None, real: bool) -> StepInputs:
     try:
         _torch.import_torchvision()
         timm = importlib.import_module("timm")
@@ -159,7 +172,7 @@ def _timm(name: str, batch: int, image: int | None) -> StepInputs:
         raise MissingExtra("timm", "vision", f"timm:{name}") from None
     if not timm.is_model(name.partition(".")[0]):
         raise UnknownName("timm model", name, timm.list_models())
-    with BuildMode(), _user_code(f"timm:{name}", "build"), warnings.catch_warnings():
+    with _building(real), _user_code(f"timm:{name}", "build"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # old names for a model are welcome here
         fixed = image is not None and "img_size" in str(
             inspect.signature(timm.model_entrypoint(name.partition(".")[0]))
@@ -190,9 +203,9 @@ def transformers() -> Any:
     return package
 
 
-def _huggingface(path: Path, batch: int, seq: int | None) -> StepInputs:
+def _huggingface(path: Path, batch: int, seq: int | None, real: bool) -> StepInputs:
     config = hugging_face.read(path)
-    job = huggingface(config, batch=batch, seq=seq, name=f"hf:{path}")
+    job = huggingface(config, batch=batch, seq=seq, name=f"hf:{path}", real=real)
     parameters = sum(parameter.numel() for parameter in job.module.parameters())
     return replace(job, name=hugging_face.name(config, parameters))
 
@@ -206,6 +219,7 @@ def huggingface(
     head: str | None = None,
     attention: str | None = None,
     dropout: bool = True,
+    real: bool = False,
 ) -> StepInputs:
     """A transformers model from its configuration (with `model_type`), with labels so that it computes its
     own loss.
@@ -232,7 +246,7 @@ def huggingface(
                 setattr(made, key, 0.0)
     usual = _HEADS_OF_PAIRS + _HEADS if made.is_encoder_decoder else _HEADS
     heads = [head] if head else [*(config.get("architectures") or ()), *usual]
-    with fallbacks.noticed() as slow, BuildMode(), _user_code(name, "build"):
+    with fallbacks.noticed() as slow, _building(real), _user_code(name, "build"):
         module = None
         for candidate in heads:
             cls = getattr(library, candidate, None)
