@@ -241,10 +241,9 @@ class Ranges:
 
 @torch.no_grad()
 def relative(after: Tensor, before: Tensor) -> Tensor:
-    """Changes over the power of two at or below each weight, in magnitude; without weights that were zero."""
+    """Changes over the power of two at or below each weight; zero for weights that were zero."""
     powers = (before.float().view(torch.int32) & _INFINITY).view(torch.float32)
-    changes = after.float() - before.float()
-    return changes[powers != 0] / powers[powers != 0]
+    return ((after.float() - before.float()) / powers).masked_fill_(powers == 0, 0.0)
 
 
 def check_trained(module: nn.Module) -> None:

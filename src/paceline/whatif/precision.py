@@ -163,7 +163,9 @@ def _problem(
             continue
         found = losses([each], form, shift)
         if overflowing(each, form, shift) and isinstance(form, NumberFormat):
-            return f"{each.kind} overflow: they reach {each.largest:.3g}, and it ends at {form.largest:.5g}"
+            times = " times the scale" if shift else ""
+            ends = f"and it ends at {form.largest:.5g}"
+            return f"{each.kind} overflow: they reach {each.largest:.3g}{times}, {ends}"
         if found.vanish > worst:
             worst, words = found.vanish, f"{percent(found.vanish)} of {each.kind} vanish"
     return words
