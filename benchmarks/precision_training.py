@@ -222,7 +222,7 @@ def show(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for task in dict.fromkeys(row["task"] for row in rows if "task" in row):
         mine = [row for row in rows if row.get("task") == task]
-        _show_lost(task, [row for row in mine if "steps" in row])
+        _show_lost(task, list({row["seed"]: row for row in mine if "steps" in row}.values()))
         _show_arms(task, [row for row in mine if "arm" in row])
 
 
@@ -240,13 +240,18 @@ def _show_lost(task: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_arms(task: str, rows: Sequence[dict[str, Any]]) -> None:
+    fp32 = {row["seed"]: row["figure"] for row in rows if row["arm"] == "fp32"}
     print(f"\n{task}, {rows[0]['figure_of']}\n")
-    print("| format | mean | lowest | highest | steps skipped |\n|---|---:|---:|---:|---:|")
+    head = ("format", "seeds", "mean", "mean difference to fp32", "from", "to", "steps skipped")
+    print(f"| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}")
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        figures = [row["figure"] for row in rows if row["arm"] == arm]
-        skipped = sum(row["skipped"] for row in rows if row["arm"] == arm)
-        mean = statistics.mean(figures)
-        print(f"| {arm} | {mean:.4g} | {min(figures):.4g} | {max(figures):.4g} | {skipped} |")
+        mine = [row for row in rows if row["arm"] == arm]
+        mean = statistics.mean(row["figure"] for row in mine)
+        differences = [row["figure"] - fp32[row["seed"]] for row in mine]
+        ends = (statistics.mean(differences), min(differences), max(differences))
+        skipped = sum(row["skipped"] for row in mine)
+        cells = " | ".join(f"{value:+.4f}" for value in ends)
+        print(f"| {arm} | {len(mine)} | {mean:.4f} | {cells} | {skipped} |")
 
 
 def main() -> None:
