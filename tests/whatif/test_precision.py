@@ -190,6 +190,17 @@ def test_the_command_runs_a_module_saves_and_shows(tmp_path, capsys, monkeypatch
     assert page.count("<svg") == 2 and "advised" in page
 
 
+def test_a_model_of_the_catalog_starts_as_it_would():
+    pytest.importorskip("torch", reason="runs a module")
+    from paceline.bench.precision_run import record_ranges
+
+    kept = record_ranges("resnet18", batch=2, image=32, steps=1, every=1)
+    first = kept.of(layer="stem.conv", kind=TensorKind.ACTIVATIONS)[0]
+    assert 0.5 < first.largest < 20 and first.exponents.quantile(0.5) in range(-4, 1)
+    assert "inputs are random" in kept.notes[0]
+    assert precision(kept).window("fp16").lost_plain < 0.5
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -64,10 +64,12 @@ def record_ranges(
     if model in TASKS:
         return _of_task(model, steps, every, batch, optimizer)
     _check_size(model)
+    torch.manual_seed(0)
     job, usual = resolve(model, batch=batch or 1, seq=seq, image=image, real=True)
     module = real.allocate(job.module).train()
     check_trained(module)
-    args, kwargs = pytree.tree_map_only(Tensor, real.filled, (job.args, dict(job.kwargs)))
+    fill = _random if _made_up(model) else real.filled
+    args, kwargs = pytree.tree_map_only(Tensor, fill, (job.args, dict(job.kwargs)))
     loss = job.loss or default_loss
     stepped = real.optimizer(optimizer or usual.optimizer, module)
 
@@ -115,6 +117,11 @@ def _train(
         with _user_code(name, "backward pass"):
             loss.backward()
         optimizer.step()
+
+
+def _random(tensor: Tensor) -> Tensor:
+    """A normalised input in place of one of which only the shape was meant."""
+    return torch.randn(tensor.shape) if tensor.is_floating_point() else real.filled(tensor)
 
 
 def _made_up(model: str) -> bool:
