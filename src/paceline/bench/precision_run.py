@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from paceline.bench import real
 from paceline.capture.build import default_loss
 from paceline.capture.resolve import resolve
-from paceline.capture.step import _user_code
+from paceline.capture.step import StepInputs, _user_code
 from paceline.catalog import models
 from paceline.errors import CaptureError, SpecError
 from paceline.spec import checks
@@ -66,20 +66,24 @@ def record_ranges(
     _check_size(model)
     torch.manual_seed(0)
     job, usual = resolve(model, batch=batch or 1, seq=seq, image=image, real=True)
+    record = _of_module(model, job, optimizer or usual.optimizer, steps, every)
+    return replace(record, notes=(_INPUTS,)) if _made_up(model) else record
+
+
+def _of_module(model: str, job: StepInputs, optimizer: str, steps: int, every: int) -> RangeRecord:
     module = real.allocate(job.module).train()
     check_trained(module)
     fill = _random if _made_up(model) else real.filled
     args, kwargs = pytree.tree_map_only(Tensor, fill, (job.args, dict(job.kwargs)))
     loss = job.loss or default_loss
-    stepped = real.optimizer(optimizer or usual.optimizer, module)
+    stepped = real.optimizer(optimizer, module)
 
     def forward(_: None) -> Tensor:
         return loss(module(*args, **kwargs))
 
     with Ranges(module, stepped, every=every) as ranges:
         _train(job.name, forward, repeat(None, steps), stepped)
-    record = ranges.result(job.name)
-    return replace(record, notes=(_INPUTS,)) if _made_up(model) else record
+    return ranges.result(job.name)
 
 
 def _of_task(name: str, steps: int, every: int, batch: int | None, optimizer: str | None) -> RangeRecord:

@@ -38,24 +38,25 @@ def _nearest(values: Tensor, form: NumberFormat) -> Tensor:
     dropped = _MANTISSA - form.mantissa_bits
     if not dropped:
         return values
-    found = values
-    if dropped < _MANTISSA:
-        bits = values.view(torch.int32)
-        odd = (bits >> dropped) & 1
-        # a carry out of the mantissa raises the exponent, which is right; NaN is put back below
-        found = ((bits + ((1 << (dropped - 1)) - 1) + odd) >> dropped << dropped).view(torch.float32)
+    bits = values.view(torch.int32)
+    odd = (bits >> dropped) & 1
+    # a carry out of the mantissa raises the exponent, which is right; NaN is put back below
+    found = ((bits + ((1 << (dropped - 1)) - 1) + odd) >> dropped << dropped).view(torch.float32)
     if form.least_exponent > -126:
         least_normal = 2.0**form.least_exponent
         # adding this number leaves no bits below the format's smallest number, and rounds to even
         drop_below = 1.5 * 2.0 ** (form.least_exponent - form.mantissa_bits + _MANTISSA)
         small = (values + drop_below) - drop_below
         found = torch.where(values.abs() < least_normal, torch.copysign(small, values), found)
+    return torch.where(values.isnan(), values, _bounded(found, form))
+
+
+def _bounded(values: Tensor, form: NumberFormat) -> Tensor:
+    """What is too large becomes the largest number, or infinite."""
     if form.saturates:
-        found = found.clamp(-form.largest, form.largest)
-    else:
-        infinite = torch.copysign(torch.full_like(found, torch.inf), found)
-        found = torch.where(found.abs() > form.largest, infinite, found)
-    return torch.where(values.isnan(), values, found)
+        return values.clamp(-form.largest, form.largest)
+    infinite = torch.copysign(torch.full_like(values, torch.inf), values)
+    return torch.where(values.abs() > form.largest, infinite, values)
 
 
 def _blockwise(values: Tensor, form: BlockFormat) -> Tensor:

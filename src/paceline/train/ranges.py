@@ -82,9 +82,9 @@ def tally(values: Tensor, *, blocks: bool = True) -> Tally:
         largest = torch.maximum(largest, bits.max())
         _count(bits, counts, blocks)
     if blocks:
-        top = _floor(largest)
-        gaps = (top - torch.arange(LOW, HIGH + 1, device=flat.device)).clamp(LEAST_GAP, LEAST_GAP + GAPS - 1)
-        counts[_TENSOR].index_add_(0, gaps - LEAST_GAP, counts[_EXPONENTS])
+        exponents = torch.arange(LOW, HIGH + 1, device=flat.device)
+        gaps = (_floor(largest) - exponents - LEAST_GAP).clamp(0, GAPS - 1)
+        counts[_TENSOR].index_add_(0, gaps, counts[_EXPONENTS])
     return Tally(counts, largest.view(torch.float32).to(torch.float64))
 
 
@@ -102,21 +102,29 @@ def _count(bits: Tensor, counts: Tensor, blocks: bool) -> None:
     # octave 2 holds exponent 2 - _BIAS; octave 1 holds all subnormal numbers, told apart below
     counts[_EXPONENTS][2 - _BIAS - LOW :] += found[2:256]
     if int(found[1]):
-        tiny = bits[octaves == 1].to(torch.float32)
-        mantissa, exponent = torch.frexp(tiny)
-        ceiling = exponent - (mantissa == 0.5).to(torch.int32) + LOW
-        # as many places as exponents, so that sizes match
-        counts[_EXPONENTS] += torch.bincount(ceiling - LOW, minlength=HIGH - LOW + 1)
+        counts[_EXPONENTS] += _subnormal(bits[octaves == 1])
     if blocks:
-        missing = -bits.numel() % BLOCK
-        if missing:
-            bits, octaves = (nn.functional.pad(each, (0, missing)) for each in (bits, octaves))
-        octaves = octaves.view(-1, BLOCK)
-        tops = (bits.view(-1, BLOCK).amax(1, keepdim=True) >> 23) - LEAST_GAP
-        gaps = (tops - octaves).clamp_(0, GAPS - 1)
-        if missing or int(found[0]):
-            gaps.masked_fill_(octaves == 0, GAPS)
-        counts[_BLOCKS] += torch.bincount(gaps.view(-1), minlength=GAPS + 1)[:GAPS]
+        counts[_BLOCKS] += _in_blocks(bits, octaves, zeros=bool(found[0]))
+
+
+def _subnormal(bits: Tensor) -> Tensor:
+    """Counts of subnormal magnitudes by exponent: their bits are multiples of the smallest of them."""
+    mantissa, exponent = torch.frexp(bits.to(torch.float32))
+    places = exponent - (mantissa == 0.5).to(torch.int32)
+    return torch.bincount(places, minlength=HIGH - LOW + 1)
+
+
+def _in_blocks(bits: Tensor, octaves: Tensor, zeros: bool) -> Tensor:
+    """Counts of magnitudes by how far they lie below the largest of their block."""
+    missing = -bits.numel() % BLOCK
+    if missing:
+        bits, octaves = (nn.functional.pad(each, (0, missing)) for each in (bits, octaves))
+    octaves = octaves.view(-1, BLOCK)
+    tops = (bits.view(-1, BLOCK).amax(1, keepdim=True) >> 23) - LEAST_GAP
+    gaps = (tops - octaves).clamp_(0, GAPS - 1)
+    if missing or zeros:
+        gaps.masked_fill_(octaves == 0, GAPS)
+    return torch.bincount(gaps.view(-1), minlength=GAPS + 1)[:GAPS]
 
 
 class Ranges:
