@@ -32,7 +32,7 @@ def build(
     """
     job, usual = resolve(model, batch=batch, seq=options.get("seq"), image=options.get("image"))
     module = allocate(job.module).train()
-    args, kwargs = pytree.tree_map_only(Tensor, _filled, (job.args, dict(job.kwargs)))
+    args, kwargs = pytree.tree_map_only(Tensor, filled, (job.args, dict(job.kwargs)))
     loss = job.loss or default_loss
 
     def forward(wrapped: nn.Module) -> Tensor:
@@ -50,7 +50,7 @@ def allocate(module: nn.Module) -> nn.Module:
                 if old is None or not old.is_meta:
                     continue
                 if id(old) not in made:
-                    new = _filled(old)
+                    new = filled(old)
                     made[id(old)] = (
                         nn.Parameter(new, requires_grad=old.requires_grad)
                         if isinstance(old, nn.Parameter)
@@ -60,7 +60,8 @@ def allocate(module: nn.Module) -> nn.Module:
     return module
 
 
-def _filled(tensor: Tensor) -> Tensor:
+def filled(tensor: Tensor) -> Tensor:
+    """The tensor; one without memory becomes random numbers, or zeros where it holds integers."""
     if not tensor.is_meta:
         return tensor
     if tensor.is_floating_point():

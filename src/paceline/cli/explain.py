@@ -68,15 +68,4 @@ def _compare(model: str, measured: Path, device: str | None, captured: CaptureOp
     target = devices.get(device) if device is not None else device_of(trace.device)
     if target is None:
         raise SpecError(f"{trace.device or 'the host'} of {measured} is not in the catalog; give --device")
-    step = workload(
-        model,
-        captured.batch,
-        captured.seq,
-        captured.image,
-        captured.precision,
-        captured.optimizer,
-        captured.checkpointing,
-        captured.compile,
-        captured.channels_last,
-    )
-    answer(compare(trace, step, target), json_)
+    answer(compare(trace, workload(model, **captured.given), target), json_)

@@ -79,14 +79,14 @@ def end(fits: bool, require_fit: bool) -> None:
 
 def workload(
     model: str,
-    batch: int | None,
-    seq: int | None,
-    image: int | None,
-    precision: str | None,
-    optimizer: str | None,
-    checkpointing: bool,
-    compile: bool,
-    channels_last: bool | None,
+    batch: int | None = None,
+    seq: int | None = None,
+    image: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    checkpointing: bool = False,
+    compile: bool = False,
+    channels_last: bool | None = None,
 ) -> Workload:
     """A saved workload as it is, anything else captured."""
     from paceline.errors import SpecError

@@ -38,13 +38,12 @@ Html = Annotated[Path | None, Parameter(name="--html", help="also write an HTML 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class CaptureOptions:
-    """How a module is captured, where the model is not a transformer of the catalog."""
+class CaptureSizes:
+    """Sizes of a captured step and how it runs, but for its precision."""
 
     batch: Batch | None = None
     seq: Seq = None
     image: Image = None
-    precision: Precision | None = None
     optimizer: Optimizer = None
     checkpointing: Checkpointing = False
     compile: Compile = False
@@ -59,6 +58,21 @@ class CaptureOptions:
             for name, value in found.items()
             if value is not None and (value is not False or name == "channels_last")
         }
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """How a module is captured, where the model is not a transformer of the catalog."""
+
+    sizes: CaptureSizes | None = None
+    precision: Precision | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        sizes = {} if self.sizes is None else self.sizes.given
+        return sizes if self.precision is None else {**sizes, "precision": self.precision}
 
 
 def subject(model: str, cluster: str, plan: str, captured: CaptureOptions | None) -> Subject:

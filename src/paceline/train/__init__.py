@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.train.parallel import close, of, parallelize
     from paceline.train.pipeline import Pipeline
     from paceline.train.precision import Scaler
+    from paceline.train.ranges import Ranges
 
 __all__ = [
     "LAMB",
@@ -29,6 +30,7 @@ __all__ = [
     "Job",
     "NoiseScale",
     "Pipeline",
+    "Ranges",
     "Scaler",
     "close",
     "join",
@@ -51,6 +53,7 @@ _EXPORTS = {
     "of": "parallel",
     "parallelize": "parallel",
     "recompute": "memory",
+    "Ranges": "ranges",
     "Scaler": "precision",
     "Pipeline": "pipeline",
     "Job": "job",
