@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -44,8 +44,6 @@ REFUSED = dict.fromkeys(
     "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the"
     " catalog or hf:PATH for it",
 )
-#: fields of a plan whose values the search chooses, or takes as fixed
-SEARCHED = frozenset(f.name for f in fields(Plan)) - REFUSED.keys()
 #: words that stand for ways to bring gradients together; the first ones leave the result of training as it is
 EXACT = ("", "overlap", "priority")
 LOSSY: dict[str, tuple[str, ...]] = {
@@ -126,7 +124,7 @@ def limits(fix: Sequence[str], forbid: Sequence[str], allow: Sequence[str]) -> L
     if both:
         raise PlanError(f"{both} is both allowed and forbidden")
     kept = [word for word in forbid if word not in LOSSY]
-    said = Limits.of(fix, kept, allow, searched=SEARCHED, refused=REFUSED, lossy=LOSSY)
+    said = Limits.of(fix, kept, allow, refused=REFUSED, lossy=LOSSY)
     relax = said.fixed.get("relax", PLAIN)
     sizes = {name: getattr(relax, name) for name in ("ratio", *RELAXED_SIZES)}
     if not relax.plain and relax == replace(PLAIN, **sizes):

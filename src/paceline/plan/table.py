@@ -21,7 +21,6 @@ from paceline.cost.curves import Curves, curves_for
 from paceline.plan.space import (
     Batch,
     Block,
-    Degrees,
     Kernels,
     LayerOptions,
     PassOrder,
@@ -35,7 +34,7 @@ from paceline.predict.sizes import Sizes
 from paceline.predict.stages import StageLayers as Layers
 from paceline.sim.program import Label
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan
+from paceline.spec.plan import Degrees, Plan
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import Offload, Recompute
 

@@ -52,10 +52,24 @@ _WORDS: dict[str, Collection[str]] = {
     "offload": tuple(Offload),
     "context": tuple(ContextExchange),
 }
+#: degrees whose product, times that of data parallelism, is the ranks of a plan; and degrees whose ranks are
+#: among those of the others: in the order in which the search tries them
+SPREAD, SHARED = ("tp", "cp", "pp"), ("ep",)
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
 _FLAGS = ("sp", "reshard", "adapters")
 #: sizes that may be 0: `resolve` fills them in
 _FILLED = ("dp", "mbs", "gbs", "seq", "shard", "prefetch")
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees of a plan: its fields of these names."""
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    dp: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +153,8 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Devices of the plan, as far as its degrees are known."""
-        return (self.dp or 1) * self.tp * self.pp * self.cp
+        spread: int = math.prod(getattr(self, name) for name in SPREAD)
+        return (self.dp or 1) * spread
 
     @property
     def micro_batches(self) -> int:
@@ -407,6 +422,16 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(i for i in range(1, n + 1) if n % i == 0)
 
 
+def meshes(devices: int) -> list[Degrees]:
+    """All degrees that so many devices can be spread over; data parallelism takes the ranks that are left."""
+    found = [(dict[str, int](), devices)]
+    for name in SPREAD:
+        found = [({**mesh, name: size}, left // size) for mesh, left in found for size in divisors(left)]
+    for name in SHARED:
+        found = [({**mesh, name: size}, left) for mesh, left in found for size in divisors(devices)]
+    return [Degrees(**mesh, dp=left) for mesh, left in found]
+
+
 def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:
     """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words
     by whether they are the same.
@@ -495,3 +520,4 @@ def stage_layers(layers: int, pp: int, vpp: int = 1) -> tuple[int, ...]:
 
 
 assert {f.name for f in fields(Plan)} >= {*_SIZES, *_FLAGS, *_WORDS}
+assert {*_SIZES} >= {f.name for f in fields(Degrees)} == {"dp", *SPREAD, *SHARED}
