@@ -12,6 +12,7 @@ from paceline.errors import PacelineError, PlanError
 from paceline.plan import general, space
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
@@ -99,9 +100,9 @@ def test_plans_of_a_captured_module_have_what_was_fixed(name, saved):
     asked = {"fix": [words], "top": 1000, "gbs": None if name == "gbs" else 64}
     if name in general.REFUSED or name in SETTLED:
         with pytest.raises(PlanError, match=f"(?s)--fix|by what is fixed.*{name}"):
-            general.plan_module(saved, (where,), **asked)
+            general.plan_module(saved, Request(where=(where,), **asked))
         return
-    found = general.plan_module(saved, (where,), **asked)
+    found = general.plan_module(saved, Request(where=(where,), **asked))
     assert {getattr(ranked.plan, name) for ranked in found.top} == {getattr(Plan.parse(words), name)}
 
 
@@ -116,25 +117,28 @@ def test_usual_values_are_honoured_too():
 
 def test_contradictions_are_refused(saved):
     with pytest.raises(PlanError, match="gbs is given twice: --gbs 16 and --fix gbs=32"):
-        plan_transformer(TINY, (CLUSTER,), gbs=16, fix=["gbs=32"])
+        plan_transformer(TINY, Request(where=(CLUSTER,), gbs=16, fix=["gbs=32"]))
     with pytest.raises(PlanError, match="seq is given twice: --seq 1024 and --fix seq=2048"):
-        plan_transformer(TINY, (CLUSTER,), gbs=16, seq=1024, fix=["seq=2048"])
+        plan_transformer(TINY, Request(where=(CLUSTER,), gbs=16, seq=1024, fix=["seq=2048"]))
     with pytest.raises(PlanError, match="compress is both allowed and forbidden"):
-        general.plan_module(saved, (CLUSTER,), allow=["compress"], forbid=["compress"])
+        general.plan_module(saved, Request(where=(CLUSTER,), allow=["compress"], forbid=["compress"]))
     with pytest.raises(PlanError, match="ratio=0.1 does not say of what"):
-        general.plan_module(saved, (CLUSTER,), fix=["ratio=0.1"])
+        general.plan_module(saved, Request(where=(CLUSTER,), fix=["ratio=0.1"]))
 
 
 def test_a_fixed_batch_and_sequence_are_those_of_the_answer():
     found = plan_transformer(
-        TINY, (CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8
+        TINY,
+        Request(
+            where=(CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8
+        ),
     )
     assert (found.gbs, found.seq, found.best.plan.gbs, found.best.plan.seq) == (32, 2048, 32, 2048)
 
 
 def test_what_is_fixed_is_marked_where_it_changes_training(saved):
     found = general.plan_module(
-        saved, (pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"]
+        saved, Request(where=(pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"])
     )
     assert found.best.plan.relax == Relaxation(compress="dgc", ratio=0.01) and found.best.lossy == "compress"
 

@@ -13,6 +13,7 @@ import pytest
 import paceline as pl
 from paceline.errors import PlanError
 from paceline.plan.emit import EMITTERS, emit
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -21,7 +22,9 @@ TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=
 
 
 def planned(*fix, where="2xdgx-h100"):
-    return plan_transformer(TINY, (pl.clusters.get(where),), gbs=64, fix=fix, forbid=["offload"], most=8)
+    return plan_transformer(
+        TINY, Request(where=(pl.clusters.get(where),), gbs=64, fix=fix, forbid=["offload"], most=8)
+    )
 
 
 def test_none_by_itself_says_what_it_lacks():

@@ -28,7 +28,7 @@ from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import best_measured, distinct, why
 from paceline.plan.general import Captured, limits, plan_module, settings
-from paceline.plan.trials import Progress
+from paceline.plan.request import Progress, Request, silent
 from paceline.predict import simulated
 from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster
@@ -69,22 +69,21 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
     where, options = _here(question, count), dict(question.options)
     rate = options.pop("price_per_s", None)
     where = where if rate is None else where.priced(parse(rate, "price_rate"))
-    words = {
-        name: options.pop(name)
-        for name in ("objective", "fix", "forbid", "allow", "pareto")
-        if name in options
-    }
+    names = ("objective", "fix", "forbid", "allow", "pareto")
+    words = {name: options.pop(name) for name in names if name in options}
     top, _ = options.pop("top", 10), options.pop("most", None)
     if options.pop("tokens", None) or options.pop("deadline_s", None):
         raise SpecError(
             f"tokens and a deadline are for models known by their sizes, not for {question.model}"
         )
-    said = limits(*(words.get(name, ()) for name in ("fix", "forbid", "allow")))
-    how = settings(said, {**options, "seq": question.seq})
+    asked = Request(
+        where=(where,), gbs=question.gbs, seq=question.seq, top=10**6, progress=progress or silent, **words
+    )
+    how = settings(limits(asked), asked, options)
     captured = Captured(question.model, how)
 
     def planned(cluster: Cluster) -> Planned:
-        return plan_module(captured, (cluster,), gbs=question.gbs, top=10**6, progress=progress, **words)
+        return plan_module(captured, replace(asked, where=(cluster,)))
 
     begun = time.monotonic()
     first = planned(where)

@@ -15,22 +15,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.plan import evidence
-from paceline.plan.answer import Found
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks, room
+from paceline.plan.request import Goal, Progress, silent
 from paceline.plan.space import LOSSY, Block, Space
 from paceline.plan.table import Array, Table
-from paceline.plan.trials import MOST, Progress, Trials, silent
-from paceline.plan.workers import Interrupted, Pool, reached, workers
+from paceline.plan.trials import MOST, Trials
+from paceline.plan.workers import Interrupted, Run, reached, workers
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.cluster import Cluster
@@ -41,48 +40,31 @@ from paceline.spec.planned import Ranked
 TASK = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a plan is worth: seconds of a step times a factor of its cluster; and the longest step that is
-    allowed.
-    """
-
-    name: str
-    factor: Callable[[Cluster], float]
-    most_s: float = math.inf
-
-
 def search(
-    space: Space,
-    goal: Goal,
-    *,
-    most: int = MOST,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> Found:
+    space: Space, goal: Goal, *, most: int = MOST, processes: int | None = None, progress: Progress = silent
+) -> Trials:
     """Search the whole space; with more processes sooner, with the same result.
 
     Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
     """
-    begun = time.monotonic()
-    tell = progress or silent
-    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, goal, processes) as pool:
-        order = Order(space.blocks, _bound_all(space.blocks, pool, tell), goal)
+    begun, plans = time.monotonic(), f"{len(space):,} plans"
+    with reached(f"none of {plans} has a bound yet"), _workers(space, goal, processes) as run:
+        order = Order(space.blocks, _bound_all(space.blocks, run, progress), goal)
         trials = Trials(
+            plans=len(space),
             lows=order.lows,
             task=order.task,
-            simulate=lambda tasks: pool.map(_try, tasks),
+            simulate=partial(run, _try),
             measured=order.measured,
             most=most,
             most_s=goal.most_s,
-            tell=tell,
+            tell=progress,
+            nearest=order.nearest if len(space) else None,
+            begun=begun,
         )
-        with reached(f"all {len(space):,} plans have bounds, and none was simulated yet"):
+        with reached(f"all {plans} have bounds, and none was simulated yet"):
             trials.run()
-    by_memory = len(space) - len(order.lows) + trials.tight
-    return trials.found(
-        begun, space=len(space), by_memory=by_memory, nearest=order.nearest if len(space) else None
-    )
+    return trials
 
 
 def fits(space: Space) -> bool:
@@ -95,13 +77,15 @@ def fits(space: Space) -> bool:
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> Iterator[Array]:
+def _bound_all(blocks: Sequence[Block], run: Run, tell: Progress) -> Iterator[Array]:
     """What `_bounded` says of each block."""
-    tasks = list(_tasks(blocks))
+    # one after another those whose layers take the same time
+    order = sorted(range(len(blocks)), key=lambda i: _layers(blocks[i]))
+    tasks = [order[start : start + TASK] for start in range(0, len(order), TASK)]
     found: dict[int, Array] = {}
     done, total = 0, sum(map(len, blocks))
     try:
-        for task, bounded in zip(tasks, pool.map(_bound_some, tasks), strict=True):
+        for task, bounded in zip(tasks, run(_bound_some, tasks), strict=True):
             found.update(zip(task, bounded, strict=True))
             done += sum(len(blocks[i]) for i in task)
             tell("bounding", done, total, math.inf)
@@ -110,19 +94,18 @@ def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> Iterator[
     return (found[i] for i in range(len(blocks)))
 
 
-def _tasks(blocks: Sequence[Block]) -> Iterator[list[int]]:
-    """Blocks for one worker: those whose layers take the same time, at most so many."""
-
-    def layer(i: int) -> tuple[object, ...]:
-        mesh, batch = blocks[i].mesh, blocks[i].batch
-        return blocks[i].cluster.device_count, mesh.tp, mesh.cp, batch.mbs
-
-    def rest(i: int) -> tuple[object, ...]:
-        return blocks[i].mesh.ep, blocks[i].kernels.framework, blocks[i].mesh.pp
-
-    for _, alike in groupby(sorted(range(len(blocks)), key=lambda i: (layer(i), rest(i))), key=layer):
-        task = list(alike)
-        yield from (task[start : start + TASK] for start in range(0, len(task), TASK))
+def _layers(block: Block) -> tuple[object, ...]:
+    """What the layers of a block depend on, that which takes longest to find first."""
+    mesh = block.mesh
+    return (
+        block.cluster.device_count,
+        mesh.tp,
+        mesh.cp,
+        block.batch.mbs,
+        mesh.ep,
+        block.kernels.framework,
+        mesh.pp,
+    )
 
 
 def _bound_some(task: Sequence[int]) -> list[Array]:
@@ -213,11 +196,11 @@ def _table(cluster: Cluster) -> Table:
 
 
 @contextmanager
-def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Pool]:
+def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Run]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
     global _space, _goal
     _space, _goal = space, goal
     _tables.clear()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    with workers((processes or cores) if len(space.blocks) >= TASK else 1) as pool:
-        yield pool
+    with workers((processes or cores) if len(space.blocks) >= TASK else 1) as run:
+        yield run

@@ -19,12 +19,12 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_all_start_methods, get_context
-from typing import Protocol, TypeVar
+from typing import Any
 
 from paceline.errors import PacelineError, RunError
 
-A = TypeVar("A")
-B = TypeVar("B")
+#: runs a function over tasks and gives results in order, as `map` does
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 #: seconds between two looks for the parent
 LOOK_S = 0.5
 
@@ -44,19 +44,6 @@ def reached(text: str) -> Iterator[None]:
         raise Interrupted(text) from None
 
 
-class Pool(Protocol):
-    """Whatever runs a function over tasks and gives results in order."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]: ...
-
-
-class Here:
-    """No other process."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]:
-        return map(run, tasks)
-
-
 class Forked:
     """Processes that were forked from this one, with what it knew then."""
 
@@ -69,7 +56,7 @@ class Forked:
             self._executor.submit(os.getpid).result()  # the first task forks all of them
         self._processes = set(active_children()) - others
 
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterator[B]:
+    def map(self, run: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         """Results in the order of the tasks; what a task raises, and RunError where a worker was killed."""
         try:
             waiting = [self._executor.submit(_sendable, run, task) for task in tasks]
@@ -89,16 +76,16 @@ class Forked:
 
 
 @contextmanager
-def workers(count: int) -> Iterator[Pool]:
+def workers(count: int) -> Iterator[Run]:
     """So many processes; none besides this one where that is less than two, or where there is no way to
     fork.
     """
     if count < 2 or "fork" not in get_all_start_methods():
-        yield Here()
+        yield map
         return
     pool = Forked(count)
     try:
-        yield pool
+        yield pool.map
     finally:
         pool.close()
 
@@ -131,7 +118,7 @@ def follow(parent: int) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def _sendable(run: Callable[[A], B], task: A) -> B:
+def _sendable(run: Callable[[Any], Any], task: Any) -> Any:
     """The result of a task; its error as the parent can read it, with where it was raised."""
     try:
         return run(task)
