@@ -149,7 +149,7 @@ def test_bounds_and_memory_hold_with_adapters():
     for _ in range(12):
         block = found.blocks[rng.integers(len(found.blocks))]
         index = int(rng.integers(len(block)))
-        step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, table.curves)
+        step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, None)
         assert step.plan.adapters
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9)
         memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
