@@ -65,7 +65,7 @@ def test_blocks_say_of_each_plan_what_the_list_says():
     space = Space(MODEL, (NODE,), 16, 2048, Limits.of())
     for block in space.blocks[:: max(1, len(space.blocks) // 20)]:
         said = block.measured.ravel()
-        wanted = [not evidence.of_plan(block.plan(i)) for i in range(len(block))]
+        wanted = [not evidence.unmeasured(vars(block.plan(i))) for i in range(len(block))]
         assert np.array_equal(said, wanted)
 
 
@@ -80,7 +80,7 @@ def test_blocks_say_of_each_plan_what_the_list_says():
 def test_a_winner_that_was_never_measured_is_marked(where, fix, word, settled):
     found = plan_transformer(MODEL, Request(where=(where,), gbs=32, fix=fix, most=32))
     best, other = found.best, found.measured
-    assert best.unmeasured == (word,) == evidence.of_plan(best.plan)
+    assert best.unmeasured == (word,) == evidence.unmeasured(vars(best.plan))
     assert other is not None and not other.unmeasured and other.value > best.value
     assert found.settled == settled == (best.prediction.step_s_high < other.prediction.step_s)
     against = "more" if settled else "less"
@@ -132,7 +132,7 @@ def test_plans_of_captured_modules_too():
     fixed = plan_module(saved, Request(where=(where,), gbs=64, fix=["local-sgd"]))
     assert fixed.best.unmeasured == ("local-sgd",) and "local-sgd" in fixed.doubt
     assert plan_module(saved, Request(where=(where,), gbs=64, fix=["dgc"])).doubt == ""
-    assert evidence.of_plan(Plan.parse("terngrad"), evidence.MODULES) == ()
+    assert evidence.unmeasured(vars(Plan.parse("terngrad")), evidence.MODULES) == ()
 
 
 def shown(capsys, *words):

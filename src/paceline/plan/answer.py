@@ -35,12 +35,16 @@ def best_measured(found: Sequence[Ranked]) -> Ranked | None:
     return None if best is found[0] else best
 
 
+def plain(plan: Plan) -> Plan:
+    """A plan with the usual sizes of what hardly matters: buckets and prefetching."""
+    return replace(plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch)
+
+
 def distinct(found: Sequence[Ranked]) -> list[Ranked]:
-    """Of plans with the same time that differ in a size only (buckets, prefetching), the first."""
+    """Of plans with the same time that are the same but for what hardly matters, the first."""
     first: dict[tuple[str, float, Plan], Ranked] = {}
     for ranked in found:
-        plain = replace(ranked.plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch)
-        first.setdefault((ranked.cluster.name, round(ranked.value, 9), plain), ranked)
+        first.setdefault((ranked.cluster.name, round(ranked.value, 9), plain(ranked.plan)), ranked)
     return list(first.values())
 
 

@@ -32,7 +32,7 @@ from paceline.spec.vocabulary import Recompute, Sharding
 from paceline.spec.workload import Workload
 
 #: words of a plan that no measured step of a captured module had
-unmeasured = partial(evidence.of_plan, evidence=evidence.MODULES)
+unmeasured = partial(evidence.unmeasured, evidence=evidence.MODULES)
 #: samples per device where no batch is given
 SAMPLES = 32
 #: fields that the search does not know -> what to do instead
@@ -77,7 +77,7 @@ def plan_module(model: Any, asked: Request, options: Mapping[str, Any] | None = 
         lows=np.zeros(len(plans)),
         task=plans.__getitem__,
         simulate=partial(map, space.simulated),
-        measured=lambda: np.array([not unmeasured(plan) for _, plan in plans]),
+        measured=lambda: np.array([not unmeasured(vars(plan)) for _, plan in plans]),
         most=asked.most or len(plans),
         tell=asked.progress,
     )
@@ -130,17 +130,19 @@ def settings(said: Limits, asked: Request, options: Mapping[str, Any]) -> dict[s
 class Captured:
     """A module captured once per micro-batch and way to recompute; a saved workload has one of each."""
 
-    def __init__(self, model: Any, options: dict[str, Any]) -> None:
-        self._model, self.options = model, options
+    def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
+        self._model = model
         self._kept: dict[tuple[int, bool], Workload] = {}
         self.fixed = model if isinstance(model, Workload) else None
         self.name = self.fixed.name if self.fixed else str(model)
+        #: how it was, or will be, captured
+        self.settings = self.fixed.options if self.fixed else options
         usual = options.get("precision") or usual_precision(model)
         self.precision = self.fixed.precision if self.fixed else usual
 
     def check(self, said: Limits) -> None:
         """PlanError where a fixed word is not what was captured, or will be."""
-        seq = self.fixed.seq if self.fixed else self.options.get("seq")
+        seq = self.fixed.seq if self.fixed else self.settings.get("seq")
         for name, has in {"precision": self.precision.removeprefix("amp_"), "seq": seq}.items():
             wanted = said.fixed.get(name, has)
             if wanted != has:
@@ -149,17 +151,12 @@ class Captured:
                     f" {wanted}"
                 )
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """How it was, or will be, captured."""
-        return self.fixed.options if self.fixed else self.options
-
     def get(self, plan: Plan) -> Workload:
         if self.fixed:
             return self.fixed
         key = plan.mbs, plan.recompute is Recompute.FULL
         if key not in self._kept:
-            self._kept[key] = capture(self._model, batch=plan.mbs, checkpointing=key[1], **self.options)
+            self._kept[key] = capture(self._model, batch=plan.mbs, checkpointing=key[1], **self.settings)
             self.name = self._kept[key].name
         return self._kept[key]
 
@@ -266,7 +263,7 @@ class ModuleSpace:
             value=found.step_s / plan.gbs * self.goal.factor(cluster),
             bound_s=found.step_s,
             lossy=", ".join(self._changes(plan)),
-            unmeasured=unmeasured(plan),
+            unmeasured=unmeasured(vars(plan)),
         )
 
     def _changes(self, plan: Plan) -> Iterator[str]:

@@ -33,6 +33,11 @@ def room(block: Block, table: Table) -> float:
     return available_bytes(table.sized(block.mesh, block.kernels))
 
 
+def spare(block: Block, table: Table) -> Array:
+    """Bytes of a device that each plan of a block leaves; below zero where it does not fit."""
+    return room(block, table) - peaks(block, table)
+
+
 def peaks(block: Block, table: Table) -> Array:
     """Bytes that are reserved on the fullest device: (shapes, orders, states)."""
     where, states = alike(block.states, "bucket_bytes")

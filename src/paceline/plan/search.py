@@ -22,15 +22,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.plan import evidence
 from paceline.plan.bound import bounds
-from paceline.plan.memory import peaks, room
+from paceline.plan.evidence import unmeasured
+from paceline.plan.memory import spare
 from paceline.plan.request import Goal, Progress, silent
 from paceline.plan.space import LOSSY, Block, Space
 from paceline.plan.table import Array, Table
 from paceline.plan.trials import MOST, Trials
 from paceline.plan.workers import Interrupted, Run, reached, workers
-from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
@@ -69,9 +68,8 @@ def search(
 
 def fits(space: Space) -> bool:
     """Whether any plan of a space fits into memory."""
-    tables = {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
-    known = ((block, tables[block.cluster.name]) for block in space.blocks)
-    return any((peaks(*one) <= room(*one)).any() for one in known)
+    tables = _tables_of(space)
+    return any((spare(block, tables[block.cluster.name]) >= 0).any() for block in space.blocks)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -96,16 +94,9 @@ def _bound_all(blocks: Sequence[Block], run: Run, tell: Progress) -> Iterator[Ar
 
 def _layers(block: Block) -> tuple[object, ...]:
     """What the layers of a block depend on, that which takes longest to find first."""
-    mesh = block.mesh
-    return (
-        block.cluster.device_count,
-        mesh.tp,
-        mesh.cp,
-        block.batch.mbs,
-        mesh.ep,
-        block.kernels.framework,
-        mesh.pp,
-    )
+    mesh, kernels = block.mesh, block.kernels
+    work = block.cluster.device_count, mesh.tp, mesh.cp, block.batch.mbs
+    return *work, mesh.ep, kernels.framework, mesh.pp
 
 
 def _bound_some(task: Sequence[int]) -> list[Array]:
@@ -117,10 +108,10 @@ def _bounded(block: Block) -> Array:
     """Of each plan: seconds that it takes at least, and bytes of a device that it leaves; below zero where it
     does not fit.
     """
-    table = _table(block.cluster)
-    spare = room(block, table) - peaks(block, table).ravel()
-    low = bounds(block, table).ravel() if (spare >= 0).any() else np.full(len(block), math.inf)
-    return np.array([low, spare])
+    table = _tables[block.cluster.name]
+    left = spare(block, table).ravel()
+    low = bounds(block, table).ravel() if (left >= 0).any() else np.full(len(block), math.inf)
+    return np.array([low, left])
 
 
 # -- simulation ------------------------------------------------------------------------------------
@@ -167,10 +158,9 @@ def _try(task: tuple[int, int, float]) -> Ranked | None:
     at, place, bound_s = task
     block = _space.blocks[at]
     plan = block.plan(place)
-    step = _table(block.cluster).timed(plan)
-    if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
+    found = predict_step(_tables[block.cluster.name].timed(plan))
+    if not found.fit.fits:
         return None
-    found = predict_step(step)
     lossy = [word for word, fields in LOSSY.items() if vars(plan).items() >= fields.items()]
     return Ranked(
         plan=plan,
@@ -179,7 +169,7 @@ def _try(task: tuple[int, int, float]) -> Ranked | None:
         value=found.step_s * _goal.factor(block.cluster),
         bound_s=bound_s,
         lossy=", ".join(lossy),
-        unmeasured=evidence.of_plan(plan),
+        unmeasured=unmeasured(vars(plan)),
     )
 
 
@@ -188,19 +178,18 @@ def _try(task: tuple[int, int, float]) -> Ranked | None:
 #: what the search at hand is about, in this process and in those that it forks
 _space: Space
 _goal: Goal
-_tables: dict[str, Table] = {}
+_tables: dict[str, Table]
 
 
-def _table(cluster: Cluster) -> Table:
-    return _tables.setdefault(cluster.name, Table(_space.model, cluster))
+def _tables_of(space: Space) -> dict[str, Table]:
+    return {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
 
 
 @contextmanager
 def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Run]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
-    global _space, _goal
-    _space, _goal = space, goal
-    _tables.clear()
+    global _space, _goal, _tables
+    _space, _goal, _tables = space, goal, _tables_of(space)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     with workers((processes or cores) if len(space.blocks) >= TASK else 1) as run:
         yield run

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from paceline.catalog import frameworks
 from paceline.errors import PlanError, meant
-from paceline.plan import evidence
+from paceline.plan.evidence import unmeasured
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.plan import Degrees, Plan, divisors, meshes, problems, resolve
@@ -158,7 +158,7 @@ class Block:
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
-        each = (np.array([not evidence.unmeasured(vars(part)) for part in parts]) for parts in self.choices)
+        each = (np.array([not unmeasured(vars(part)) for part in parts]) for parts in self.choices)
         return reduce(np.logical_and.outer, each)
 
     @property
@@ -194,9 +194,9 @@ class Limits:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
         fixed = Plan.said(" ".join(fix))
-        for name in fixed.keys() & refused.keys():
-            if fixed[name] != getattr(Plan, name):
-                raise PlanError(f"--fix {spell(name, fixed[name])}: {refused[name]}")
+        for name, value in fixed.items():
+            if name in refused and value != getattr(Plan, name):
+                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
         usual = {word: getattr(Plan, word) for word in forbid if word in WHOLE}
         words = [item for word in forbid if word not in usual for item in Plan.said(word).items()]
         limits = Limits(fixed=usual, forbidden=frozenset(words), allowed=frozenset(allow))
@@ -214,10 +214,6 @@ class Limits:
         used = ((name, value) for name, value in choice.items() if name not in unused)
         wanted = all(self.fixed.get(name, value) == value for name, value in choice.items())
         return wanted and self.forbidden.isdisjoint(used)
-
-    def parts(self, parts: Iterable[T]) -> tuple[T, ...]:
-        """Those parts of plans that remain."""
-        return tuple(part for part in parts if self.keep(vars(part)))
 
     def among(self, name: str, values: Iterable[Any]) -> list[Any]:
         """The values of one field that remain."""
@@ -254,15 +250,13 @@ def spell(name: str, value: Any) -> str:
     return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
 
 
-def states(limits: Limits, shardings: Iterable[Sharding], **tried: Collection[Any]) -> Iterator[StateOptions]:
+def states(limits: Limits, shardings: Iterable[Sharding], **tried: list[Any]) -> Iterator[StateOptions]:
     """What ranks may share: of each sharding, all values that are tried of the fields that have an effect
     under it; of the others the usual one, or the one that is fixed.
     """
     for sharding in shardings:
         unused = UNUSED[sharding]
-        free: dict[str, Collection[Any]] = {
-            name: limits.tried(name, [usual]) for name, usual in _USUAL.items()
-        } | tried
+        free = {name: limits.tried(name, [usual]) for name, usual in _USUAL.items()} | tried
         values = [[usual] if name in unused else free[name] for name, usual in _USUAL.items()]
         found = (StateOptions(sharding, *words) for words in product(*values))
         yield from (state for state in found if limits.keep(vars(state), unused))
@@ -380,8 +374,8 @@ class Space:
             [sharding for sharding in Sharding if several != (sharding is Sharding.NONE)],
             shard=[d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted],
             bucket_bytes=self.limits.tried("bucket_bytes", BUCKETS),
-            reshard=(True, False),
+            reshard=[True, False],
             prefetch=self.limits.tried("prefetch", PREFETCH),
-            offload=tuple(Offload),
+            offload=[*Offload],
         )
         return list(found)

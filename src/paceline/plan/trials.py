@@ -81,7 +81,7 @@ class Trials:
             objective=asked.objective,
             space=self.space,
             by_memory=self.by_memory,
-            by_bound=int(np.count_nonzero(self._open)) - self.undecided,
+            by_bound=self.by_bound,
             by_evaluation=len(self.tried),
             undecided=self.undecided,
             gap_pct=100 * self.gap,
@@ -102,6 +102,11 @@ class Trials:
     def by_memory(self) -> int:
         """Plans that do not fit."""
         return self.plans - len(self.lows) + self.tight
+
+    @property
+    def by_bound(self) -> int:
+        """Plans that were not simulated, because they cannot be better."""
+        return int(np.count_nonzero(self._open)) - self.undecided
 
     @property
     def undecided(self) -> int:

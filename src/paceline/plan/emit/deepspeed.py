@@ -26,7 +26,7 @@ def config(f: Facts) -> dict[str, Any]:
     out = {
         "train_batch_size": p.gbs,
         "train_micro_batch_size_per_gpu": p.mbs,
-        "gradient_accumulation_steps": f.accumulate,
+        "gradient_accumulation_steps": p.micro_batches,
         "zero_optimization": zero,
         "gradient_clipping": 1.0,
     }

@@ -13,7 +13,6 @@ from paceline.spec.vocabulary import Recompute
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
-_PIPELINES = ("", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipev")
 #: tokens of a stand-in's sample, where the plan has none
 _TOKENS = 128
 
@@ -30,7 +29,7 @@ from paceline.catalog.models.gpt import Gpt
 
 PLAN = {plan!r}
 # samples of a micro-batch, and micro-batches of a step on a replica
-SAMPLES, MICRO_BATCHES = {f.plan.mbs}, {f.accumulate}
+SAMPLES, MICRO_BATCHES = {f.plan.mbs}, {f.plan.micro_batches}
 # tokens of a sample, and steps to take
 SEQ, STEPS = int(os.environ.get("SEQ", "{seq}")), int(os.environ.get("STEPS", "100"))
 
@@ -126,23 +125,14 @@ def training(f: Facts, tool: str) -> str:
     """
     p = f.plan
     scattered = p.tp > 1 or p.sharding in trained.SHARDED  # by FSDP2
-    f.refuse(
-        tool,
-        cp=(1,),
-        ep=(1,),
-        offload=("none", "activations"),
-        precision=trained.SPLIT if scattered else trained.REPLICATED,
-        schedule=_PIPELINES,
-        framework=("", *trained.FRAMEWORKS),
-        sp=(False,),
-    )
+    f.refuse(tool, schedule=("", *(name for name, one in schedules.SCHEDULES.items() if one.trains)))
     try:
         trained.resolved(p, p.ranks)
     except PlanError as error:
         raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
     heads, each = max(2, p.tp), schedules.get(p.schedule).chunks_per_rank(p.vpp)
     # FSDP2 scatters the gradients of each micro-batch, as was predicted; others are averaged with the last
-    waits = p.pp == 1 and not scattered and f.accumulate > 1
+    waits = p.pp == 1 and not scattered and p.micro_batches > 1
     loop = _LOOP.format(passes=_AVERAGED if waits else _PASSES)
     compiling = _COMPILE_BLOCKS if f.sizes else _COMPILE
     return _TRAINING.format(
@@ -221,7 +211,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 def parallelize(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> torch.nn.Module:
     """Lays out a model whose repeated blocks are `blocks`; {f.plan.mbs} samples a micro-batch,
-    {f.accumulate} of them a step.
+    {f.plan.micro_batches} of them a step.
     """
     mesh = init_device_mesh("cuda", {sizes}, mesh_dim_names={names})
 {split}{recompute}{compile}\
