@@ -117,7 +117,7 @@ def test_logits_by_framework():
     names = ("megatron-core", "megatron-2021", "torch", "torch-compile")
     shapes = [step(f"tp={tp} gbs=64 framework={name}").shape for name in names for tp in (1, 2)]
     logits = [
-        shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.tp > 1 else shape.model.vocab)
+        shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.degrees.tp > 1 else shape.model.vocab)
         for shape in shapes
     ]
     assert [head_bytes(s) / count for s, count in zip(shapes, logits, strict=True)] == pytest.approx(

@@ -144,9 +144,9 @@ def test_the_training_script_runs_as_it_is(words, tmp_path):
 
 def test_a_plan_that_training_does_not_run_is_refused(tmp_path):
     for words, says in (
-        (("cp=2", "seq=2048"), "--emit slurm: it has no cp=2"),
+        (("cp=2", "seq=2048"), "--emit slurm: cp=2 is predicted but not run"),
         (("zb-h1",), "--emit slurm: it has no schedule=zb-h1"),
-        (("framework=megatron-core",), "--emit slurm: it has no framework=megatron-core"),
+        (("framework=megatron-core",), "--emit slurm: framework=megatron-core is not what runs"),
     ):
         with pytest.raises(PlanError, match=says):
             emit(planned(*words), ["slurm"], tmp_path / "run")

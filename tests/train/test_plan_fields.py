@@ -92,8 +92,8 @@ HONOURED = {
 REFUSED = {
     "dp": [("ddp dp=3", "the plan's dp 3 x pp 1 x tp 1 = 3 is not the 2 ranks that were started")],
     "pp": [("pp=2", "a plan with pp=2 has no single model to return; run it with paceline.train.Pipeline")],
-    "cp": [("cp=2", "predicted but not run; got cp=2, ep=1")],
-    "ep": [("ep=2", "predicted but not run; got cp=1, ep=2")],
+    "cp": [("cp=2", "cp=2 is predicted but not run")],
+    "ep": [("ep=2", "ep=2 is predicted but not run")],
     "vpp": [("vpp=2", "vpp=2 is of a pipeline, but pp is 1")],
     "schedule": [("1f1b", "schedule=1f1b is of a pipeline, but pp is 1")],
     "gbs": [("ddp mbs=3 gbs=8", "gbs 8 is not a multiple of dp 2 x mbs 3")],

@@ -24,7 +24,7 @@ from paceline.plan.workers import reached
 from paceline.predict.degrees import resolve
 from paceline.predict.simulated import predict
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan, divisors
+from paceline.spec.plan import SHARED, SPREAD, Plan, divisors
 from paceline.spec.planned import Planned, Ranked
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN, RELAXED_SIZES, Relaxation, compressions
@@ -37,7 +37,7 @@ unmeasured = partial(evidence.unmeasured, evidence=evidence.MODULES)
 SAMPLES = 32
 #: fields that the search does not know -> what to do instead
 REFUSED = dict.fromkeys(
-    ("tp", "cp", "ep", "sp", "context", "offload", "adapters"),
+    {*SPREAD, *SHARED, "sp", "context", "offload", "adapters"} - {"pp"},
     "captured modules are split by data and, between modules, into a pipeline; plan a transformer of the"
     " catalog or hf:PATH for it",
 )

@@ -365,7 +365,7 @@ class Space:
 
     def _states(self, mesh: Degrees, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
-        several = mesh.dp * mesh.cp > 1
+        several = plan_of(mesh).replicas > 1
         # devices that share one copy under hsdp: those of the innermost domain, twice and four times as many
         inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
         wanted = self.limits.tried("shard", (inside, 2 * inside, 4 * inside))

@@ -140,7 +140,7 @@ def layer_parts(block: Block) -> Parts:
     """
     several = min(2, block.micro_batches)  # gradients are added up where there are several micro-batches
     batch = replace(block.batch, gbs=several * block.batch.mbs)
-    return replace(block.mesh, pp=1, dp=1), batch, block.kernels
+    return block.mesh.inner, batch, block.kernels
 
 
 @once

@@ -71,6 +71,11 @@ class Degrees:
     pp: int = 1
     dp: int = 1
 
+    @property
+    def inner(self) -> Degrees:
+        """Those that a layer depends on."""
+        return replace(self, dp=1, pp=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -153,8 +158,23 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Devices of the plan, as far as its degrees are known."""
-        spread: int = math.prod(getattr(self, name) for name in SPREAD)
-        return (self.dp or 1) * spread
+        return (self.dp or 1) * self.replica_ranks
+
+    @property
+    def replica_ranks(self) -> int:
+        """Devices of one data-parallel rank."""
+        ranks: int = math.prod(getattr(self, name) for name in SPREAD)
+        return ranks
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters, as far as degrees are known."""
+        return (self.dp or 1) * self.cp
+
+    @property
+    def degrees(self) -> Degrees:
+        """Of a resolved plan."""
+        return Degrees(**{f.name: getattr(self, f.name) for f in fields(Degrees)})
 
     @property
     def micro_batches(self) -> int:

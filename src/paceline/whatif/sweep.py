@@ -108,7 +108,7 @@ def _fixed(subject: Subject, batch: int) -> Subject:
     """
     plan = replace(subject.plan, gbs=batch)
     if not isinstance(subject.model, Workload):
-        ranks = subject.cluster.device_count // (plan.tp * plan.pp * plan.cp)
+        ranks = subject.cluster.device_count // plan.replica_ranks
         mbs = (
             plan.mbs
             if plan.mbs and batch % (ranks * plan.mbs) == 0
