@@ -27,7 +27,7 @@ from paceline.api import sizes
 from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import best_measured, distinct, why
-from paceline.plan.general import Captured, limits, plan_module, settings
+from paceline.plan.general import Captured, captured_for, limits, plan_module
 from paceline.plan.request import Progress, Request, silent
 from paceline.predict import simulated
 from paceline.predict.step import predict
@@ -79,8 +79,8 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
     asked = Request(
         where=(where,), gbs=question.gbs, seq=question.seq, top=10**6, progress=progress or silent, **words
     )
-    how = settings(limits(asked), asked, options)
-    captured = Captured(question.model, how)
+    captured = captured_for(question.model, limits(asked), asked, options)
+    how = captured.settings
 
     def planned(cluster: Cluster) -> Planned:
         return plan_module(captured, replace(asked, where=(cluster,)))

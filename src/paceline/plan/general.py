@@ -61,8 +61,7 @@ def plan_module(model: Any, asked: Request, options: Mapping[str, Any] | None = 
     as many as were asked for. `options` say how to capture it.
     """
     said = limits(asked)
-    captured = model if isinstance(model, Captured) else Captured(model, settings(said, asked, options or {}))
-    captured.check(said)
+    captured = model if isinstance(model, Captured) else captured_for(model, said, asked, options or {})
     gbs = said.settled("gbs", asked.gbs, "--gbs") or SAMPLES * asked.where[0].device_count
     space = ModuleSpace(captured, gbs, said, goal(asked.objective, asked.where))
     plans = [(cluster, plan) for cluster in asked.where for plan in space.plans(cluster.device_count)]
@@ -113,43 +112,44 @@ def limits(asked: Request) -> Limits:
     return said
 
 
-def settings(said: Limits, asked: Request, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How to capture: as the options say, and as the fixed words do; PlanError where they contradict each
-    other.
+def captured_for(model: Any, said: Limits, asked: Request, options: Mapping[str, Any]) -> Captured:
+    """A module that is captured as options and fixed words say; PlanError where these contradict each other,
+    or what was captured already.
     """
-    precision = said.fixed.get("precision")
-    given = options.get("precision", precision)
-    if precision is not None and precision != str(given).removeprefix("amp_"):
-        raise PlanError(
-            f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out"
-        )
-    found = {**options, "seq": said.settled("seq", asked.seq, "--seq") or None, "precision": given}
-    return {name: value for name, value in found.items() if value is not None}
+    wanted = {
+        "precision": said.fixed.get("precision"),
+        "seq": said.settled("seq", asked.seq, "--seq") or None,
+    }
+    if not isinstance(model, Workload):
+        precision = wanted["precision"]
+        given = options.get("precision", precision)
+        if precision is not None and precision != str(given).removeprefix("amp_"):
+            raise PlanError(
+                f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out"
+            )
+        found = {**options, **wanted, "precision": given}
+        return Captured(model, {name: value for name, value in found.items() if value is not None})
+    for name, has in {"precision": model.precision.removeprefix("amp_"), "seq": model.seq}.items():
+        if wanted[name] not in (None, has):
+            raise PlanError(
+                f"--fix {spell(name, wanted[name])}: {model.name} is captured with {name} {has}; capture it"
+                f" with {wanted[name]}"
+            )
+    return Captured(model, model.options)
 
 
 class Captured:
     """A module captured once per micro-batch and way to recompute; a saved workload has one of each."""
 
-    def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, settings: Mapping[str, Any]) -> None:
+        #: how it was, or will be, captured
+        self.settings = settings
         self._model = model
         self._kept: dict[tuple[int, bool], Workload] = {}
         self.fixed = model if isinstance(model, Workload) else None
         self.name = self.fixed.name if self.fixed else str(model)
-        #: how it was, or will be, captured
-        self.settings = self.fixed.options if self.fixed else options
-        usual = options.get("precision") or usual_precision(model)
+        usual = settings.get("precision") or usual_precision(model)
         self.precision = self.fixed.precision if self.fixed else usual
-
-    def check(self, said: Limits) -> None:
-        """PlanError where a fixed word is not what was captured, or will be."""
-        seq = self.fixed.seq if self.fixed else self.settings.get("seq")
-        for name, has in {"precision": self.precision.removeprefix("amp_"), "seq": seq}.items():
-            wanted = said.fixed.get(name, has)
-            if wanted != has:
-                raise PlanError(
-                    f"--fix {spell(name, wanted)}: {self.name} is captured with {name} {has}; capture it with"
-                    f" {wanted}"
-                )
 
     def get(self, plan: Plan) -> Workload:
         if self.fixed:

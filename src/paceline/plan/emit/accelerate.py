@@ -17,24 +17,24 @@ machine_rank: 0
 main_training_function: main
 mixed_precision: {precision}
 rdzv_backend: static
-dynamo_config:                                                      if compiled = True
-  dynamo_backend: INDUCTOR                                          if compiled = True
-  dynamo_mode: default                                              if compiled = True
-  dynamo_use_dynamic: false                                         if compiled = True
-  dynamo_use_fullgraph: false                                       if compiled = True
+dynamo_config:                                                      #if compiled = True
+  dynamo_backend: INDUCTOR                                          #if compiled = True
+  dynamo_mode: default                                              #if compiled = True
+  dynamo_use_dynamic: false                                         #if compiled = True
+  dynamo_use_fullgraph: false                                       #if compiled = True
 distributed_type: {distributed}
-fsdp_config:                                                        if distributed = FSDP
-  fsdp_version: 2                                                   if distributed = FSDP
-  fsdp_reshard_after_forward: {reshard}                             if distributed = FSDP
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP                     if distributed = FSDP
-  fsdp_activation_checkpointing: {recompute}                        if distributed = FSDP
-  fsdp_offload_params: {offload}                                    if distributed = FSDP
-  fsdp_state_dict_type: SHARDED_STATE_DICT                          if distributed = FSDP
-parallelism_config:                                                 if distributed = FSDP
-  parallelism_config_dp_replicate_size: {replicas}                  if distributed = FSDP
-  parallelism_config_dp_shard_size: {shard}                         if distributed = FSDP
-  parallelism_config_tp_size: {p.tp}                                if distributed = FSDP
-  parallelism_config_cp_size: {p.cp}                                if distributed = FSDP
+fsdp_config:                                                        #if distributed = FSDP
+  fsdp_version: 2                                                   #if distributed = FSDP
+  fsdp_reshard_after_forward: {reshard}                             #if distributed = FSDP
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP                     #if distributed = FSDP
+  fsdp_activation_checkpointing: {recompute}                        #if distributed = FSDP
+  fsdp_offload_params: {offload}                                    #if distributed = FSDP
+  fsdp_state_dict_type: SHARDED_STATE_DICT                          #if distributed = FSDP
+parallelism_config:                                                 #if distributed = FSDP
+  parallelism_config_dp_replicate_size: {replicas}                  #if distributed = FSDP
+  parallelism_config_dp_shard_size: {shard}                         #if distributed = FSDP
+  parallelism_config_tp_size: {p.tp}                                #if distributed = FSDP
+  parallelism_config_cp_size: {p.cp}                                #if distributed = FSDP
 """
 
 

@@ -89,10 +89,10 @@ class Facts:
 
 
 def filled(text: str, **values: object) -> list[str]:
-    """Lines of a text with values in their places; a line that ends in `if NAME = VALUE` (or `!=`) only where
-    that holds.
+    """Lines of a text with values in their places; those that end in `#if NAME = VALUE` (or `!=`) where that is
+    true.
     """
-    lines = (line.partition(" if ") for line in text.splitlines())
+    lines = (line.partition("#if ") for line in text.splitlines())
     return [line.rstrip().format(**values) for line, _, condition in lines if _holds(condition, values)]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import PlanError
-from paceline.plan.emit.facts import Facts
+from paceline.plan.emit.facts import Facts, filled
 from paceline.spec import schedules, trained
-from paceline.spec.vocabulary import Recompute
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
@@ -19,7 +18,8 @@ _TOKENS = 128
 _TRAINING = '''\
 {head}# Put your model, data and loss into the functions below.
 
-{imports}import os
+import contextlib                                                                       #if loop = averaged
+import os
 from collections.abc import Iterable
 
 import torch
@@ -55,57 +55,53 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
-{averaging}
+                                                                                        #if loop = averaged
+def averaging(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager:  #if loop = averaged
+    """Gradients add up over the micro-batches of a step; ranks average them with the last one."""\
+  #if loop = averaged
+    return contextlib.nullcontext() if last else pt.of(model).no_sync()                 #if loop = averaged
+                                                                                        #if loop = averaged
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     pt.join("nccl" if device == "cuda" else "gloo")
     model = build().to(device)
-{compile}{loop}
+    for block in model.blocks:  # the repeated blocks of your model: the plan counts on what\
+ torch.compile fuses                                                                    #if compiled = blocks
+        block.compile()                                                                 #if compiled = blocks
+    model.compile()  # the plan counts on what torch.compile fuses                      #if compiled = whole
+    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)                             #if loop = pipeline
+    for step in range(1, STEPS + 1):                                                    #if loop = pipeline
+        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))                    #if loop = pipeline
+        if value is not None:                                                           #if loop = pipeline
+            print(f"step {{step}}: loss {{value:.4f}}", flush=True)                     #if loop = pipeline
+    pt.close(runner)                                                                    #if loop = pipeline
+    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)\
+  #if loop != pipeline
+    for step in range(1, STEPS + 1):                                                    #if loop != pipeline
+        for _ in range(MICRO_BATCHES):                                                  #if loop = plain
+            inputs, targets = batch(SAMPLES, device)                                    #if loop = plain
+            value = loss(model(inputs), targets) / MICRO_BATCHES                        #if loop = plain
+            value.backward()                                                            #if loop = plain
+        for i in range(MICRO_BATCHES):                                                  #if loop = averaged
+            with averaging(model, last=i == MICRO_BATCHES - 1):                         #if loop = averaged
+                inputs, targets = batch(SAMPLES, device)                                #if loop = averaged
+                value = loss(model(inputs), targets) / MICRO_BATCHES                    #if loop = averaged
+                value.backward()                                                        #if loop = averaged
+        optimizer.step()                                                                #if loop != pipeline
+        optimizer.zero_grad()                                                           #if loop != pipeline
+        if torch.distributed.get_rank() == 0:                                           #if loop != pipeline
+            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)\
+  #if loop != pipeline
+    pt.close(model)                                                                     #if loop != pipeline
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
 '''
-_COMPILE_BLOCKS = (
-    "    for block in model.blocks:  # the repeated blocks of your model:"
-    " the plan counts on what torch.compile fuses\n"
-    "        block.compile()\n"
-)
-_COMPILE = "    model.compile()  # the plan counts on what torch.compile fuses\n"
-_AVERAGING = '''
-def averaging(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager:
-    """Gradients add up over the micro-batches of a step; ranks average them with the last one."""
-    return contextlib.nullcontext() if last else pt.of(model).no_sync()
-
-'''
-_PASSES = """        for _ in range(MICRO_BATCHES):
-            inputs, targets = batch(SAMPLES, device)
-            value = loss(model(inputs), targets) / MICRO_BATCHES
-            value.backward()"""
-_AVERAGED = """        for i in range(MICRO_BATCHES):
-            with averaging(model, last=i == MICRO_BATCHES - 1):
-                inputs, targets = batch(SAMPLES, device)
-                value = loss(model(inputs), targets) / MICRO_BATCHES
-                value.backward()"""
-_LOOP = """\
-    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)
-    for step in range(1, STEPS + 1):
-{passes}
-        optimizer.step()
-        optimizer.zero_grad()
-        if torch.distributed.get_rank() == 0:
-            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)
-    pt.close(model)"""
-_PIPELINE_LOOP = """\
-    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)
-    for step in range(1, STEPS + 1):
-        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))
-        if value is not None:
-            print(f"step {step}: loss {value:.4f}", flush=True)
-    pt.close(runner)"""
 
 
 def script(f: Facts, code: str, *notes: str) -> str:
@@ -132,22 +128,21 @@ def training(f: Facts, tool: str) -> str:
         raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
     heads, each = max(2, p.tp), schedules.get(p.schedule).chunks_per_rank(p.vpp)
     # FSDP2 scatters the gradients of each micro-batch, as was predicted; others are averaged with the last
-    waits = p.pp == 1 and not scattered and p.micro_batches > 1
-    loop = _LOOP.format(passes=_AVERAGED if waits else _PASSES)
-    compiling = _COMPILE_BLOCKS if f.sizes else _COMPILE
-    return _TRAINING.format(
+    loop = "averaged" if p.micro_batches > 1 and not scattered else "plain"
+    blocks = "blocks" if f.sizes else "whole"
+    lines = filled(
+        _TRAINING,
         f=f,
         head=f.head(),
-        imports="import contextlib\n" if waits else "",
         plan=str(replace(p, vpp=each, seq=0)),  # SEQ says how long samples are
         seq=p.seq or _TOKENS,
         width=32 * heads,
         depth=max(2, p.pp * each),
         heads=heads,
-        averaging=_AVERAGING if waits else "",
-        compile=compiling if f.compiled else "",
-        loop=_PIPELINE_LOOP if p.pp > 1 else loop,
+        loop="pipeline" if p.pp > 1 else loop,
+        compiled=blocks if f.compiled else "",
     )
+    return "\n".join(lines) + "\n"
 
 
 def command(f: Facts, script: str, arguments: Sequence[str] = ()) -> str:
@@ -210,31 +205,27 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def parallelize(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> torch.nn.Module:
-    """Lays out a model whose repeated blocks are `blocks`; {f.plan.mbs} samples a micro-batch,
-    {f.plan.micro_batches} of them a step.
+    """Lays out a model whose repeated blocks are `blocks`; {p.mbs} samples a micro-batch,
+    {p.micro_batches} of them a step.
     """
     mesh = init_device_mesh("cuda", {sizes}, mesh_dim_names={names})
-{split}{recompute}{compile}\
+    # name the model's own projections:\
+ torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {{...}})\
+  #if p.tp != 1
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\
+  #if p.recompute = full
+                                                                                  #if p.recompute = full
+    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))\
+  #if p.recompute = full
+    for block in blocks:  # the plan counts on what torch.compile fuses           #if f.compiled = True
+        block.compile()                                                           #if f.compiled = True
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={f.plan.reshard})
-    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {f.plan.prefetch}] for i in range(len(blocks))]):
+        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={p.reshard})
+    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {p.prefetch}] for i in range(len(blocks))]):
         block.set_modules_to_forward_prefetch(ahead)
     return model
 '''
-_SPLIT = (
-    "    # name the model's own projections:"
-    ' torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {...})\n'
-)
-_RECOMPUTE = """\
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))
-"""
-_COMPILE_EACH = """\
-    for block in blocks:  # the plan counts on what torch.compile fuses
-        block.compile()
-"""
 
 
 def fsdp2(f: Facts) -> dict[str, str]:
@@ -247,14 +238,7 @@ def fsdp2(f: Facts) -> dict[str, str]:
     degrees = {"replicate": p.dp // shard, "shard": shard * p.cp, "tp": p.tp}
     mesh = {f'"{name}"': str(size) for name, size in degrees.items() if size > 1 or name == "shard"}
     names = ", ".join(mesh)
-    text = _FSDP2.format(
-        f=f,
-        head=f.head(),
-        sizes=f"({', '.join(mesh.values())},)",
-        names=f"({names},)",
-        data=names.removesuffix(', "tp"'),
-        split=_SPLIT if p.tp > 1 else "",
-        recompute=_RECOMPUTE if p.recompute is Recompute.FULL else "",
-        compile=_COMPILE_EACH if f.compiled else "",
-    )
-    return {"fsdp2.py": text}
+    sizes = f"({', '.join(mesh.values())},)"
+    data = names.removesuffix(', "tp"')
+    lines = filled(_FSDP2, f=f, p=p, head=f.head(), sizes=sizes, names=f"({names},)", data=data)
+    return {"fsdp2.py": "\n".join(lines) + "\n"}

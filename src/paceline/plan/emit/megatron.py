@@ -27,34 +27,34 @@ _ARGUMENTS = """\
 --context-parallel-size {p.cp}
 --micro-batch-size {p.mbs}
 --global-batch-size {p.gbs}
---fp16                                              if p.precision = fp16
---bf16                                              if p.precision != fp16
---cp-comm-type a2a                                  if p.context = all-to-all
---group-query-attention                             if grouped = True
---num-query-groups {m.kv_heads}                     if grouped = True
---swiglu                                            if m.gated = True
---normalization RMSNorm                             if m.norm = rms
---disable-bias-linear                               if m.bias = False
---position-embedding-type rope                      if m.positions = rotary
---untie-embeddings-and-output-weights               if m.tied = False
---num-experts {m.experts}                           if m.experts != 0
---moe-router-topk {m.top_k}                         if m.experts != 0
---expert-model-parallel-size {p.ep}                 if m.experts != 0
---moe-grouped-gemm                                  if m.experts != 0
---moe-token-dispatcher-type alltoall                if m.experts != 0
---sequence-parallel                                 if p.sp = True
---num-virtual-stages-per-pipeline-rank {p.vpp}      if p.vpp != 1
---fp8-format hybrid                                 if p.precision = fp8
---recompute-granularity full                        if p.recompute = full
---recompute-method uniform                          if p.recompute = full
---recompute-num-layers 1                            if p.recompute = full
---recompute-granularity selective                   if p.recompute = selective
---use-megatron-fsdp                                 if sharded != None
---data-parallel-sharding-strategy {sharded}         if sharded != None
---use-distributed-optimizer                         if p.sharding.whole = False
---overlap-param-gather                              if p.sharding.whole = False
---overlap-grad-reduce                               if p.sharding != none
---optimizer-cpu-offload                             if p.offload = optimizer
+--fp16                                              #if p.precision = fp16
+--bf16                                              #if p.precision != fp16
+--cp-comm-type a2a                                  #if p.context = all-to-all
+--group-query-attention                             #if grouped = True
+--num-query-groups {m.kv_heads}                     #if grouped = True
+--swiglu                                            #if m.gated = True
+--normalization RMSNorm                             #if m.norm = rms
+--disable-bias-linear                               #if m.bias = False
+--position-embedding-type rope                      #if m.positions = rotary
+--untie-embeddings-and-output-weights               #if m.tied = False
+--num-experts {m.experts}                           #if m.experts != 0
+--moe-router-topk {m.top_k}                         #if m.experts != 0
+--expert-model-parallel-size {p.ep}                 #if m.experts != 0
+--moe-grouped-gemm                                  #if m.experts != 0
+--moe-token-dispatcher-type alltoall                #if m.experts != 0
+--sequence-parallel                                 #if p.sp = True
+--num-virtual-stages-per-pipeline-rank {p.vpp}      #if p.vpp != 1
+--fp8-format hybrid                                 #if p.precision = fp8
+--recompute-granularity full                        #if p.recompute = full
+--recompute-method uniform                          #if p.recompute = full
+--recompute-num-layers 1                            #if p.recompute = full
+--recompute-granularity selective                   #if p.recompute = selective
+--use-megatron-fsdp                                 #if sharded != None
+--data-parallel-sharding-strategy {sharded}         #if sharded != None
+--use-distributed-optimizer                         #if p.sharding.whole = False
+--overlap-param-gather                              #if p.sharding.whole = False
+--overlap-grad-reduce                               #if p.sharding != none
+--optimizer-cpu-offload                             #if p.offload = optimizer
 """
 
 

@@ -24,12 +24,12 @@ _ARGUMENTS = """\
 --parallelism.tensor_parallel_degree {p.tp}
 --parallelism.context_parallel_degree {p.cp}
 --parallelism.fsdp_reshard_after_forward {reshard}
---parallelism.{split}enable_sequence_parallel                       if p.tp != 1
---parallelism.pipeline_parallel_degree {p.pp}                       if p.pp != 1
---parallelism.pipeline_parallel_schedule {schedule}                 if p.pp != 1
---parallelism.pipeline_parallel_microbatch_size {p.mbs}             if p.pp != 1
---training.enable_cpu_offload                                       if p.offload = optimizer
---compile.enable                                                    if compiled = True
+--parallelism.{split}enable_sequence_parallel                       #if p.tp != 1
+--parallelism.pipeline_parallel_degree {p.pp}                       #if p.pp != 1
+--parallelism.pipeline_parallel_schedule {schedule}                 #if p.pp != 1
+--parallelism.pipeline_parallel_microbatch_size {p.mbs}             #if p.pp != 1
+--training.enable_cpu_offload                                       #if p.offload = optimizer
+--compile.enable                                                    #if compiled = True
 """
 
 
