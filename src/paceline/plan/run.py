@@ -114,7 +114,7 @@ def _nothing(space: Space, found: Trials, deadline_s: float, steps: float) -> Pl
         days = f"{deadline_s / 86400:.1f} days"
         late = f"no plan for {space.model.name} meets the deadline of {days} ({steps:,.0f} steps)"
         return PlanError(f"{late}; allow more time, or more devices")
-    plan, cluster, spare = found.nearest
+    cluster, plan, spare = found.nearest
     room = available_bytes(Table(space.model, cluster).sized(plan))
     text = (
         f"no plan for {space.model.name} fits on {cluster.name}: the leanest ({plan}) needs"

@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.plan.bound import bounds
 from paceline.plan.evidence import unmeasured
@@ -31,8 +31,6 @@ from paceline.plan.table import Array, Table
 from paceline.plan.trials import MOST, Trials
 from paceline.plan.workers import Interrupted, Run, reached, workers
 from paceline.predict.simulated import predict_step
-from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan
 from paceline.spec.planned import Ranked
 
 #: blocks that one task of a worker bounds at most
@@ -48,22 +46,31 @@ def search(
     """
     begun, plans = time.monotonic(), f"{len(space):,} plans"
     with reached(f"none of {plans} has a bound yet"), _workers(space, goal, processes) as run:
-        order = Order(space.blocks, _bound_all(space.blocks, run, progress), goal)
-        trials = Trials(
-            plans=len(space),
-            lows=order.lows,
-            task=order.task,
-            simulate=partial(run, _try),
-            measured=order.measured,
-            most=most,
-            most_s=goal.most_s,
-            tell=progress,
-            nearest=order.nearest if len(space) else None,
-            begun=begun,
-        )
+        bounded = _bound_all(space.blocks, run, progress)
+        how = {"simulate": partial(run, _try), "most": most, "tell": progress, "begun": begun}
+        trials = _trials(space, goal, bounded, **how)
         with reached(f"all {plans} have bounds, and none was simulated yet"):
             trials.run()
     return trials
+
+
+def _trials(space: Space, goal: Goal, bounded: Iterable[Array], **how: Any) -> Trials:
+    """Plans that fit, in the order of their bounds."""
+    low_s, left = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
+    low = low_s * np.repeat([goal.factor(block.cluster) for block in space.blocks], [*map(len, space.blocks)])
+    low[low_s > goal.most_s] = math.inf
+    places = np.flatnonzero(left >= 0)
+    # of plans with the same bound the plainest, which a block lists first, come first
+    places = places[np.argsort(low[places], kind="stable")]
+    return Trials(
+        plans=len(space),
+        lows=low[places],
+        task=lambda i: (int(places[i]), float(low_s[places[i]])),
+        measured=lambda: space.measured[places],
+        most_s=goal.most_s,
+        nearest=(*space.at(int(left.argmax())), float(left.max())) if len(space) else None,
+        **how,
+    )
 
 
 def fits(space: Space) -> bool:
@@ -117,56 +124,19 @@ def _bounded(block: Block) -> Array:
 # -- simulation ------------------------------------------------------------------------------------
 
 
-class Order:
-    """Plans that fit, in the order of their bounds."""
-
-    def __init__(self, blocks: Sequence[Block], bounded: Iterable[Array], goal: Goal) -> None:
-        low_s, self._spare = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
-        sizes = [len(block) for block in blocks]
-        low = low_s * np.repeat([goal.factor(block.cluster) for block in blocks], sizes)
-        low[low_s > goal.most_s] = math.inf
-        places = np.flatnonzero(self._spare >= 0)
-        # of plans with the same bound the plainest, which a block lists first, come first
-        self._places = places[np.argsort(low[places], kind="stable")]
-        self._blocks, self._low_s, self.lows = blocks, low_s, low[self._places]
-        self._starts = np.cumsum([0, *sizes])
-
-    def _at(self, place: int) -> tuple[int, int]:
-        """The block of a plan, and its place in it."""
-        block = int(np.searchsorted(self._starts, place, side="right")) - 1
-        return block, place - int(self._starts[block])
-
-    def task(self, i: int) -> tuple[int, int, float]:
-        """The block of a plan, its place in it, and seconds of a step at least."""
-        place = int(self._places[i])
-        return *self._at(place), float(self._low_s[place])
-
-    def measured(self) -> NDArray[np.bool_]:
-        """Whether plans have only features that were ever measured."""
-        return np.concatenate([block.measured.ravel() for block in self._blocks])[self._places]
-
-    @property
-    def nearest(self) -> tuple[Plan, Cluster, float]:
-        """The plan that comes nearest to fitting, and the bytes of a device that it leaves."""
-        nearest = int(self._spare.argmax())
-        block, place = self._at(nearest)
-        return self._blocks[block].plan(place), self._blocks[block].cluster, float(self._spare[nearest])
-
-
-def _try(task: tuple[int, int, float]) -> Ranked | None:
-    """A plan simulated, or None where it does not fit after all."""
-    at, place, bound_s = task
-    block = _space.blocks[at]
-    plan = block.plan(place)
-    found = predict_step(_tables[block.cluster.name].timed(plan))
+def _try(task: tuple[int, float]) -> Ranked | None:
+    """A plan simulated, by its place in the space and its bound; None where it does not fit after all."""
+    place, bound_s = task
+    cluster, plan = _space.at(place)
+    found = predict_step(_tables[cluster.name].timed(plan))
     if not found.fit.fits:
         return None
     lossy = [word for word, fields in LOSSY.items() if vars(plan).items() >= fields.items()]
     return Ranked(
         plan=plan,
-        cluster=block.cluster,
+        cluster=cluster,
         prediction=found,
-        value=found.step_s * _goal.factor(block.cluster),
+        value=found.step_s * _goal.factor(cluster),
         bound_s=bound_s,
         lossy=", ".join(lossy),
         unmeasured=unmeasured(vars(plan)),

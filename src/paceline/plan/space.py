@@ -286,6 +286,21 @@ class Space:
             return ()
         return tuple(block for cluster in self.clusters for block in self._of(cluster) if len(block))
 
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum([*map(len, self.blocks)])
+
+    def at(self, place: int) -> tuple[Cluster, Plan]:
+        """The plan at a place of all blocks one after another, and its cluster."""
+        i = int(np.searchsorted(self._ends, place, side="right"))
+        block = self.blocks[i]
+        return block.cluster, block.plan(place - int(self._ends[i]) + len(block))
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Of each plan, whether it has only features that were ever measured."""
+        return np.concatenate([block.measured.ravel() for block in self.blocks])
+
     def why_empty(self) -> str:
         """What keeps every plan out, in one line."""
         devices = self.clusters[0].device_count

@@ -46,7 +46,7 @@ class Trials:
     most_s: float = math.inf
     tell: Progress
     #: the plan that comes nearest to fitting, and the bytes of a device that it leaves
-    nearest: tuple[Plan, Cluster, float] | None = None
+    nearest: tuple[Cluster, Plan, float] | None = None
     begun: float = field(default_factory=time.monotonic)
     #: what was simulated; best first at the end
     tried: list[Ranked] = field(default_factory=list)

@@ -89,8 +89,8 @@ class Facts:
 
 
 def filled(text: str, **values: object) -> list[str]:
-    """Lines of a text with values in their places; those that end in `#if NAME = VALUE` (or `!=`) where that is
-    true.
+    """Lines of a text with values in their places; one that ends in `#if NAME = VALUE` (or `!=`) where that
+    is so.
     """
     lines = (line.partition("#if ") for line in text.splitlines())
     return [line.rstrip().format(**values) for line, _, condition in lines if _holds(condition, values)]
