@@ -9,10 +9,8 @@ cannot avoid, so the bound holds for it; where communication hides and stages ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +20,10 @@ from paceline.plan.table import (
     PIECES,
     WAITS,
     Array,
+    Places,
     RankKind,
     Records,
+    Row,
     Table,
     alike,
     distinct,
@@ -76,10 +76,10 @@ class PipelineArrays:
     paths: Records
     #: stages that differ, and which of them each rank has
     stages: tuple[Layers, ...]
-    stage: NDArray[np.int64]
+    stage: Places
     #: which pipeline each rank is of, and where the ranks of each pipeline start
-    pipeline: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    pipeline: Places
+    starts: Places
 
     def most(self, values: Array) -> Array:
         """The largest value among the ranks of each pipeline."""
@@ -109,7 +109,7 @@ def _pipelines(
     )
 
 
-def _rank(pp: int, micro_batches: int, order: PassOrder, kind: RankKind, beside: bool) -> Mapping[str, Any]:
+def _rank(pp: int, micro_batches: int, order: PassOrder, kind: RankKind, beside: bool) -> Row:
     """What a kind of rank holds, and what it does; transfers run `beside` passes or not."""
     schedule, m = schedules.get(order.schedule), micro_batches
     (layers, first, last), chunks = kind.stage, schedule.chunks_per_rank(order.vpp)
@@ -131,7 +131,7 @@ def _rank(pp: int, micro_batches: int, order: PassOrder, kind: RankKind, beside:
 
 def _counts(
     kind: RankKind, schedule: schedules.Schedule, chunks: int, micro_batches: int, after: float | None
-) -> Mapping[str, Array]:
+) -> Row:
     """Counts of a rank alone, after those ahead of it (`own`); from the first pass of the step to the last
     that has to follow its own (`span`); up to where the first of its gradients is complete, `after` passes
     before the last (`ready`); and of all its micro-batches (`work`).
@@ -160,7 +160,7 @@ def _behind(kind: RankKind, schedule: schedules.Schedule, chunks: int, micro_bat
     return backward(kind.before, 1, 0, ahead, scatters) + counted(layer_weight=put_off)
 
 
-def _path(pp: int, order: PassOrder, layers: int) -> Mapping[str, Any]:
+def _path(pp: int, order: PassOrder, layers: int) -> Row:
     """One micro-batch through all stages of a pipeline and back: counts, and transfers; and whether the ends
     of the model are on different ranks.
     """

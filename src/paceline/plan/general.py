@@ -221,7 +221,7 @@ class ModuleSpace:
         """Micro-batches to try for so many samples of a device."""
         fixed = self.captured.fixed
         splits = [samples // split for split in SPLITS if samples % split == 0]
-        return self.limits.among("mbs", [fixed.batch] if fixed else self.limits.tried("mbs", splits))
+        return [fixed.batch] if fixed else self.limits.tried("mbs", splits)
 
     def _ways(self) -> list[Relaxation]:
         """How gradients may be brought together."""

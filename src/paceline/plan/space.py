@@ -27,7 +27,7 @@ from paceline.errors import PlanError, meant
 from paceline.plan.evidence import unmeasured
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
-from paceline.spec.plan import Degrees, Plan, divisors, meshes, problems, resolve
+from paceline.spec.plan import SHARED, SPREAD, Degrees, Plan, divisors, meshes, problems, resolve
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Collection[str]]] = {
 #: what may change the result of training; left out unless it is allowed
 LOSSY = {"fp8": {"precision": Precision.FP8}}
 #: fields that may be forbidden altogether, which leaves their usual values
-WHOLE = ("tp", "pp", "cp", "ep", "vpp", "sp", "recompute", "offload", "context")
+WHOLE = (*SPREAD, *SHARED, "vpp", "sp", "recompute", "offload", "context")
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,13 @@ class Limits:
         wanted = all(self.fixed.get(name, value) == value for name, value in choice.items())
         return wanted and self.forbidden.isdisjoint(used)
 
-    def among(self, name: str, values: Iterable[Any]) -> list[Any]:
-        """The values of one field that remain."""
-        return [value for value in values if self.keep({name: value})]
-
     def tried(self, name: str, values: Iterable[Any]) -> list[Any]:
-        """The values to try of a field: what the user fixed, though it is none of the usual ones."""
-        return [self.fixed[name]] if name in self.fixed else list(values)
+        """The values to try of a field: the usual ones that are not forbidden, or what the user fixed
+        though it is none of them.
+        """
+        if name in self.fixed:
+            return [self.fixed[name]]
+        return [value for value in values if (name, value) not in self.forbidden]
 
     def settled(self, name: str, given: int | None, flag: str) -> int:
         """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither
@@ -318,7 +318,7 @@ class Space:
         adapters = bool(self.limits.fixed.get("adapters", False))
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
-            sizes = self.limits.among("mbs", divisors(self.gbs // mesh.dp))
+            sizes = self.limits.tried("mbs", divisors(self.gbs // mesh.dp))
             for mbs, precision, (framework, has) in product(sizes, precisions, families.items()):
                 batch = Batch(mbs, self.gbs, self.seq)
                 yield Block(
@@ -333,14 +333,13 @@ class Space:
 
     def _families(self) -> dict[str, dict[str, Collection[str]]]:
         """Frameworks to choose from: those above, or the one that is fixed, which takes everything."""
-        names = self.limits.among("framework", self.limits.tried("framework", FAMILIES))
-        return {known: FAMILIES.get(known, {}) for known in (frameworks.get(name).name for name in names)}
+        names = (frameworks.get(name).name for name in self.limits.tried("framework", FAMILIES))
+        return {name: FAMILIES.get(name, {}) for name in names}
 
     def _precisions(self, cluster: Cluster) -> list[Precision]:
         """The usual one of a device, or the fixed one; and fp8 where it is allowed."""
-        usual = usual_precision(cluster.device)
         lossy = [Precision.FP8] if "fp8" in self.limits.allowed else []
-        return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
+        return self.limits.tried("precision", [usual_precision(cluster.device), *lossy])
 
     def _running(self, parts: Iterable[T], *beside: Any, **words: Any) -> tuple[T, ...]:
         """Those of some parts of plans that the limits leave, and that nothing keeps from running beside

@@ -40,6 +40,10 @@ from paceline.spec.vocabulary import Offload, Recompute
 Array = NDArray[np.float64]
 #: an array whose columns have names
 Records = NDArray[np.void]
+#: one row of them
+Row = Mapping[str, Any]
+#: places in other arrays
+Places = NDArray[np.int64]
 #: parts of plans: frozen dataclasses
 Parts = tuple[Any, ...]
 T = TypeVar("T")
@@ -95,7 +99,7 @@ def once(find: Callable[P, T]) -> Callable[P, T]:
     return found
 
 
-def records(rows: Sequence[Mapping[str, Any]]) -> Records:
+def records(rows: Sequence[Row]) -> Records:
     """An array with a column for each key of some rows, which have the same ones."""
     columns = [(name, float, np.shape(value)) for name, value in rows[0].items()]
     return np.array([tuple(row.values()) for row in rows], columns)
@@ -109,11 +113,7 @@ def largest(*values: Any) -> Array:
 
 @once
 def of_parts(
-    table: Table,
-    row: Callable[..., Mapping[str, Any]],
-    fixed: Parts,
-    choices: Parts,
-    stages: tuple[Layers, ...] = (),
+    table: Table, row: Callable[..., Row], fixed: Parts, choices: Parts, stages: tuple[Layers, ...] = ()
 ) -> Records:
     """What a function says of steps with some fixed parts and one of the choices each; or of their stages:
     (choices, stages).
@@ -168,7 +168,7 @@ def pass_seconds(table: Table, rank: Parts, shapes: tuple[LayerOptions, ...]) ->
     return records(rows).reshape(len(shapes), -1)
 
 
-def layer_bytes(step: Step) -> Mapping[str, float]:
+def layer_bytes(step: Step) -> Row:
     """Bytes that a layer, and the embedding, save of one micro-batch; that come and go at the loss, and in a
     backward pass without and with the embedding; and that are there all the time.
     """
@@ -211,7 +211,7 @@ def rank_kinds(table: Table, pp: int, order: PassOrder) -> list[RankKind]:
     return [RankKind(stage, ranks, ahead[ranks[-1]], top) for stage, ranks in alike.items()]
 
 
-def stage_b(step: Step, stage: Layers) -> Mapping[str, float]:
+def stage_b(step: Step, stage: Layers) -> Row:
     """Bytes of a stage: kept for the whole step, whole for a while, reduced in a backward pass, and asked for
     by the update.
     """
@@ -220,7 +220,7 @@ def stage_b(step: Step, stage: Layers) -> Mapping[str, float]:
     return {"states": states, "gathered": of.gathered, "reduced": of.reduced, "update": update}
 
 
-def stage_s(step: Step, stage: Layers) -> Mapping[str, float]:
+def stage_s(step: Step, stage: Layers) -> Row:
     """Seconds to reduce the gradients of a stage, to gather what was updated, and to update."""
     experts = stage.layers * step.parts.experts
     whole = step.sent.whole(step.parts.whole(stage) - experts, experts) if step.sent.replicated else ((), ())
@@ -228,7 +228,7 @@ def stage_s(step: Step, stage: Layers) -> Mapping[str, float]:
     return {"reduce": reduce, "regather": regather, "update": step.update(step.updated(stage))}
 
 
-def state_s(step: Step) -> Mapping[str, Any]:
+def state_s(step: Step) -> Row:
     """Seconds to gather and scatter the parameters of each of `PIECES`, and of a layer as in `WAITS`; the
     least that is reduced after the last gradient of the first rank, and gathered before its first pass; and
     to keep both copies of an embedding equal.
@@ -258,9 +258,7 @@ def _moved_s(step: Step, parameters: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=65536)
-def alike(
-    states: tuple[StateOptions, ...], *ignored: str
-) -> tuple[NDArray[np.int64], tuple[StateOptions, ...]]:
+def alike(states: tuple[StateOptions, ...], *ignored: str) -> tuple[Places, tuple[StateOptions, ...]]:
     """States that differ in other fields than those ignored, which are usual in them; and which of them each
     state is.
     """
@@ -268,7 +266,7 @@ def alike(
     return distinct(replace(state, **usual) for state in states)
 
 
-def distinct(items: Iterable[T]) -> tuple[NDArray[np.int64], tuple[T, ...]]:
+def distinct(items: Iterable[T]) -> tuple[Places, tuple[T, ...]]:
     """Where each item stands among those that differ, and these."""
     seen: dict[T, int] = {}
     where = [seen.setdefault(item, len(seen)) for item in items]
