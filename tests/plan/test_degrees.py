@@ -33,10 +33,10 @@ def test_every_mesh_that_can_run_is_searched(mixed):
 
 
 @pytest.mark.parametrize("name", DEGREES)
-def test_a_degree_is_known_everywhere(name, mixed):
+def test_a_degree_is_known_everywhere(name, tiny, mixed):
     where = clusters.get("2xdgx-a100")
-    blocks = Space(mixed, (where,), 32, 8192, Limits.of(["framework=torch"])).blocks
-    assert len({getattr(block.mesh, name) for block in blocks}) > 1
+    spaces = [Space(model, (where,), 32, 8192, Limits.of(["framework=torch"])) for model in (tiny, mixed)]
+    assert len({getattr(block.mesh, name) for space in spaces for block in space.blocks}) > 1
     plan = replace(Plan(gbs=32, mbs=1, seq=8192, dp=1), **{name: 2})
     assert Mesh(plan, where).group(name).size == 2 and communicators(plan) > communicators(
         replace(plan, **{name: 1})

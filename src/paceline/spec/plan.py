@@ -334,8 +334,7 @@ def resolve(
 
 
 def _fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
-    used = plan.tp * plan.pp * plan.cp
-    dp = plan.dp or max(1, devices // used)
+    dp = plan.dp or max(1, devices // plan.replica_ranks)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
