@@ -65,3 +65,8 @@ def test_refusals(saved):
         plan_module(saved, Request(where=(cluster,), allow=["compres"]))
     with pytest.raises(PlanError, match="has to be a multiple of the devices"):
         plan_module(saved, Request(where=(cluster,), gbs=33))
+    for words, message in ({"seq": 64}, "captured with seq None"), ({"fix": ["bf16"]}, "with precision fp32"):
+        with pytest.raises(PlanError, match=message):
+            plan_module(saved, Request(where=(cluster,), **words))
+    with pytest.raises(PlanError, match="captured already, so that precision is fixed"):
+        pl.plan(saved, cluster, precision="bf16")

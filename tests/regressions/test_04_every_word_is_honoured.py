@@ -19,7 +19,7 @@ from paceline.plan.table import Table
 from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
-from paceline.spec.plan import Plan
+from paceline.spec.plan import SHARED, SPREAD, Plan
 from paceline.spec.synchronisation import Relaxation
 from paceline.spec.transformer import Transformer
 
@@ -27,13 +27,10 @@ TINY = Transformer(
     name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024, experts=4, top_k=2
 )
 CLUSTER = pl.clusters.get("2xdgx-a100")
-#: words that set each field to an unusual value; a new field of a plan has to be added here
+#: words that set each field to an unusual value; a new field that is no degree has to be added here
 UNUSUAL = {
+    **{name: f"{name}=2" for name in (*SPREAD, *SHARED)},
     "dp": "dp=4",
-    "tp": "tp=2",
-    "pp": "pp=2",
-    "cp": "cp=2",
-    "ep": "ep=2",
     "vpp": "pp=2 vpp=2",
     "mbs": "mbs=2",
     "gbs": "gbs=32",

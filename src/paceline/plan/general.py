@@ -129,6 +129,10 @@ def captured_for(model: Any, said: Limits, asked: Request, options: Mapping[str,
             )
         found = {**options, **wanted, "precision": given}
         return Captured(model, {name: value for name, value in found.items() if value is not None})
+    for name in options:
+        raise PlanError(
+            f"{model.name} is captured already, so that {name} is fixed; capture it again with it"
+        )
     for name, has in {"precision": model.precision.removeprefix("amp_"), "seq": model.seq}.items():
         if wanted[name] not in (None, has):
             raise PlanError(
