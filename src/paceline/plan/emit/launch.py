@@ -163,9 +163,10 @@ _MEETING = (
 _SLURM = """\
 #!/usr/bin/env bash
 #SBATCH --job-name={name}
-#SBATCH --nodes={f.cluster.nodes}
+#SBATCH --nodes={c.nodes}
 #SBATCH --ntasks-per-node=1
-{devices}#SBATCH --exclusive
+#SBATCH --gpus-per-node={c.node_devices}                #if c.device.kind != cpu
+#SBATCH --exclusive
 {head}# submit it in this folder, which {script} is in: sbatch job.sbatch
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
@@ -181,14 +182,8 @@ def slurm(f: Facts) -> dict[str, str]:
     """
     torch = STARTS["torchrun"]
     start = next((STARTS[tool] for tool in f.beside if tool in STARTS), torch)
-    devices = f"#SBATCH --gpus-per-node={f.cluster.node_devices}\n"
-    text = _SLURM.format(
-        name=job_name(f.model),
-        f=f,
-        devices=devices if f.cluster.device.kind != "cpu" else "",
-        head=f.head(),
-        script=start,
-    )
+    lines = filled(_SLURM, name=job_name(f.model), c=f.cluster, head=f.head(), script=start)
+    text = "\n".join(lines) + "\n"
     return {**(torchrun(f, "slurm") if start == torch else {}), "job.sbatch": text}
 
 
