@@ -27,7 +27,7 @@ def exhaust(space):
     for block in space.blocks:
         for i in range(len(block)):
             step = TransformerStep.of(space.model, block.cluster, block.plan(i), None, None)
-            if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.held())):
+            if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.parts.stages)):
                 best = min(best, predict_step(step).step_s)
     return best
 

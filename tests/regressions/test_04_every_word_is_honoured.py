@@ -149,7 +149,7 @@ def test_bounds_and_memory_hold_with_adapters():
         step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, None)
         assert step.plan.adapters
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9)
-        memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
+        memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.parts.stages))
         assert peaks(block, table).ravel()[index] == pytest.approx(memory, abs=8)
 
 
