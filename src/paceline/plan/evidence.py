@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+#: field -> value -> where measured steps with it are
+Measured = Mapping[str, Mapping[str, str]]
 _TABLES = tomllib.loads((files(__package__) / "evidence.toml").read_text())
-#: field -> value -> where measured steps of transformers, or of captured modules, with it are
-TRANSFORMERS: Mapping[str, Mapping[str, str]] = _TABLES["transformers"]
-MODULES: Mapping[str, Mapping[str, str]] = _TABLES["modules"]
+#: steps of transformers, and of captured modules
+TRANSFORMERS: Measured = _TABLES["transformers"]
+MODULES: Measured = _TABLES["modules"]
 
 
-def unmeasured(
-    choice: Mapping[str, Any], evidence: Mapping[str, Mapping[str, str]] = TRANSFORMERS
-) -> tuple[str, ...]:
+def unmeasured(choice: Mapping[str, Any], evidence: Measured = TRANSFORMERS) -> tuple[str, ...]:
     """Of some fields of a plan, the words that no measured step had."""
     values = {field: getattr(choice[field], "label", choice[field]) for field in evidence if field in choice}
     return tuple(

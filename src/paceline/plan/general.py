@@ -64,23 +64,8 @@ def plan_module(model: Any, asked: Request, options: Mapping[str, Any] | None = 
     captured = model if isinstance(model, Captured) else captured_for(model, said, asked, options or {})
     gbs = said.settled("gbs", asked.gbs, "--gbs") or SAMPLES * asked.where[0].device_count
     space = ModuleSpace(captured, gbs, said, goal(asked.objective, asked.where))
-    plans = [(cluster, plan) for cluster in asked.where for plan in space.plans(cluster.device_count)]
-    if not plans:
-        raise PlanError(
-            f"no plan for {captured.name} with a batch of {gbs} on {asked.where[0].device_count} devices is"
-            " left: the batch has to be a multiple of the devices, and something has to be left by what is"
-            f" fixed{said.words} and forbidden"
-        )
-    found = Trials(
-        plans=len(plans),
-        lows=np.zeros(len(plans)),
-        task=plans.__getitem__,
-        simulate=partial(map, space.simulated),
-        measured=lambda: np.array([not unmeasured(vars(plan)) for _, plan in plans]),
-        most=asked.most or len(plans),
-        tell=asked.progress,
-    )
-    with reached(f"none of {len(plans)} plans was simulated yet"):
+    found = space.trials(asked)
+    with reached(f"none of {found.plans} plans was simulated yet"):
         found.run()
     if not found.tried:
         raise _nothing(captured.name, gbs, found.refused)
@@ -116,30 +101,30 @@ def captured_for(model: Any, said: Limits, asked: Request, options: Mapping[str,
     """A module that is captured as options and fixed words say; PlanError where these contradict each other,
     or what was captured already.
     """
-    wanted = {
-        "precision": said.fixed.get("precision"),
-        "seq": said.settled("seq", asked.seq, "--seq") or None,
-    }
-    if not isinstance(model, Workload):
-        precision = wanted["precision"]
-        given = options.get("precision", precision)
-        if precision is not None and precision != str(given).removeprefix("amp_"):
+    seq, precision = said.settled("seq", asked.seq, "--seq") or None, said.fixed.get("precision")
+    if isinstance(model, Workload):
+        for name in options:
             raise PlanError(
-                f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out"
+                f"{model.name} is captured already, so that {name} is fixed; capture it again to set it"
             )
-        found = {**options, **wanted, "precision": given}
-        return Captured(model, {name: value for name, value in found.items() if value is not None})
-    for name in options:
+        _check(model, "precision", precision, model.precision.removeprefix("amp_"))
+        _check(model, "seq", seq, model.seq)
+        return Captured(model, model.options)
+    given = options.get("precision", precision)
+    if precision is not None and precision != str(given).removeprefix("amp_"):
         raise PlanError(
-            f"{model.name} is captured already, so that {name} is fixed; capture it again with it"
+            f"precision is given twice: --precision {given} and --fix {precision}; leave one of them out"
         )
-    for name, has in {"precision": model.precision.removeprefix("amp_"), "seq": model.seq}.items():
-        if wanted[name] not in (None, has):
-            raise PlanError(
-                f"--fix {spell(name, wanted[name])}: {model.name} is captured with {name} {has}; capture it"
-                f" with {wanted[name]}"
-            )
-    return Captured(model, model.options)
+    found = {**options, "seq": seq, "precision": given}
+    return Captured(model, {name: value for name, value in found.items() if value is not None})
+
+
+def _check(model: Workload, name: str, wanted: Any, has: Any) -> None:
+    """PlanError where a workload was captured otherwise."""
+    if wanted not in (None, has):
+        raise PlanError(
+            f"--fix {spell(name, wanted)}: {model.name} is captured with {name} {has}; capture it with {wanted}"
+        )
 
 
 class Captured:
@@ -206,6 +191,25 @@ class ModuleSpace:
     goal: Goal
     #: seconds and bytes of plans that fit, without recomputation
     _plain: dict[tuple[str, Plan], tuple[float, float]] = field(default_factory=dict)
+
+    def trials(self, asked: Request) -> Trials:
+        """All plans, or as many as were asked for, in no order: nothing bounds them."""
+        plans = [(cluster, plan) for cluster in asked.where for plan in self.plans(cluster.device_count)]
+        if not plans:
+            raise PlanError(
+                f"no plan for {self.captured.name} with a batch of {self.gbs} on"
+                f" {asked.where[0].device_count} devices is left: the batch has to be a multiple of the"
+                f" devices, and something has to be left by what is fixed{self.limits.words} and forbidden"
+            )
+        return Trials(
+            plans=len(plans),
+            lows=np.zeros(len(plans)),
+            task=plans.__getitem__,
+            simulate=partial(map, self.simulated),
+            measured=lambda: np.array([not unmeasured(vars(plan)) for _, plan in plans]),
+            most=asked.most or len(plans),
+            tell=asked.progress,
+        )
 
     def plans(self, devices: int) -> Iterator[Plan]:
         """Those of so many devices."""

@@ -12,7 +12,7 @@ from paceline.catalog import clusters
 from paceline.errors import DoesNotFit, PlanError, SpecError
 from paceline.plan.answer import distinct
 from paceline.plan.ranges import ranges
-from paceline.plan.request import Request, goal
+from paceline.plan.request import Goal, Request, goal
 from paceline.plan.search import fits, search
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
@@ -36,10 +36,7 @@ def plan_transformer(model: Transformer, asked: Request) -> Planned:
     begun = time.monotonic()
     space = _space(model, asked)
     steps = asked.tokens / (space.gbs * space.seq) if asked.tokens else None
-    if asked.deadline_s and not steps:
-        raise SpecError("--deadline needs --tokens: without them there is no end to be met")
-    most_s = asked.deadline_s / steps if asked.deadline_s and steps else math.inf
-    aim = goal(asked.objective, asked.where, most_s)
+    aim = _aim(asked, steps)
     found = search(space, aim, most=asked.most or MOST, processes=asked.processes, progress=asked.progress)
     if not found.tried:
         raise _nothing(space, found, asked.deadline_s or 0.0, steps or 0.0)
@@ -60,6 +57,15 @@ def plan_transformer(model: Transformer, asked: Request) -> Planned:
         ranges=stays,
         notes=tuple(_notes(space, asked, found)),
     )
+
+
+def _aim(asked: Request, steps: float | None) -> Goal:
+    """What is to be small, and how long a step may take."""
+    if asked.deadline_s is None:
+        return goal(asked.objective, asked.where)
+    if steps is None:
+        raise SpecError("--deadline needs --tokens: without them there is no end to be met")
+    return goal(asked.objective, asked.where, asked.deadline_s / steps)
 
 
 def _space(model: Transformer, asked: Request) -> Space:
@@ -83,10 +89,9 @@ def sizes(device: str, low: int, high: int) -> tuple[Cluster, ...]:
     out = []
     for count in (low << doubled for doubled in range((high // low).bit_length())):
         per_node = node.node_devices if node else min(8, count)
-        nodes, rest = divmod(count, per_node)
-        if nodes and not rest:
-            name = node.name if node else f"{per_node}x{device}@400Gb/s/node"
-            out.append(clusters.get(f"{nodes}x{name}"))
+        name = node.name if node else f"{per_node}x{device}@400Gb/s/node"
+        if count % per_node == 0:
+            out.append(clusters.get(f"{count // per_node}x{name}"))
     if not out:
         raise SpecError(
             f"--gpus {low}..{high}: no whole nodes of {device} in between; its nodes have {per_node}"

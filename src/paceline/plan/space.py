@@ -40,8 +40,10 @@ FEWEST_TOKENS = 1024
 BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 #: layers whose parameters are gathered ahead
 PREFETCH = (1, 2)
-#: whose kernels run -> field of a plan -> its values there, where not all can be had
-FAMILIES: dict[str, dict[str, Collection[str]]] = {
+#: field of a plan -> its values, where not all can be had
+Family = dict[str, Collection[str]]
+#: whose kernels run -> what can be had with them
+FAMILIES: dict[str, Family] = {
     "megatron-core": {
         "schedule": ("1f1b", "interleaved"),
         "sharding": (Sharding.NONE, Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2),
@@ -193,17 +195,19 @@ class Limits:
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
-        fixed = Plan.said(" ".join(fix))
-        for name, value in fixed.items():
-            if name in refused and value != getattr(Plan, name):
-                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
         usual = {word: getattr(Plan, word) for word in forbid if word in WHOLE}
         words = [item for word in forbid if word not in usual for item in Plan.said(word).items()]
         limits = Limits(fixed=usual, forbidden=frozenset(words), allowed=frozenset(allow))
+        return limits.fixing(Plan.said(" ".join(fix)), refused)
+
+    def fixing(self, fixed: Mapping[str, Any], refused: Mapping[str, str]) -> Limits:
+        """The same with more that is fixed."""
         for name, value in fixed.items():
-            if not limits.keep({name: value}):
+            if name in refused and value != getattr(Plan, name):
+                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+            if not self.keep({name: value}):
                 raise PlanError(f"{name} is both fixed and forbidden")
-        return replace(limits, fixed=usual | fixed)
+        return replace(self, fixed={**self.fixed, **fixed})
 
     def keep(self, choice: Mapping[str, Any], unused: Collection[str] = ()) -> bool:
         """Whether the fields of a choice are what the user wants.
@@ -331,7 +335,7 @@ class Space:
                     tuple(state for state in states if state.sharding in has.get("sharding", Sharding)),
                 )
 
-    def _families(self) -> dict[str, dict[str, Collection[str]]]:
+    def _families(self) -> dict[str, Family]:
         """Frameworks to choose from: those above, or the one that is fixed, which takes everything."""
         names = (frameworks.get(name).name for name in self.limits.tried("framework", FAMILIES))
         return {name: FAMILIES.get(name, {}) for name in names}

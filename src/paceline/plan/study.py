@@ -78,17 +78,20 @@ def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Questi
     single = _list(data.pop("question", []))
     _known(path, data, _AXES)
     axes = [_list(data.pop(key, [])) for key in _AXES]
-    out = questions(*axes, **data)
-    for entry in single:
-        _known(path, entry, _AXES.values())
-        if not entry.get("model"):
-            raise SpecError(f"{path}: a [[question]] needs a model")
-        placed = not entry.keys().isdisjoint(("cluster", *_WORDS))
-        shared = {name: value for name, value in data.items() if not (placed and name in _WORDS)}
-        out.append(_question(shared | entry))
+    out = questions(*axes, **data) + [_single(path, entry, data) for entry in single]
     if not out:
         raise SpecError(f"{path}: no question; a study has models = [...] or [[question]]")
     return out
+
+
+def _single(path: Path | str, entry: dict[str, Any], shared: Mapping[str, Any]) -> Question:
+    """A question of its own; where it says where, what all share does not."""
+    _known(path, entry, _AXES.values())
+    if not entry.get("model"):
+        raise SpecError(f"{path}: a [[question]] needs a model")
+    placed = not entry.keys().isdisjoint(("cluster", *_WORDS))
+    left = {name: value for name, value in shared.items() if not (placed and name in _WORDS)}
+    return _question(left | entry)
 
 
 def _known(path: Path | str, table: Mapping[str, Any], axes: Iterable[str]) -> None:

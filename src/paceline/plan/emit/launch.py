@@ -119,13 +119,9 @@ def training(f: Facts, tool: str) -> str:
     """The training script; PlanError, in the name of the tool that was asked for, where `paceline.train` does
     not run the plan.
     """
+    _refuse(f, tool)
     p = f.plan
     scattered = p.tp > 1 or p.sharding in trained.SHARDED  # by FSDP2
-    f.refuse(tool, schedule=("", *(name for name, one in schedules.SCHEDULES.items() if one.trains)))
-    try:
-        trained.resolved(p, p.ranks)
-    except PlanError as error:
-        raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
     heads, each = max(2, p.tp), schedules.get(p.schedule).chunks_per_rank(p.vpp)
     # FSDP2 scatters the gradients of each micro-batch, as was predicted; others are averaged with the last
     loop = "averaged" if p.micro_batches > 1 and not scattered else "plain"
@@ -143,6 +139,14 @@ def training(f: Facts, tool: str) -> str:
         compiled=blocks if f.compiled else "",
     )
     return "\n".join(lines) + "\n"
+
+
+def _refuse(f: Facts, tool: str) -> None:
+    f.refuse(tool, schedule=("", *(name for name, one in schedules.SCHEDULES.items() if one.trains)))
+    try:
+        trained.resolved(f.plan, f.plan.ranks)
+    except PlanError as error:
+        raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
 
 
 def command(f: Facts, script: str, arguments: Sequence[str] = ()) -> str:
