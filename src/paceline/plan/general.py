@@ -123,7 +123,8 @@ def _check(model: Workload, name: str, wanted: Any, has: Any) -> None:
     """PlanError where a workload was captured otherwise."""
     if wanted not in (None, has):
         raise PlanError(
-            f"--fix {spell(name, wanted)}: {model.name} is captured with {name} {has}; capture it with {wanted}"
+            f"--fix {spell(name, wanted)}: {model.name} is captured with {name} {has}; capture it with"
+            f" {wanted}"
         )
 
 

@@ -82,28 +82,27 @@ def fits(space: Space) -> bool:
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-def _bound_all(blocks: Sequence[Block], run: Run, tell: Progress) -> Iterator[Array]:
+def _bound_all(blocks: Sequence[Block], run: Run, tell: Progress) -> list[Array]:
     """What `_bounded` says of each block."""
-    # one after another those whose layers take the same time
+    # one after another those whose layers are the same
     order = sorted(range(len(blocks)), key=lambda i: _layers(blocks[i]))
     tasks = [order[start : start + TASK] for start in range(0, len(order), TASK)]
-    found: dict[int, Array] = {}
+    found = list[Array]()
     done, total = 0, sum(map(len, blocks))
     try:
-        for task, bounded in zip(tasks, run(_bound_some, tasks), strict=True):
-            found.update(zip(task, bounded, strict=True))
-            done += sum(len(blocks[i]) for i in task)
+        for some in run(_bound_some, tasks):
+            found += some
+            done += sum(bounded.shape[-1] for bounded in some)
             tell("bounding", done, total, math.inf)
     except KeyboardInterrupt:
         raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
-    return (found[i] for i in range(len(blocks)))
+    return [found[i] for i in np.argsort(order)]
 
 
 def _layers(block: Block) -> tuple[object, ...]:
-    """What the layers of a block depend on, that which takes longest to find first."""
-    mesh, kernels = block.mesh, block.kernels
-    work = block.cluster.device_count, mesh.tp, mesh.cp, block.batch.mbs
-    return *work, mesh.ep, kernels.framework, mesh.pp
+    """What the layers of a block depend on."""
+    degrees = vars(block.mesh.inner).values()
+    return block.cluster.device_count, *degrees, block.batch.mbs, block.kernels.framework
 
 
 def _bound_some(task: Sequence[int]) -> list[Array]:
