@@ -66,7 +66,7 @@ def _end(
 ) -> tuple[float | None, str]:
     """The first factor at which the first plan does not win, and the plan that does."""
     for factor in factors:
-        own, *others = (_seconds(model, change(ranked, factor)) for ranked in plans)
+        own, *others = (_seconds(model, ranked, change, factor) for ranked in plans)
         fastest = min(others, default=math.inf)
         if own < math.inf and fastest < own * (1 - NOTABLE):
             return factor, str(plans[1 + others.index(fastest)].plan)
@@ -75,10 +75,11 @@ def _end(
     return None, ""
 
 
-def _seconds(model: Transformer, ranked: Ranked) -> float:
-    """Seconds of a step; infinite where it cannot run."""
+def _seconds(model: Transformer, ranked: Ranked, change: _Change, factor: float) -> float:
+    """Seconds of a step after a change; infinite where it cannot run, or nothing has such a size."""
     try:
-        found = predict(model, ranked.cluster, ranked.plan)
+        changed = change(ranked, factor)
+        found = predict(model, changed.cluster, changed.plan)
     except PacelineError:
         return math.inf
     return found.step_s if found.fit.fits else math.inf

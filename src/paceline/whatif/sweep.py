@@ -109,14 +109,9 @@ def _fixed(subject: Subject, batch: int) -> Subject:
     plan = replace(subject.plan, gbs=batch)
     if not isinstance(subject.model, Workload):
         ranks = subject.cluster.device_count // plan.replica_ranks
-        mbs = (
-            plan.mbs
-            if plan.mbs and batch % (ranks * plan.mbs) == 0
-            else max(1, batch // max(1, ranks))
-            if batch < ranks * plan.mbs
-            else plan.mbs
-        )
-        return replace(subject, plan=replace(plan, mbs=mbs))
+        if batch < ranks * plan.mbs:  # fewer samples than a pass of every rank takes
+            plan = replace(plan, mbs=max(1, batch // max(1, ranks)))
+        return replace(subject, plan=plan)
     devices = subject.cluster.device_count
     if batch % devices:
         raise PlanError(f"plan cannot run: a batch of {batch} is not a multiple of {devices} devices")
