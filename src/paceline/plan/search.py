@@ -130,14 +130,13 @@ def _try(task: tuple[int, float]) -> Ranked | None:
     found = predict_step(_tables[cluster.name].timed(plan))
     if not found.fit.fits:
         return None
-    lossy = [word for word, fields in LOSSY.items() if vars(plan).items() >= fields.items()]
     return Ranked(
         plan=plan,
         cluster=cluster,
         prediction=found,
         value=found.step_s * _goal.factor(cluster),
         bound_s=bound_s,
-        lossy=", ".join(lossy),
+        lossy=plan.precision if plan.precision in LOSSY else "",
         unmeasured=unmeasured(vars(plan)),
     )
 

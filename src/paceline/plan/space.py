@@ -50,8 +50,8 @@ FAMILIES: dict[str, Family] = {
     },
     "torch-compile": {"sharding": (Sharding.NONE, Sharding.DDP, Sharding.FSDP, Sharding.HSDP)},
 }
-#: what may change the result of training; left out unless it is allowed
-LOSSY = {"fp8": {"precision": Precision.FP8}}
+#: precisions that may change the result of training; left out unless they are allowed
+LOSSY = (Precision.FP8,)
 #: fields that may be forbidden altogether, which leaves their usual values
 WHOLE = (*SPREAD, *SHARED, "vpp", "sp", "recompute", "offload", "context")
 
@@ -185,7 +185,7 @@ class Limits:
         allow: Sequence[str] = (),
         *,
         refused: Mapping[str, str] = REFUSED,
-        lossy: Collection[str] = LOSSY.keys(),
+        lossy: Collection[str] = LOSSY,
     ) -> Limits:
         """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
         allow (one of `lossy`, such as "fp8").
@@ -341,8 +341,8 @@ class Space:
         return {name: FAMILIES.get(name, {}) for name in names}
 
     def _precisions(self, cluster: Cluster) -> list[Precision]:
-        """The usual one of a device, or the fixed one; and fp8 where it is allowed."""
-        lossy = [Precision.FP8] if "fp8" in self.limits.allowed else []
+        """The usual one of a device, and those that are allowed; or the fixed one."""
+        lossy = [precision for precision in LOSSY if precision in self.limits.allowed]
         return self.limits.tried("precision", [usual_precision(cluster.device), *lossy])
 
     def _running(self, parts: Iterable[T], *beside: Any, **words: Any) -> tuple[T, ...]:
