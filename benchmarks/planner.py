@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.catalog import clusters, transformers
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks
-from paceline.plan.run import goal
+from paceline.plan.request import goal
 from paceline.plan.search import search
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table

@@ -168,8 +168,8 @@ def plan(
     second of a device, or a text such as "2.5USD/h"; by default the catalog's.
     """
     from paceline.plan.general import plan_module
-    from paceline.plan.run import check_axes, plan_transformer
-    from paceline.plan.trials import MOST
+    from paceline.plan.request import Request, silent
+    from paceline.plan.run import plan_transformer
 
     gbs, seq, most, processes = (
         None if size is None else checks.whole(name, size)
@@ -185,45 +185,30 @@ def plan(
         if isinstance(rate, str):  # a text without a unit is per hour, a number per second
             rate = units.parse(rate, "price_rate")
         where = tuple(one.priced(rate) for one in where)
-    check_axes(pareto, where)
-    sized = sizes(model)
-    if sized is not None:
-        if options:
-            raise SpecError(_not_captured(next(iter(options)), sized.name))
-        return plan_transformer(
-            sized,
-            where,
-            gbs=gbs,
-            seq=seq,
-            objective=objective,
-            fix=fix,
-            forbid=forbid,
-            allow=allow,
-            tokens=tokens,
-            deadline_s=deadline_s,
-            top=top,
-            pareto=pareto,
-            most=MOST if most is None else most,
-            processes=processes,
-            progress=progress,
-        )
-    if tokens or deadline_s:
-        raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
-    saved = Workload.load(Path(model)) if _saved(model) else model
-    return plan_module(
-        saved,
-        where,
+    asked = Request(
+        where=where,
         gbs=gbs,
+        seq=seq,
         objective=objective,
         fix=fix,
         forbid=forbid,
         allow=allow,
+        tokens=tokens,
+        deadline_s=deadline_s,
         top=top,
         pareto=pareto,
         most=most,
-        options=options if seq is None else {**options, "seq": seq},
-        progress=progress,
+        processes=processes,
+        progress=progress or silent,
     )
+    sized = sizes(model)
+    if sized is not None:
+        if options:
+            raise SpecError(_not_captured(next(iter(options)), sized.name))
+        return plan_transformer(sized, asked)
+    if tokens or deadline_s:
+        raise SpecError(f"tokens and a deadline are for models known by their sizes, not for {model}")
+    return plan_module(Workload.load(Path(model)) if _saved(model) else model, asked, options)
 
 
 def _split(words: Sequence[str] | str) -> list[str]:

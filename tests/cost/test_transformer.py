@@ -7,6 +7,7 @@ import pytest
 from paceline.catalog import frameworks, models, transformers
 from paceline.cost.transformer import Shape, blocks, saved_bytes
 from paceline.errors import SpecError
+from paceline.spec.plan import Degrees
 from paceline.spec.transformer import Transformer, from_columns, from_hf
 
 TORCH = replace(frameworks.get("torch"), dropout=False)
@@ -59,7 +60,9 @@ def test_flops_are_those_of_the_captured_module(name):
 
 
 def shape(**sizes):
+    degrees = {name: sizes.pop(name) for name in ("tp", "cp", "ep") if name in sizes}
     given = {
+        "degrees": Degrees(**degrees),
         "model": transformers.get("gpt3-13b"),
         "framework": frameworks.get("megatron-2021"),
         "mbs": 2,
@@ -95,7 +98,9 @@ def test_experts_are_exchanged_and_divided():
     s = shape(model=mixtral, framework=frameworks.get("megatron-core"), ep=8)
     moves = [c for c in blocks(s).pieces["layer.forward"].collectives if c.axis == "ep"]
     assert [c.op for c in moves] == ["all_to_all"] * 2 and moves[0].size == s.tokens * 2 * 4096 * 2
-    assert total(s) == pytest.approx(total(replace(s, ep=1)), rel=1e-6)  # as many tokens come as go
+    assert total(s) == pytest.approx(
+        total(replace(s, degrees=Degrees())), rel=1e-6
+    )  # as many tokens come as go
 
 
 def mixed(model="qwen3-30b-a3b", name="megatron-bridge", **sizes):
@@ -150,7 +155,7 @@ def test_exchanges_beside_another_micro_batch():
     s = mixed(name="megatron-bridge-2026")
     assert behind(s) == [len(kinds(s))] * 2
     assert behind(replace(s, accumulate=False)) == behind(mixed()) == [0, 0]
-    split = replace(s, tp=2, sp=True)
+    split = replace(s, degrees=replace(s.degrees, tp=2), sp=True)
     pieces = blocks(split).pieces["layer.forward"].collectives
     others = {place for c in pieces if c.axis == "tp" for place in c.behind}
     assert others and all(not others & set(c.behind) for c in pieces if c.axis == "ep")

@@ -15,21 +15,18 @@ from paceline.plan.memory import peaks, room
 from paceline.plan.space import LayerOptions, Limits, Space, plan_of
 from paceline.plan.table import (
     PIECES,
-    LayerKey,
     Table,
     hop_s,
     layer_bytes,
+    layer_parts,
     of_parts,
-    of_stages,
     pass_seconds,
     records,
     stage_s,
     state_s,
 )
-from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import saved, stage_memory
 from paceline.predict.simulated import predict_step
-from paceline.predict.sizes import Sizes
 from paceline.spec import schedules
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import Offload
@@ -86,9 +83,9 @@ def test_no_simulation_beats_its_bound(model, name, batch, seed):
     for _ in range(4):
         block = space.blocks[rng.integers(len(space.blocks))]
         index = int(rng.integers(len(block)))
-        step = TransformerStep.of(model, cluster, block.plan(index), None, table.curves)
+        step = table.timed(block.plan(index))
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)
-        memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.held())]
+        memory = [stage_memory(step, stage, i) for i, stage in enumerate(step.parts.stages)]
         assert peaks(block, table).ravel()[index] == pytest.approx(
             max(m.reserved_bytes for m in memory), abs=8
         )
@@ -102,7 +99,7 @@ def test_no_sharded_plan_that_puts_weights_off_beats_its_bound():
     space, table = Space(deep, (cluster,), 16, 2048, Limits.of(["fsdp", "zb-h1"])), Table(deep, cluster)
     for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=40)):
         index = int(rng.integers(len(block)))
-        step = TransformerStep.of(deep, cluster, block.plan(index), None, table.curves)
+        step = table.timed(block.plan(index))
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)
 
 
@@ -115,21 +112,21 @@ def test_keys_hold_every_field_that_matters(name):
     for block in (space.blocks[i] for i in rng.integers(len(space.blocks), size=12)):
         plan = block.plan(int(rng.integers(len(block))))
         step = table.timed(replace(plan, offload=Offload.NONE))
-        sizes, passes = Sizes(step), pass_seconds(table, LayerKey.of(block), block.shapes)
+        passes = pass_seconds(table, layer_parts(block), block.shapes)
         at = block.shapes.index(LayerOptions(plan.sp, plan.recompute, plan.context))
         for piece in PIECES:
-            label, found = sizes.piece(piece), passes[at, PIECES.index(piece)]
+            label, found = step.tasks.piece(piece), passes[at, PIECES.index(piece)]
             wanted = (label.seconds, label.host_s)
             assert (found["device"], found["host"]) == pytest.approx(wanted, rel=1e-12), str(plan)
-        offloaded = table.timed(replace(plan, offload=Offload.ACTIVATIONS)).copying_s
+        offloaded = table.timed(replace(plan, offload=Offload.ACTIVATIONS)).tasks.copying_s
         assert passes["copying"][at].tolist() == [offloaded] * 2 + [0.0] * (len(PIECES) - 2), str(plan)
-        of_shape = of_parts(table, layer_bytes, LayerKey.of(block), block.shapes)[at]
+        of_shape = of_parts(table, layer_bytes, layer_parts(block), block.shapes)[at]
         assert (of_shape["layer"], of_shape["embedding"]) == saved(step), str(plan)
-        assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.mesh.total(step.hop)
-        states, stages = block.states, tuple(step.held())
+        assert hop_s(table, block.mesh, block.batch, block.kernels, plan.sp) == step.mesh.total(step.sent.hop)
+        states, stages = block.states, tuple(step.parts.stages)
         fixed = (block.mesh, block.kernels)
         seconds, of_state = (
-            of_stages(table, stage_s, fixed, states, stages),
+            of_parts(table, stage_s, fixed, states, stages),
             of_parts(table, state_s, fixed, states),
         )
         for state in rng.integers(len(states), size=3):
@@ -148,7 +145,7 @@ def test_bounds_are_close_where_plans_are_good():
     low = [bounds(block, table).ravel() for block in space.blocks]
     best = sorted((float(one.min()), i, int(one.argmin())) for i, one in enumerate(low))[:10]
     for bound, i, index in best:
-        step = TransformerStep.of(model, cluster, space.blocks[i].plan(index), None, table.curves)
+        step = table.timed(space.blocks[i].plan(index))
         assert bound >= 0.93 * predict_step(step).step_s
 
 
@@ -167,5 +164,5 @@ def test_bounds_hold_where_reductions_take_as_long_as_passes(schedule, network, 
     for block in space.blocks:
         low = bounds(block, table).ravel()
         for index in range(len(block)):
-            step = TransformerStep.of(model, where, block.plan(index), None, table.curves)
+            step = table.timed(block.plan(index))
             assert low[index] <= predict_step(step).step_s * (1 + 1e-9), str(step.plan)

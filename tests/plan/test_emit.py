@@ -86,7 +86,7 @@ def test_what_a_tool_lacks_is_refused_before_anything_is_written(pipelined, tmp_
     for tool in ("deepspeed", "accelerate", "fsdp2"):
         with pytest.raises(PlanError, match=f"--emit {tool}: it has no .*plan with --fix"):
             emit(pipelined, ["megatron", "slurm", tool], tmp_path / "run")
-    with pytest.raises(PlanError, match="--emit slurm: it has no framework=megatron-core; it takes"):
+    with pytest.raises(PlanError, match="--emit slurm: .*; plan with --fix, or leave slurm out"):
         emit(pipelined, ["slurm"], tmp_path / "run")  # torchrun's script, which trains in torch
     assert not (tmp_path / "run").exists()
     assert set(EMITTERS) == {

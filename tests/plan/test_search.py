@@ -11,7 +11,8 @@ import paceline as pl
 from paceline import cli
 from paceline.catalog import clusters
 from paceline.errors import PlanError, SpecError
-from paceline.plan.run import goal, plan_transformer
+from paceline.plan.request import Request, goal
+from paceline.plan.run import plan_transformer
 from paceline.plan.search import search
 from paceline.plan.space import Limits, Space
 from paceline.predict.distributed import TransformerStep
@@ -26,7 +27,7 @@ def exhaust(space):
     for block in space.blocks:
         for i in range(len(block)):
             step = TransformerStep.of(space.model, block.cluster, block.plan(i), None, None)
-            if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.held())):
+            if all(stage_memory(step, stage, n).fits for n, stage in enumerate(step.parts.stages)):
                 best = min(best, predict_step(step).step_s)
     return best
 
@@ -68,7 +69,7 @@ def test_processes_change_nothing(tiny, nodes):
 
 
 def test_the_answer_is_predicted_again_from_its_words(tiny, node):
-    found = plan_transformer(tiny, (node,), gbs=16, forbid=["hsdp", "zero2"], most=16)
+    found = plan_transformer(tiny, Request(where=(node,), gbs=16, forbid=["hsdp", "zero2"], most=16))
     again = pl.predict(tiny, plan=str(found.best.plan), cluster=node)
     assert again.step_s == pytest.approx(found.best.prediction.step_s) and found.best.prediction.fit.fits
     assert all(ranked.lost for ranked in found.top[1:])
@@ -78,9 +79,8 @@ def test_the_answer_is_predicted_again_from_its_words(tiny, node):
 @pytest.mark.parametrize("gbs", [10**9, 2**40])
 def test_a_batch_as_large_as_any_is_planned(tiny, node, gbs):
     """Larger ones are tried, too, to see where the winner stays: none is larger than the largest."""
-    found = plan_transformer(
-        tiny, (node,), gbs=gbs, fix=["zero1", "tp=1", "pp=1"], forbid=["offload"], most=4
-    )
+    fix = ["zero1", "tp=1", "pp=1"]
+    found = plan_transformer(tiny, Request(where=(node,), gbs=gbs, fix=fix, forbid=["offload"], most=4))
     assert found.best.plan.gbs == gbs and "global batch" in {r.what for r in found.ranges}
 
 
@@ -89,7 +89,7 @@ def test_interrupted_the_best_so_far_stands(tiny, node):
         if what == "simulating" and done >= 8:
             raise KeyboardInterrupt
 
-    found = plan_transformer(tiny, (node,), gbs=16, forbid=["zero2"], progress=stop, most=64)
+    found = plan_transformer(tiny, Request(where=(node,), gbs=16, forbid=["zero2"], progress=stop, most=64))
     assert found.interrupted and found.top and found.gap_pct >= 0
 
 
@@ -100,7 +100,7 @@ LESS = ("offload", "cp", "hsdp", "zero2", "recompute=selective")
 def test_objectives_and_deadline(tiny):
     where = [clusters.get(f"{n}xdgx-h100") for n in (1, 2)]
     fast, cheap = (
-        plan_transformer(tiny, where, gbs=64, objective=name, forbid=LESS, most=16)
+        plan_transformer(tiny, Request(where=where, gbs=64, objective=name, forbid=LESS, most=16))
         for name in ("time", "cost")
     )
     assert fast.best.prediction.devices == 16 and cheap.best.prediction.devices == 8
@@ -108,21 +108,23 @@ def test_objectives_and_deadline(tiny):
     steps = 1000
     hurried = plan_transformer(
         tiny,
-        where,
-        gbs=64,
-        objective="cost",
-        tokens=steps * 64 * 1024,
-        forbid=LESS,
-        most=16,
-        deadline_s=0.9 * steps * cheap.best.prediction.step_s,
+        Request(
+            where=where,
+            gbs=64,
+            objective="cost",
+            tokens=steps * 64 * 1024,
+            forbid=LESS,
+            most=16,
+            deadline_s=0.9 * steps * cheap.best.prediction.step_s,
+        ),
     )
     assert hurried.best.prediction.devices == 16
     with pytest.raises(PlanError, match="meets the deadline"):
-        plan_transformer(tiny, where, gbs=64, tokens=1e12, deadline_s=1.0, forbid=LESS, most=8)
+        plan_transformer(tiny, Request(where=where, gbs=64, tokens=1e12, deadline_s=1.0, forbid=LESS, most=8))
     with pytest.raises(SpecError, match="needs --tokens"):
-        plan_transformer(tiny, where, gbs=64, deadline_s=1.0)
+        plan_transformer(tiny, Request(where=where, gbs=64, deadline_s=1.0))
     with pytest.raises(SpecError, match="did you mean 'cost'"):
-        plan_transformer(tiny, where, gbs=64, objective="costs")
+        plan_transformer(tiny, Request(where=where, gbs=64, objective="costs"))
 
 
 def test_no_plan_fits_says_what_would(node):
@@ -131,12 +133,14 @@ def test_no_plan_fits_says_what_would(node):
     with pytest.raises(
         PlanError, match=r"the leanest \(.*\) needs .* of the .* of a device; it fits on \d+ devices"
     ):
-        plan_transformer(model, (small,), gbs=64)
+        plan_transformer(model, Request(where=(small,), gbs=64))
 
 
 def test_pareto_front(tiny):
     where = [clusters.get(f"{n}xdgx-h100") for n in (1, 2)]
-    found = plan_transformer(tiny, where, gbs=64, pareto=["time", "memory"], forbid=LESS, most=24)
+    found = plan_transformer(
+        tiny, Request(where=where, gbs=64, pareto=["time", "memory"], forbid=LESS, most=24)
+    )
     points = [(r.prediction.step_s, r.prediction.peak_bytes) for r in found.pareto]
     assert points == sorted(points) and [m for _, m in points] == sorted((m for _, m in points), reverse=True)
 

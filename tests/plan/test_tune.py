@@ -15,6 +15,7 @@ from paceline.bench.real import build
 from paceline.catalog import clusters
 from paceline.errors import SpecError
 from paceline.plan.general import Captured
+from paceline.plan.request import Request
 from paceline.predict import simulated
 from paceline.spec.plan import Plan
 from paceline.spec.planned import Question
@@ -74,7 +75,7 @@ def test_both_factors_are_found_again(net):
 
 def test_what_ran_is_worth_what_it_took(net):
     where, captured = clusters.get("2x1xhaswell-cori@100Mb/s"), Captured(net, {})
-    found = tune.plan_module(captured, (where,), gbs=16, top=100).top
+    found = tune.plan_module(captured, Request(where=(where,), gbs=16, top=100)).top
     best, second = found[0], found[1]
     truth = tune.MeasuredPlans(steps={best.plan: 3 * best.prediction.step_s}, alone={}, refused={})
     ranked = tune._ranked(found, truth, {best.plan: 1.0})

@@ -32,8 +32,8 @@ def step(text, model=MODEL, cluster=CLUSTER):
 
 def state(text, model=MODEL, index=0, cluster=CLUSTER):
     made = step(text, model, cluster)
-    stage = made.held()[index]
-    return made, kept(made, stage), made.parameters(stage)
+    stage = made.parts.stages[index]
+    return made, kept(made, stage), made.parts.whole(stage)
 
 
 # -- what is kept ----------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_bytes_per_parameter(words, parameters, gradients, optimizer):
 def test_deepspeed_keeps_gradients_twice_where_they_add_up_in_fp32():
     made = step("zero1 tp=8 pp=2 gbs=64 framework=megatron-deepspeed")
     twice = replace(made, framework=replace(made.framework, fp32_gradients=True))
-    stage = made.held()[0]
+    stage = made.parts.stages[0]
     assert kept(twice, stage).gradients == pytest.approx(3 * kept(made, stage).gradients)
 
 
@@ -73,8 +73,8 @@ def test_ranks_share_state():
     assert one.optimizer == pytest.approx(whole.optimizer / 8) and one.gradients == whole.gradients
     assert two.gradients == pytest.approx(whole.gradients / 8) and two.parameters == whole.parameters
     assert three.parameters + three.gradients + three.optimizer == pytest.approx(16 * count / 8)
-    layer = made.layer_parameters()
-    assert three.gathered == pytest.approx(2 * (2 * layer + made.end_parameters(True, True)))
+    layer = made.parts.layer
+    assert three.gathered == pytest.approx(2 * (2 * layer + made.parts.ends(True, True)))
     assert three.reduced == pytest.approx((2 + 2 * 4) * layer)  # reduced in fp32
     _, four, _ = state("fsdp no-reshard tp=8 gbs=64 framework=torch")
     assert four.gathered == pytest.approx(2 * count)
@@ -83,7 +83,7 @@ def test_ranks_share_state():
 def test_experts_are_shared_by_fewer_ranks():
     model = transformers.get("mixtral-8x7b")
     made, found, count = state("zero1 ep=8 gbs=64", model)
-    experts = model.layers * made.expert_parameters()
+    experts = model.layers * made.parts.experts
     assert found.optimizer == pytest.approx(12 * ((count - experts) / 64 + experts / 8))
 
 
@@ -91,7 +91,7 @@ def test_adapters_leave_only_weights():
     _, found, count = state("tp=8 gbs=64 adapters")
     assert (found.parameters, found.gradients, found.optimizer) == pytest.approx((2 * count, 0, 0))
     made, small, _ = state("tp=8 gbs=64 adapters fp8 framework=nemo", cluster=clusters.get("8xdgx-h100"))
-    assert small.parameters == pytest.approx(2 * count - MODEL.layers * made.layer_parameters())
+    assert small.parameters == pytest.approx(2 * count - MODEL.layers * made.parts.layer)
     assert saved_bytes(made.shape, "none") < saved_bytes(replace(made.shape, trained=True), "none")
 
 
@@ -100,7 +100,7 @@ def test_adapters_leave_only_weights():
 
 def test_loss_and_layers_take_turns():
     made = step("tp=8 gbs=64 mbs=1")
-    stage = made.held()[0]
+    stage = made.parts.stages[0]
     loss, layer = passing(made, stage)
     assert loss == pytest.approx(head_bytes(made.shape) + 2 * MODEL.vocab * MODEL.hidden / 8)
     assert layer == pytest.approx(max(backward_bytes(made.shape), 2 * MODEL.vocab * MODEL.hidden / 8))
@@ -117,7 +117,7 @@ def test_logits_by_framework():
     names = ("megatron-core", "megatron-2021", "torch", "torch-compile")
     shapes = [step(f"tp={tp} gbs=64 framework={name}").shape for name in names for tp in (1, 2)]
     logits = [
-        shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.tp > 1 else shape.model.vocab)
+        shape.tokens * (shape.model.padded_vocab(2) / 2 if shape.degrees.tp > 1 else shape.model.vocab)
         for shape in shapes
     ]
     assert [head_bytes(s) / count for s, count in zip(shapes, logits, strict=True)] == pytest.approx(
@@ -134,14 +134,14 @@ def test_blocks_are_used_again_when_large_enough():
 
 def test_deepspeed_reserves_for_its_update():
     made = step("zero1 tp=8 pp=2 gbs=64 framework=megatron-deepspeed fp16")
-    stage = made.held()[0]
+    stage = made.parts.stages[0]
     found, plain = (
         stage_memory(made, stage, 0),
         stage_memory(replace(made, framework=replace(made.framework, state="megatron")), stage, 0),
     )
-    part, table = made.parameters(stage) / 4, MODEL.vocab * MODEL.hidden / 8
+    part, table = made.parts.whole(stage) / 4, MODEL.vocab * MODEL.hidden / 8
     piece = min(part, table)
-    blocks = cached([2 * table, 2 * made.parameters(stage), 4 * piece, 8 * piece, 2 * part, 4 * part])
+    blocks = cached([2 * table, 2 * made.parts.whole(stage), 4 * piece, 8 * piece, 2 * part, 4 * part])
     assert (
         found.reserved_bytes - plain.reserved_bytes == pytest.approx(blocks, abs=8)
         and found.peak_bytes == plain.peak_bytes

@@ -12,13 +12,14 @@ from paceline.errors import PacelineError, PlanError
 from paceline.plan import general, space
 from paceline.plan.bound import bounds
 from paceline.plan.memory import peaks
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.plan.space import Limits, Space
 from paceline.plan.table import Table
 from paceline.predict.distributed import TransformerStep
 from paceline.predict.memory import stage_memory
 from paceline.predict.simulated import predict_step
-from paceline.spec.plan import Plan
+from paceline.spec.plan import SHARED, SPREAD, Plan
 from paceline.spec.synchronisation import Relaxation
 from paceline.spec.transformer import Transformer
 
@@ -26,13 +27,10 @@ TINY = Transformer(
     name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=32_000, seq=1024, experts=4, top_k=2
 )
 CLUSTER = pl.clusters.get("2xdgx-a100")
-#: words that set each field to an unusual value; a new field of a plan has to be added here
+#: words that set each field to an unusual value; a new field that is no degree has to be added here
 UNUSUAL = {
+    **{name: f"{name}=2" for name in (*SPREAD, *SHARED)},
     "dp": "dp=4",
-    "tp": "tp=2",
-    "pp": "pp=2",
-    "cp": "cp=2",
-    "ep": "ep=2",
     "vpp": "pp=2 vpp=2",
     "mbs": "mbs=2",
     "gbs": "gbs=32",
@@ -62,8 +60,9 @@ def saved():
 def test_every_field_is_searched_or_refused():
     names = {field.name for field in fields(Plan)}
     assert names == set(UNUSUAL)
-    for module in (space, general):
-        assert module.SEARCHED | set(module.REFUSED) == names and not module.SEARCHED & set(module.REFUSED)
+    searched = {field.name for part in space.PARTS for field in fields(part)}
+    assert searched | {*space.REFUSED} == names and searched.isdisjoint(space.REFUSED)
+    assert names >= general.REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -98,9 +97,9 @@ def test_plans_of_a_captured_module_have_what_was_fixed(name, saved):
     asked = {"fix": [words], "top": 1000, "gbs": None if name == "gbs" else 64}
     if name in general.REFUSED or name in SETTLED:
         with pytest.raises(PlanError, match=f"(?s)--fix|by what is fixed.*{name}"):
-            general.plan_module(saved, (where,), **asked)
+            general.plan_module(saved, Request(where=(where,), **asked))
         return
-    found = general.plan_module(saved, (where,), **asked)
+    found = general.plan_module(saved, Request(where=(where,), **asked))
     assert {getattr(ranked.plan, name) for ranked in found.top} == {getattr(Plan.parse(words), name)}
 
 
@@ -115,25 +114,28 @@ def test_usual_values_are_honoured_too():
 
 def test_contradictions_are_refused(saved):
     with pytest.raises(PlanError, match="gbs is given twice: --gbs 16 and --fix gbs=32"):
-        plan_transformer(TINY, (CLUSTER,), gbs=16, fix=["gbs=32"])
+        plan_transformer(TINY, Request(where=(CLUSTER,), gbs=16, fix=["gbs=32"]))
     with pytest.raises(PlanError, match="seq is given twice: --seq 1024 and --fix seq=2048"):
-        plan_transformer(TINY, (CLUSTER,), gbs=16, seq=1024, fix=["seq=2048"])
+        plan_transformer(TINY, Request(where=(CLUSTER,), gbs=16, seq=1024, fix=["seq=2048"]))
     with pytest.raises(PlanError, match="compress is both allowed and forbidden"):
-        general.plan_module(saved, (CLUSTER,), allow=["compress"], forbid=["compress"])
+        general.plan_module(saved, Request(where=(CLUSTER,), allow=["compress"], forbid=["compress"]))
     with pytest.raises(PlanError, match="ratio=0.1 does not say of what"):
-        general.plan_module(saved, (CLUSTER,), fix=["ratio=0.1"])
+        general.plan_module(saved, Request(where=(CLUSTER,), fix=["ratio=0.1"]))
 
 
 def test_a_fixed_batch_and_sequence_are_those_of_the_answer():
     found = plan_transformer(
-        TINY, (CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8
+        TINY,
+        Request(
+            where=(CLUSTER,), fix=["gbs=32", "seq=2048", "zero1", "tp=1", "pp=1"], forbid=["offload"], most=8
+        ),
     )
     assert (found.gbs, found.seq, found.best.plan.gbs, found.best.plan.seq) == (32, 2048, 32, 2048)
 
 
 def test_what_is_fixed_is_marked_where_it_changes_training(saved):
     found = general.plan_module(
-        saved, (pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"]
+        saved, Request(where=(pl.clusters.get("2xp100-node-10gbe"),), gbs=64, fix=["dgc", "ratio=0.01"])
     )
     assert found.best.plan.relax == Relaxation(compress="dgc", ratio=0.01) and found.best.lossy == "compress"
 
@@ -144,10 +146,10 @@ def test_bounds_and_memory_hold_with_adapters():
     for _ in range(12):
         block = found.blocks[rng.integers(len(found.blocks))]
         index = int(rng.integers(len(block)))
-        step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, table.curves)
+        step = TransformerStep.of(TINY, CLUSTER, block.plan(index), None, None)
         assert step.plan.adapters
         assert bounds(block, table).ravel()[index] <= predict_step(step).step_s * (1 + 1e-9)
-        memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.held()))
+        memory = max(stage_memory(step, stage, i).reserved_bytes for i, stage in enumerate(step.parts.stages))
         assert peaks(block, table).ravel()[index] == pytest.approx(memory, abs=8)
 
 

@@ -11,6 +11,7 @@ from paceline import cli
 from paceline.bench.validate.sets import SETS
 from paceline.plan import evidence
 from paceline.plan.general import plan_module
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.plan.space import Limits, Space
 from paceline.spec.plan import SCHEDULES, Plan
@@ -64,7 +65,7 @@ def test_blocks_say_of_each_plan_what_the_list_says():
     space = Space(MODEL, (NODE,), 16, 2048, Limits.of())
     for block in space.blocks[:: max(1, len(space.blocks) // 20)]:
         said = block.measured.ravel()
-        wanted = [not evidence.of_plan(block.plan(i)) for i in range(len(block))]
+        wanted = [not evidence.unmeasured(vars(block.plan(i))) for i in range(len(block))]
         assert np.array_equal(said, wanted)
 
 
@@ -77,9 +78,9 @@ def test_blocks_say_of_each_plan_what_the_list_says():
     ],
 )
 def test_a_winner_that_was_never_measured_is_marked(where, fix, word, settled):
-    found = plan_transformer(MODEL, (where,), gbs=32, fix=fix, most=32)
+    found = plan_transformer(MODEL, Request(where=(where,), gbs=32, fix=fix, most=32))
     best, other = found.best, found.measured
-    assert best.unmeasured == (word,) == evidence.of_plan(best.plan)
+    assert best.unmeasured == (word,) == evidence.unmeasured(vars(best.plan))
     assert other is not None and not other.unmeasured and other.value > best.value
     assert found.settled == settled == (best.prediction.step_s_high < other.prediction.step_s)
     against = "more" if settled else "less"
@@ -99,21 +100,23 @@ def test_a_winner_that_was_never_measured_is_marked(where, fix, word, settled):
 
 
 def test_the_best_measured_plan_is_the_one_a_search_without_the_others_finds():
-    found = plan_transformer(MODEL, (NODE,), gbs=32, fix=["pp=4"], most=64)
+    found = plan_transformer(MODEL, Request(where=(NODE,), gbs=32, fix=["pp=4"], most=64))
     alone = plan_transformer(
         MODEL,
-        (NODE,),
-        gbs=32,
-        fix=["pp=4"],
-        most=64,
-        forbid=["offload", "hsdp", "gpipe", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "all-to-all"],
+        Request(
+            where=(NODE,),
+            gbs=32,
+            fix=["pp=4"],
+            most=64,
+            forbid=["offload", "hsdp", "gpipe", "looped-bfs", "zb-h1", "zb-v", "dualpipev", "all-to-all"],
+        ),
     )
     assert found.measured.value == pytest.approx(alone.best.value, rel=1e-3) and not alone.best.unmeasured
     assert alone.doubt == "" and alone.measured is None and alone.settled
 
 
 def test_where_nothing_else_fits_that_is_said():
-    found = plan_transformer(MODEL, (NODE,), gbs=32, fix=["offload=optimizer"], most=8)
+    found = plan_transformer(MODEL, Request(where=(NODE,), gbs=32, fix=["offload=optimizer"], most=8))
     assert (
         found.measured is None and not found.settled and "no plan that fits was found without" in found.doubt
     )
@@ -121,15 +124,15 @@ def test_where_nothing_else_fits_that_is_said():
 
 def test_plans_of_captured_modules_too():
     saved, where = pl.capture("alexnet", batch=8), pl.clusters.get("2xp100-node-10gbe")
-    found = plan_module(saved, (where,), gbs=64)
+    found = plan_module(saved, Request(where=(where,), gbs=64))
     for ranked in found.top:
         assert ranked.unmeasured == tuple(
             word for word in [ranked.plan.sharding] if word not in ("none", "ddp")
         )
-    fixed = plan_module(saved, (where,), gbs=64, fix=["local-sgd"])
+    fixed = plan_module(saved, Request(where=(where,), gbs=64, fix=["local-sgd"]))
     assert fixed.best.unmeasured == ("local-sgd",) and "local-sgd" in fixed.doubt
-    assert plan_module(saved, (where,), gbs=64, fix=["dgc"]).doubt == ""
-    assert evidence.of_plan(Plan.parse("terngrad"), evidence.MODULES) == ()
+    assert plan_module(saved, Request(where=(where,), gbs=64, fix=["dgc"])).doubt == ""
+    assert evidence.unmeasured(vars(Plan.parse("terngrad")), evidence.MODULES) == ()
 
 
 def shown(capsys, *words):

@@ -13,6 +13,7 @@ import pytest
 import paceline as pl
 from paceline.errors import PlanError
 from paceline.plan.emit import EMITTERS, emit
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.spec.plan import Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -21,7 +22,9 @@ TINY = Transformer(name="tiny", layers=4, hidden=1024, heads=8, ffn=4096, vocab=
 
 
 def planned(*fix, where="2xdgx-h100"):
-    return plan_transformer(TINY, (pl.clusters.get(where),), gbs=64, fix=fix, forbid=["offload"], most=8)
+    return plan_transformer(
+        TINY, Request(where=(pl.clusters.get(where),), gbs=64, fix=fix, forbid=["offload"], most=8)
+    )
 
 
 def test_none_by_itself_says_what_it_lacks():
@@ -141,9 +144,9 @@ def test_the_training_script_runs_as_it_is(words, tmp_path):
 
 def test_a_plan_that_training_does_not_run_is_refused(tmp_path):
     for words, says in (
-        (("cp=2", "seq=2048"), "--emit slurm: it has no cp=2"),
+        (("cp=2", "seq=2048"), "--emit slurm: cp=2 is predicted but not run"),
         (("zb-h1",), "--emit slurm: it has no schedule=zb-h1"),
-        (("framework=megatron-core",), "--emit slurm: it has no framework=megatron-core"),
+        (("framework=megatron-core",), "--emit slurm: framework=megatron-core is not what runs"),
     ):
         with pytest.raises(PlanError, match=says):
             emit(planned(*words), ["slurm"], tmp_path / "run")

@@ -14,6 +14,7 @@ import pytest
 import paceline as pl
 from paceline.errors import PacelineError, SpecError
 from paceline.plan.emit import EMITTERS, emit, launch
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.spec.transformer import Transformer, from_hf
 
@@ -76,15 +77,24 @@ def test_emitted_files_quote_what_they_are_given(tmp_path):
     file.write_text(TOML.format(name=json.dumps(NASTY)))
     model = dataclasses.replace(TINY, name=NASTY)
     found = plan_transformer(
-        model, (pl.clusters.get(str(file)),), gbs=16, fix=["fsdp", "tp=1", "pp=1"], forbid=["offload"], most=8
+        model,
+        Request(
+            where=(pl.clusters.get(str(file)),),
+            gbs=16,
+            fix=["fsdp", "tp=1", "pp=1"],
+            forbid=["offload"],
+            most=8,
+        ),
     )
     clean = plan_transformer(
         TINY,
-        (pl.clusters.get("1xdgx-a100"),),
-        gbs=16,
-        fix=["fsdp", "tp=1", "pp=1"],
-        forbid=["offload"],
-        most=8,
+        Request(
+            where=(pl.clusters.get("1xdgx-a100"),),
+            gbs=16,
+            fix=["fsdp", "tp=1", "pp=1"],
+            forbid=["offload"],
+            most=8,
+        ),
     )
     for written, plain in zip(
         emit(found, [*EMITTERS], tmp_path / "run"), emit(clean, [*EMITTERS], tmp_path / "clean"), strict=True

@@ -21,6 +21,7 @@ from paceline.errors import PlanError, RunError
 from paceline.plan import run
 from paceline.plan import search as search_module
 from paceline.plan.general import plan_module
+from paceline.plan.request import Request
 from paceline.plan.run import plan_transformer
 from paceline.plan.search import search
 from paceline.plan.space import Limits, Space
@@ -54,7 +55,7 @@ def test_interrupted_while_bounding_says_how_far_it_was(processes):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_interrupted_while_simulating_gives_the_best_so_far(processes):
     found = plan_transformer(
-        TINY, (NODE,), gbs=16, progress=stop_at("simulating", 8), most=64, processes=processes
+        TINY, Request(where=(NODE,), gbs=16, progress=stop_at("simulating", 8), most=64, processes=processes)
     )
     assert found.interrupted and found.by_evaluation == 8 and "interrupted" in found.notes[0]
 
@@ -73,7 +74,7 @@ def test_plans_of_a_batch_that_was_interrupted_stay_undecided(monkeypatch):
         return simulated(task)
 
     monkeypatch.setattr(search_module, "_try", three_of_a_batch)
-    found = plan_transformer(TINY, (NODE,), gbs=16, most=64, processes=1)
+    found = plan_transformer(TINY, Request(where=(NODE,), gbs=16, most=64, processes=1))
     assert found.interrupted and found.by_evaluation == 11
     assert found.by_memory + found.by_bound + found.undecided + found.by_evaluation == found.space
 
@@ -81,25 +82,27 @@ def test_plans_of_a_batch_that_was_interrupted_stay_undecided(monkeypatch):
 def test_interrupted_before_the_first_simulation_is_done(monkeypatch):
     monkeypatch.setattr("paceline.plan.search._try", interrupted)
     with pytest.raises(Interrupted, match="all .* plans have bounds, and none was simulated yet"):
-        plan_transformer(TINY, (NODE,), gbs=16, processes=1)
+        plan_transformer(TINY, Request(where=(NODE,), gbs=16, processes=1))
 
 
 def test_interrupted_while_the_space_is_put_together(monkeypatch):
     monkeypatch.setattr(Space, "_of", interrupted)
     with pytest.raises(Interrupted, match="the space of plans was being put together"):
-        plan_transformer(TINY, (NODE,), gbs=16)
+        plan_transformer(TINY, Request(where=(NODE,), gbs=16))
 
 
 def test_interrupted_after_the_search_the_answer_stands(monkeypatch):
     monkeypatch.setattr(run, "ranges", interrupted)
-    found = plan_transformer(TINY, (NODE,), gbs=16, most=8)
+    found = plan_transformer(TINY, Request(where=(NODE,), gbs=16, most=8))
     assert found.interrupted and found.top and found.ranges == ()
 
 
 def test_a_captured_module_without_an_answer_yet(monkeypatch):
     monkeypatch.setattr("paceline.plan.general.predict", interrupted)
     with pytest.raises(Interrupted, match="none of .* plans was simulated yet"):
-        plan_module(pl.capture("alexnet", batch=8), (pl.clusters.get("2xp100-node-10gbe"),), gbs=64)
+        plan_module(
+            pl.capture("alexnet", batch=8), Request(where=(pl.clusters.get("2xp100-node-10gbe"),), gbs=64)
+        )
 
 
 def test_a_study_keeps_the_answers_that_it_has(monkeypatch):
@@ -288,11 +291,11 @@ def raise_what_cannot_be_sent(task):
 def test_results_come_in_order_and_errors_as_they_are(count):
     with workers(count) as pool:
         assert (
-            list(pool.map(refuse, [5, 4, 2, 1, 0, 7, 6])) == [25, 16, 4, 1, 0, 49, 36]
-            and list(pool.map(refuse, [])) == []
+            list(pool(refuse, [5, 4, 2, 1, 0, 7, 6])) == [25, 16, 4, 1, 0, 49, 36]
+            and list(pool(refuse, [])) == []
         )
     with workers(count) as pool, pytest.raises(PlanError, match="^task 3 cannot be run$"):
-        list(pool.map(refuse, range(8)))
+        list(pool(refuse, range(8)))
 
 
 def test_an_error_that_cannot_be_sent_is_told():
@@ -300,4 +303,4 @@ def test_an_error_that_cannot_be_sent_is_told():
         workers(2) as pool,
         pytest.raises(RunError, match="a worker process of the search failed: Own: task 0"),
     ):
-        list(pool.map(raise_what_cannot_be_sent, [0, 1]))
+        list(pool(raise_what_cannot_be_sent, [0, 1]))

@@ -14,7 +14,7 @@ import paceline as pl
 from paceline.catalog import clusters
 from paceline.errors import PlanError
 from paceline.spec import defaults, trained
-from paceline.spec.plan import Plan, resolve
+from paceline.spec.plan import SHARED, SPREAD, Plan, resolve
 from paceline.spec.synchronisation import PLAIN, Relaxation
 from paceline.spec.vocabulary import ALIASES, Mode, Sharding
 from paceline.sync import rarely
@@ -88,12 +88,13 @@ HONOURED = {
     "staleness": [("ps-bounded staleness=3 fp32", "staleness", ["bounded", 3])],
     "backup": [("ps-backup backup=1 fp32", "backup", ["backup", 1])],
 }
+#: degrees that training does not run
+DEGREES = [name for name in (*SPREAD, *SHARED) if trained.TRAINED[name] == "refused"]
 #: field -> values that are refused, and what is said
 REFUSED = {
     "dp": [("ddp dp=3", "the plan's dp 3 x pp 1 x tp 1 = 3 is not the 2 ranks that were started")],
     "pp": [("pp=2", "a plan with pp=2 has no single model to return; run it with paceline.train.Pipeline")],
-    "cp": [("cp=2", "predicted but not run; got cp=2, ep=1")],
-    "ep": [("ep=2", "predicted but not run; got cp=1, ep=2")],
+    **{name: [(f"{name}=2", f"{name}=2 is predicted but not run")] for name in DEGREES},
     "vpp": [("vpp=2", "vpp=2 is of a pipeline, but pp is 1")],
     "schedule": [("1f1b", "schedule=1f1b is of a pipeline, but pp is 1")],
     "gbs": [("ddp mbs=3 gbs=8", "gbs 8 is not a multiple of dp 2 x mbs 3")],
@@ -251,7 +252,7 @@ def test_islands_are_those_that_are_predicted(mode, nodes, each):
 
 def test_the_documentation_has_these_tables():
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    rows = [f"| `{name}` | {does} |" for name, does in trained.TRAINED.items()]
+    rows = [f"| `{name}` | {does} |" for name, does in trained.TRAINED.items() if name not in DEGREES]
     rows += [f"| `{word}` | `{same}` |" for word, same in ALIASES.items()]
     rows += [f"| `{way}` |" for way in defaults.DEFAULTS]
     assert not [row for row in rows if row not in text]

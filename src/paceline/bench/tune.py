@@ -27,8 +27,8 @@ from paceline.api import sizes
 from paceline.catalog import clusters
 from paceline.errors import PacelineError, RunError, SpecError
 from paceline.plan.answer import best_measured, distinct, why
-from paceline.plan.general import Captured, limits, plan_module, settings
-from paceline.plan.trials import Progress
+from paceline.plan.general import Captured, captured_for, limits, plan_module
+from paceline.plan.request import Progress, Request, silent
 from paceline.predict import simulated
 from paceline.predict.step import predict
 from paceline.spec.cluster import Cluster
@@ -69,22 +69,21 @@ def tune(question: Question, count: int, *, progress: Progress | None = None) ->
     where, options = _here(question, count), dict(question.options)
     rate = options.pop("price_per_s", None)
     where = where if rate is None else where.priced(parse(rate, "price_rate"))
-    words = {
-        name: options.pop(name)
-        for name in ("objective", "fix", "forbid", "allow", "pareto")
-        if name in options
-    }
+    names = ("objective", "fix", "forbid", "allow", "pareto")
+    words = {name: options.pop(name) for name in names if name in options}
     top, _ = options.pop("top", 10), options.pop("most", None)
     if options.pop("tokens", None) or options.pop("deadline_s", None):
         raise SpecError(
             f"tokens and a deadline are for models known by their sizes, not for {question.model}"
         )
-    said = limits(*(words.get(name, ()) for name in ("fix", "forbid", "allow")))
-    how = settings(said, {**options, "seq": question.seq})
-    captured = Captured(question.model, how)
+    asked = Request(
+        where=(where,), gbs=question.gbs, seq=question.seq, top=10**6, progress=progress or silent, **words
+    )
+    captured = captured_for(question.model, limits(asked), asked, options)
+    how = captured.settings
 
     def planned(cluster: Cluster) -> Planned:
-        return plan_module(captured, (cluster,), gbs=question.gbs, top=10**6, progress=progress, **words)
+        return plan_module(captured, replace(asked, where=(cluster,)))
 
     begun = time.monotonic()
     first = planned(where)
@@ -296,14 +295,7 @@ def calibrated(where: Cluster, compute: float, network: float) -> Cluster:
         for key, value in {"scale.": 1.0, "host": 1.0, **said}.items()
         if key == "host" or key.startswith("scale.")
     }
-    tiers = tuple(
-        replace(
-            tier,
-            bandwidth_Bps=network * tier.bandwidth_Bps,
-            node_bandwidth_Bps=tier.node_bandwidth_Bps and network * tier.node_bandwidth_Bps,
-        )
-        for tier in where.tiers
-    )
+    tiers = tuple(tier.sped_up(network) for tier in where.tiers)
     return replace(where, device=replace(where.device, calibration={**said, **scales}), tiers=tiers)
 
 

@@ -14,7 +14,7 @@ from paceline.cli.job import Price
 from paceline.cli.options import Image, Json, Optimizer, Precision, RequireFit, end, print_json, show, whole
 
 if TYPE_CHECKING:
-    from paceline.plan.trials import Progress
+    from paceline.plan.request import Progress
     from paceline.spec.planned import Question
 
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]

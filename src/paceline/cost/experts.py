@@ -23,8 +23,8 @@ def run_experts(t: Tape) -> None:
     """
     s, m = t.s, t.s.model
     tokens = s.tokens // m.moe_every
-    here, size = tokens // s.tp if s.sp else tokens, ITEMSIZE[s.dtype]
-    routed, local = here * m.top_k, max(1, m.experts // s.ep // m.moe_every)
+    here, size = tokens // s.degrees.tp if s.sp else tokens, ITEMSIZE[s.dtype]
+    routed, local = here * m.top_k, max(1, m.experts // s.degrees.ep // m.moe_every)
     if m.moe_every > 1:
         feed(t, s.tokens - tokens, m.dense_ffn)
     if m.shared_ffn:
@@ -34,7 +34,7 @@ def run_experts(t: Tape) -> None:
     # sorted by expert; after an all-to-all, copies of one expert come from every rank and are put together
     # once more
     sort = [moved_op("permute", "gather", s.dtype, routed * m.hidden)] * (
-        1 if s.framework.dispatch == Dispatch.ONCE or s.ep == 1 or local == 1 else 2
+        1 if s.framework.dispatch == Dispatch.ONCE or s.degrees.ep == 1 or local == 1 else 2
     )
     fused, per_expert = s.framework.experts == ExpertKernels.FUSED, max(1, routed // local)
     t.run(sort, sort)
@@ -89,7 +89,7 @@ def _expert_bias(s: Shape, elements: int) -> tuple[list[Op], list[Op]]:
 
 
 def _exchange(t: Tape, size: float) -> None:
-    if t.s.ep > 1:
+    if t.s.degrees.ep > 1:
         t.forward.send("all_to_all", size, "ep")
         t.steps.append(lambda piece: piece.send("all_to_all", size, "ep"))
 

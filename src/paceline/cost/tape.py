@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.cost import make
 from paceline.spec.framework import Framework
+from paceline.spec.plan import Degrees
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import Fusion, Precision, TensorOverlap
 from paceline.spec.workload import ITEMSIZE, Op
@@ -25,9 +26,8 @@ class Shape:
     framework: Framework
     mbs: int
     seq: int
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
+    #: of the mesh's axes that split a layer
+    degrees: Degrees = field(default_factory=Degrees)
     sp: bool = False
     #: of activations, and of the products in the layers
     dtype: str = "bf16"
@@ -41,12 +41,12 @@ class Shape:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
-        return self.mbs * self.seq // self.cp
+        return self.mbs * self.seq // self.degrees.cp
 
     @property
     def local(self) -> int:
         """Tokens that norms, dropouts and residuals of one rank see."""
-        return self.tokens // self.tp if self.sp else self.tokens
+        return self.tokens // self.degrees.tp if self.sp else self.tokens
 
     @property
     def wide_bytes(self) -> float:
@@ -218,16 +218,15 @@ def cast_op(s: Shape, elements: int) -> Op:
 
 def gather_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
     """Sequence parallel: all tokens are brought together before a column-parallel product."""
-    if s.tp > 1 and s.sp:
-        piece.send("all_gather", s.wide_bytes, "tp", behind, s.tp)
+    if s.degrees.tp > 1 and s.sp:
+        piece.send("all_gather", s.wide_bytes, "tp", behind, s.degrees.tp)
 
 
 def reduce_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
     """After a row-parallel product: partial sums become whole ones, or whole parts."""
-    if s.tp > 1:
-        piece.send(
-            "reduce_scatter" if s.sp else "all_reduce", s.wide_bytes, "tp", behind, s.tp if s.sp else 1
-        )
+    if s.degrees.tp > 1:
+        op, parts = ("reduce_scatter", s.degrees.tp) if s.sp else ("all_reduce", 1)
+        piece.send(op, s.wide_bytes, "tp", behind, parts)
 
 
 def moved_op(name: str, kind: str, dtype: str, elements: int, tags: tuple[str, ...] = ()) -> Op:
@@ -271,7 +270,7 @@ def activation(t: Tape, elements: int) -> None:
 
 
 def feed(t: Tape, tokens: int, ffn: int) -> None:
-    width = ffn // t.s.tp
+    width = ffn // t.s.degrees.tp
     linear(t, tokens, t.s.model.hidden, width * (2 if t.s.model.gated else 1), "column")
     activation(t, tokens * width)
     linear(t, tokens, width, t.s.model.hidden, "row")

@@ -95,12 +95,12 @@ def _layer(t: Tape) -> None:
     if m.kv_rank:
         _latent(t)
     else:
-        linear(t, s.tokens, m.hidden, (m.q_size + 2 * m.kv_size) // s.tp, "column")
-        _adapter(t, m.hidden, (m.q_size + 2 * m.kv_size) // s.tp)
+        linear(t, s.tokens, m.hidden, (m.q_size + 2 * m.kv_size) // s.degrees.tp, "column")
+        _adapter(t, m.hidden, (m.q_size + 2 * m.kv_size) // s.degrees.tp)
     _rotary(t)
     _core(t)
-    linear(t, s.tokens, m.q_size // s.tp, m.hidden, "row")
-    _adapter(t, m.q_size // s.tp, m.hidden)
+    linear(t, s.tokens, m.q_size // s.degrees.tp, m.hidden, "row")
+    _adapter(t, m.q_size // s.degrees.tp, m.hidden)
     _residual(t)
     _norm(t)
     if m.experts:
@@ -140,8 +140,8 @@ def _latent(t: Tape) -> None:
         [make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, rms=True)],
         [make.norm(s.local, m.q_rank + m.kv_rank, s.dtype, True, True)],
     )
-    linear(t, s.tokens, m.q_rank, m.heads * (m.head_dim + m.rotary_dim) // s.tp)
-    linear(t, s.tokens, m.kv_rank, 2 * m.q_size // s.tp)
+    linear(t, s.tokens, m.q_rank, m.heads * (m.head_dim + m.rotary_dim) // s.degrees.tp)
+    linear(t, s.tokens, m.kv_rank, 2 * m.q_size // s.degrees.tp)
     gather_parts(s, t.forward)
     t.steps.append(lambda piece: reduce_parts(s, piece))
 
@@ -174,7 +174,7 @@ def _rotary(t: Tape) -> None:
     if s.model.positions != Positions.ROTARY:
         return
     passes = ROTARY_PASSES if s.framework.fusion == Fusion.NONE else 1
-    for width in (s.model.q_size // s.tp, max(s.model.kv_size // s.tp, s.model.head_dim)):
+    for width in (s.model.q_size // s.degrees.tp, max(s.model.kv_size // s.degrees.tp, s.model.head_dim)):
         ops = [make.pointwise(s.tokens * width, s.dtype, min(2, passes), 1)] * passes
         t.run(ops, ops)
 
@@ -182,19 +182,21 @@ def _rotary(t: Tape) -> None:
 def _core(t: Tape) -> None:
     """Attention between queries, keys and values of this rank's heads."""
     s, m = t.s, t.s.model
-    heads, queries = max(1, m.heads // s.tp), s.seq // s.cp
+    heads, queries = max(1, m.heads // s.degrees.tp), s.seq // s.degrees.cp
     if s.framework.attention != AttentionKernel.FUSED:
         _unfused_core(t, s.mbs * heads, queries)
         return
     # with context parallelism each rank's queries meet half of all keys on average: work is balanced over the
     # ranks
     keys, causal = s.seq, m.causal
-    if s.cp > 1:
+    if s.degrees.cp > 1:
         keys, causal = (s.seq // 2 if m.causal else s.seq), False
-    if s.context == ContextExchange.ALL_TO_ALL and s.cp > 1:
-        heads, queries, keys, causal = max(1, heads // s.cp), s.seq, s.seq, m.causal
+    if s.context == ContextExchange.ALL_TO_ALL and s.degrees.cp > 1:
+        heads, queries, keys, causal = max(1, heads // s.degrees.cp), s.seq, s.seq, m.causal
     if s.framework.unpadded:  # gathers, and scatters into zeros
-        moved = moved_op("index", "gather", s.dtype, s.framework.unpadded * s.tokens * m.q_size // s.tp)
+        moved = moved_op(
+            "index", "gather", s.dtype, s.framework.unpadded * s.tokens * m.q_size // s.degrees.tp
+        )
         t.run([moved], [moved, moved])
     # wider keys, narrower values
     shape = (s.mbs, heads, queries, keys, m.head_dim + m.rotary_dim // 2, s.dtype, causal)
@@ -234,7 +236,9 @@ def _unfused_core(t: Tape, batch: int, queries: int) -> None:
     ]
     t.forward.core += t.run(ahead, undo)
     # heads beside each other again
-    together = moved_op("aten.copy_", "copy", s.dtype, s.tokens * s.model.q_size // s.tp, ("strided",))
+    together = moved_op(
+        "aten.copy_", "copy", s.dtype, s.tokens * s.model.q_size // s.degrees.tp, ("strided",)
+    )
     t.run([together], [together])
 
 
@@ -242,16 +246,16 @@ def _context(s: Shape, piece: Piece, behind: tuple[int, ...], backward: bool = F
     """Keys and values go round the ring while attention works on those at hand, or heads are exchanged for
     tokens.
     """
-    if s.cp == 1:
+    if s.degrees.cp == 1:
         return
     size = ITEMSIZE[s.dtype]
-    kv = 2.0 * s.tokens * max(s.model.kv_size // s.tp, s.model.head_dim) * size
+    kv = 2.0 * s.tokens * max(s.model.kv_size // s.degrees.tp, s.model.head_dim) * size
     if s.context == ContextExchange.RING:
-        piece.send("all_gather", kv * s.cp, "cp", behind, s.cp)
+        piece.send("all_gather", kv * s.degrees.cp, "cp", behind, s.degrees.cp)
         if backward:
-            piece.send("reduce_scatter", kv * s.cp, "cp", behind, s.cp)
+            piece.send("reduce_scatter", kv * s.degrees.cp, "cp", behind, s.degrees.cp)
         return
-    q = float(s.tokens * s.model.q_size // s.tp * size)
+    q = float(s.tokens * s.model.q_size // s.degrees.tp * size)
     piece.send("all_to_all", q + kv, "cp")
     piece.send("all_to_all", q, "cp")
 
@@ -282,7 +286,7 @@ def _head(t: Tape) -> None:
     """Last norm, projection to this rank's part of the vocabulary, loss over all parts."""
     s, m = t.s, t.s.model
     _norm(t)
-    vocab = m.padded_vocab(s.tp) // s.tp if s.tp > 1 else m.vocab
+    vocab = m.padded_vocab(s.degrees.tp) // s.degrees.tp if s.degrees.tp > 1 else m.vocab
     linear(t, s.tokens, m.hidden, vocab, "column", matrix=s.dtype, bias=not m.causal)
     logits = s.tokens * vocab
     if s.framework.fused_loss or s.framework.fusion == Fusion.COMPILE:
@@ -302,7 +306,7 @@ def _head(t: Tape) -> None:
         t.run(
             [widen, along, once, make.pointwise(logits, "fp32", tags=("math",)), along, once], [once, narrow]
         )
-    if s.tp > 1:
+    if s.degrees.tp > 1:
         for _ in range(3):  # maximum, sum, target
             t.forward.send("all_reduce", 4.0 * s.tokens, "tp")
 
@@ -318,8 +322,10 @@ def saved_bytes(s: Shape, recompute: str) -> float:
         return wide * size
     # the input, attention's output and every second product
     if recompute == Recompute.SELECTIVE and s.framework.selective == Selective.OPS:
-        products = s.tokens * (m.q_size + 2 * m.kv_size + m.ffn * (2 if m.gated else 1)) / s.tp + 2 * wide
-        return size * (wide + s.tokens * m.q_size / s.tp + products / 2)
+        products = (
+            s.tokens * (m.q_size + 2 * m.kv_size + m.ffn * (2 if m.gated else 1)) / s.degrees.tp + 2 * wide
+        )
+        return size * (wide + s.tokens * m.q_size / s.degrees.tp + products / 2)
     masks = 2 * wide if s.framework.dropout else 0.0
     # what goes into the products: outputs of both norms, attention's output, the activation's output
     inside = 1 if s.framework.fp8_saved and s.matrix == Precision.FP8 else size
@@ -330,23 +336,24 @@ def saved_bytes(s: Shape, recompute: str) -> float:
         2 if s.trained else 1
     ) * whole * inside
     # queries, keys, values, attention's output
-    heads = s.tokens / s.tp * ((m.q_size + 2 * m.kv_size) * size + m.q_size * inside)
+    heads = s.tokens / s.degrees.tp * ((m.q_size + 2 * m.kv_size) * size + m.q_size * inside)
     # the narrow widths before and after their norms, and what positions add to queries and keys
     if m.kv_rank:
         heads += size * (
-            2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim) + 2 * s.tokens * m.heads * m.rotary_dim / s.tp
+            2 * s.local * (m.q_rank + m.kv_rank + m.rotary_dim)
+            + 2 * s.tokens * m.heads * m.rotary_dim / s.degrees.tp
         )
-    scores = s.mbs * m.heads / s.tp * (s.seq / s.cp) * s.seq
+    scores = s.mbs * m.heads / s.degrees.tp * (s.seq / s.degrees.cp) * s.seq
     score_bytes = 2 * size + 1 if s.framework.dropout else size
     kept = s.framework.attention is not AttentionKernel.FUSED and recompute != Recompute.SELECTIVE
     core = scores * score_bytes if kept else 0.0
     flash = s.framework.attention is AttentionKernel.FUSED
-    lse = 4.0 * s.mbs * m.heads / s.tp * s.seq / s.cp if flash else 0.0
+    lse = 4.0 * s.mbs * m.heads / s.degrees.tp * s.seq / s.degrees.cp if flash else 0.0
     passes = (2 if m.gated else 1) + (1 if m.gated and s.framework.fusion == Fusion.NONE else 0)
     tokens = (
-        s.tokens * m.ffn / s.tp
+        s.tokens * m.ffn / s.degrees.tp
         if not m.experts
-        else s.local * m.top_k * m.ffn + s.tokens * m.shared_ffn / s.tp
+        else s.local * m.top_k * m.ffn + s.tokens * m.shared_ffn / s.degrees.tp
     )
     routed = s.local * m.top_k * m.hidden * (size + inside) if m.experts else 0.0
     return (
@@ -359,16 +366,16 @@ def backward_bytes(s: Shape) -> float:
     inside, and of three as wide as the model.
     """
     m, size = s.model, ITEMSIZE[s.dtype]
-    inside = s.local * m.top_k * m.ffn if m.experts else s.tokens * m.ffn / s.tp
+    inside = s.local * m.top_k * m.ffn if m.experts else s.tokens * m.ffn / s.degrees.tp
     outside = s.local * m.top_k * m.hidden if m.experts else 0.0
     return size * (inside * (3 if m.gated else 2) + outside + s.local * m.hidden) + 2 * s.wide_bytes
 
 
 def head_bytes(s: Shape) -> float:
     """Logits and their gradient, while the loss is computed."""
-    vocab = s.model.padded_vocab(s.tp) / s.tp if s.tp > 1 else s.model.vocab
+    vocab = s.model.padded_vocab(s.degrees.tp) / s.degrees.tp if s.degrees.tp > 1 else s.model.vocab
     each = s.framework.loss_bytes or ((2 + 4) if s.framework.fused_loss else (2 + 4 + 4))
-    return s.tokens * vocab * (s.framework.split_loss_bytes or each if s.tp > 1 else each)
+    return s.tokens * vocab * (s.framework.split_loss_bytes or each if s.degrees.tp > 1 else each)
 
 
 # -- optimizer -------------------------------------------------------------------------------------

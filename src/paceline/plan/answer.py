@@ -1,72 +1,32 @@
-"""The outcome of a search: plans best first, the term in which each lost, the front over several objectives,
-and what was left out for which reason.
-"""
+"""Plans best first, the term in which each lost, and the front over several objectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from paceline.spec.cluster import Cluster
+from paceline.plan.request import AXES
 from paceline.spec.plan import Plan
-from paceline.spec.planned import Planned, Ranked
+from paceline.spec.planned import Ranked
 from paceline.spec.prediction import DistributedPrediction
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What was simulated, best first, and how many plans were not."""
-
-    tried: tuple[Ranked, ...]
-    space: int
-    by_memory: int
-    by_bound: int
-    undecided: int
-    #: no plan is better than the first of `tried` by more than this share of it
-    gap: float
-    elapsed_s: float
-    #: the plan that comes nearest to fitting, and the bytes of a device that it leaves
-    nearest: tuple[Plan, Cluster, float] | None = None
-    interrupted: bool
-
-    def planned(self, shown: Sequence[Ranked], top: int, pareto: Sequence[str], **more: Any) -> Planned:
-        """The answer, with the best of what is shown."""
-        return Planned(
-            space=self.space,
-            by_memory=self.by_memory,
-            by_bound=self.by_bound,
-            by_evaluation=len(self.tried),
-            undecided=self.undecided,
-            gap_pct=100 * self.gap,
-            elapsed_s=self.elapsed_s,
-            interrupted=self.interrupted,
-            top=tuple(shown[:top]),
-            measured=best_measured(shown),
-            pareto=front(self.tried, pareto),
-            **more,
-        )
-
-
-def explained(tried: Iterable[Ranked]) -> tuple[Ranked, ...]:
+def explained(tried: Iterable[Ranked]) -> list[Ranked]:
     """Plans in the order of their values, all but the first with why they lost."""
     ranked = sorted(tried, key=lambda one: one.value)
-    best = [one.prediction for one in ranked[:1]]
-    lost = (replace(one, lost=why(one.prediction, *best)) for one in ranked[1:])
-    return (*ranked[:1], *lost)
+    lost = [replace(one, lost=why(one.prediction, ranked[0].prediction)) for one in ranked[1:]]
+    return ranked[:1] + lost
 
 
 def why(loser: DistributedPrediction, winner: DistributedPrediction) -> str:
     """The one term of the breakdown in which a plan loses most."""
     per = winner.batch / loser.batch  # where batches differ, per sample
     ours, theirs = ({part.name: part.seconds for part in p.breakdown} for p in (winner, loser))
-    more = {name: theirs.get(name, 0.0) * per - ours.get(name, 0.0) for name in {*ours, *theirs}}
-    term = max(more, key=lambda name: more[name])
-    return f"{term} +{_time(more[term])}" if more[term] > 1e-4 * winner.step_s else "the same within 0.01 %"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+    more = {name: theirs.get(name, 0.0) * per - ours.get(name, 0.0) for name in ours | theirs}
+    seconds, term = max((seconds, term) for term, seconds in more.items())
+    if seconds <= 1e-4 * winner.step_s:
+        return "the same within 0.01 %"
+    return f"{term} +{seconds:.2f} s" if seconds >= 1 else f"{term} +{1e3 * seconds:.1f} ms"
 
 
 def best_measured(found: Sequence[Ranked]) -> Ranked | None:
@@ -75,12 +35,16 @@ def best_measured(found: Sequence[Ranked]) -> Ranked | None:
     return None if best is found[0] else best
 
 
+def plain(plan: Plan) -> Plan:
+    """A plan with the usual sizes of what hardly matters: buckets and prefetching."""
+    return replace(plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch)
+
+
 def distinct(found: Sequence[Ranked]) -> list[Ranked]:
-    """Of plans with the same time that differ in a size only (buckets, prefetching), the first."""
+    """Of plans with the same time that are the same but for what hardly matters, the first."""
     first: dict[tuple[str, float, Plan], Ranked] = {}
     for ranked in found:
-        plain = replace(ranked.plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch)
-        first.setdefault((ranked.cluster.name, round(ranked.value, 9), plain), ranked)
+        first.setdefault((ranked.cluster.name, round(ranked.value, 9), plain(ranked.plan)), ranked)
     return list(first.values())
 
 
@@ -92,13 +56,3 @@ def front(found: Sequence[Ranked], axes: Sequence[str]) -> tuple[Ranked, ...]:
         if not any(all(a <= b for a, b in zip(other, point, strict=True)) for other, _ in kept):
             kept.append((point, ranked))
     return tuple(ranked for _, ranked in kept)
-
-
-#: what a front may be drawn over: seconds and dollars of a step, joules, bytes of a device, devices
-AXES: dict[str, Callable[[Ranked], float]] = {
-    "time": lambda r: r.prediction.step_s,
-    "cost": lambda r: r.cost or 0.0,
-    "energy": lambda r: r.prediction.energy_j or 0.0,
-    "memory": lambda r: float(r.prediction.peak_bytes),
-    "gpus": lambda r: float(r.prediction.devices),
-}

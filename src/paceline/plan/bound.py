@@ -9,10 +9,8 @@ cannot avoid, so the bound holds for it; where communication hides and stages ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +20,17 @@ from paceline.plan.table import (
     PIECES,
     WAITS,
     Array,
-    LayerKey,
+    Places,
     RankKind,
     Records,
+    Row,
     Table,
     alike,
     distinct,
     hop_s,
     largest,
+    layer_parts,
     of_parts,
-    of_stages,
     once,
     pass_seconds,
     rank_kinds,
@@ -77,10 +76,10 @@ class PipelineArrays:
     paths: Records
     #: stages that differ, and which of them each rank has
     stages: tuple[Layers, ...]
-    stage: NDArray[np.int64]
+    stage: Places
     #: which pipeline each rank is of, and where the ranks of each pipeline start
-    pipeline: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    pipeline: Places
+    starts: Places
 
     def most(self, values: Array) -> Array:
         """The largest value among the ranks of each pipeline."""
@@ -96,35 +95,25 @@ def pipelines(block: Block, table: Table) -> PipelineArrays:
 def _pipelines(
     table: Table, pp: int, micro_batches: int, framework: str, orders: tuple[PassOrder, ...]
 ) -> PipelineArrays:
-    kinds = [rank_kinds(table, pp, order) for order in orders]
+    kinds = [(order, kind) for order in orders for kind in rank_kinds(table, pp, order)]
     beside = usual_step(table, framework).framework.p2p_overlap
-    each = list(zip(orders, kinds, strict=True))
-    ranks = [
-        _rank(pp, micro_batches, order, kind, alike[0].stage.layers, beside)
-        for order, alike in each
-        for kind in alike
-    ]
-    stage, stages = distinct(kind.stage for alike in kinds for kind in alike)
-    pipeline = np.repeat(np.arange(len(kinds)), [len(alike) for alike in kinds])
+    stage, stages = distinct(kind.stage for _, kind in kinds)
+    pipeline, _ = distinct(order for order, _ in kinds)
     return PipelineArrays(
-        ranks=records(ranks),
-        paths=records([_path(pp, order, alike, table.model.layers) for order, alike in each]),
+        ranks=records([_rank(pp, micro_batches, order, kind, beside) for order, kind in kinds]),
+        paths=records([_path(pp, order, table.model.layers) for order in orders]),
         stages=stages,
         stage=stage,
         pipeline=pipeline,
-        starts=np.searchsorted(pipeline, np.arange(len(kinds))),
+        starts=np.searchsorted(pipeline, range(len(orders))),
     )
 
 
-def _rank(
-    pp: int, micro_batches: int, order: PassOrder, kind: RankKind, top: int, beside: bool
-) -> Mapping[str, Any]:
-    """What a kind of rank holds, and what it does; `top` layers are the first rank's, and transfers run
-    `beside` passes or not.
-    """
+def _rank(pp: int, micro_batches: int, order: PassOrder, kind: RankKind, beside: bool) -> Row:
+    """What a kind of rank holds, and what it does; transfers run `beside` passes or not."""
     schedule, m = schedules.get(order.schedule), micro_batches
-    (layers, first, last), ahead = kind.stage, kind.ranks[-1]
-    waits = 0 if beside or schedule.v_shaped else m * (2 * kind.chunks - first - last)
+    (layers, first, last), chunks = kind.stage, schedule.chunks_per_rank(order.vpp)
+    waits = 0 if beside or schedule.v_shaped else m * (2 * chunks - first - last)
     fullest = kind.ranks if schedule.v_shaped else kind.ranks[:1]
     return {
         "layers": layers,
@@ -133,21 +122,21 @@ def _rank(
         # micro-batches whose activations the fullest of these ranks holds at once
         "live": max(in_flight(order.schedule, rank, pp, m, order.vpp) for rank in fullest),
         # transfers between stages on the way of `span`
-        "hops": max(waits, ahead * (1 if schedule.v_shaped else 2)),
+        "hops": max(waits, kind.ranks[-1] * (1 if schedule.v_shaped else 2)),
         # what the rank reduces last has nothing to hide behind
         "exposed": first and schedule.ends_with_embedding,
-        **_counts(kind, schedule, top, m, schedule.after_first_gradient(pp, m, order.vpp)),
+        **_counts(kind, schedule, chunks, m, schedule.after_first_gradient(pp, m, order.vpp)),
     }
 
 
 def _counts(
-    kind: RankKind, schedule: schedules.Schedule, top: int, micro_batches: int, after: float | None
-) -> Mapping[str, Array]:
+    kind: RankKind, schedule: schedules.Schedule, chunks: int, micro_batches: int, after: float | None
+) -> Row:
     """Counts of a rank alone, after those ahead of it (`own`); from the first pass of the step to the last
     that has to follow its own (`span`); up to where the first of its gradients is complete, `after` passes
     before the last (`ready`); and of all its micro-batches (`work`).
     """
-    (layers, first, last), chunks, ahead = kind.stage, kind.chunks, kind.ranks[-1]
+    (layers, first, last), ahead = kind.stage, kind.ranks[-1]
     one = forward(layers, first, last, chunks - first)
     one += backward(layers, first, last, chunks - last, chunks - first)
     own = forward(kind.before, ahead > 0, 0, max(0, ahead - 1)) + micro_batches * one
@@ -155,31 +144,33 @@ def _counts(
     if after is not None:
         left = backward(after * -(-layers // chunks), first, last, after, after)
         ready = np.maximum(0.0, own - left)
-    span = own + _behind(kind, schedule, top, micro_batches)
+    span = own + _behind(kind, schedule, chunks, micro_batches)
     return {"own": own, "span": span, "ready": ready, "work": micro_batches * one[: len(PIECES)]}
 
 
-def _behind(kind: RankKind, schedule: schedules.Schedule, top: int, micro_batches: int) -> Array:
+def _behind(kind: RankKind, schedule: schedules.Schedule, chunks: int, micro_batches: int) -> Array:
     """Counts of the ranks ahead, after the last pass of this one: what is known of it."""
     ahead = kind.ranks[-1]
     late = schedule.put_off(micro_batches, ahead)
     if schedule.v_shaped or late is None or not ahead:
         return counted()
-    put_off = top - kind.before - late * kind.stage.layers if late else 0
+    put_off = kind.top - kind.before - late * kind.stage.layers if late else 0
     # passes that put weights off do not scatter; those of this rank that come late do so meanwhile
-    scatters = -late * kind.chunks if schedule.splits else ahead - 1
+    scatters = -late * chunks if schedule.splits else ahead - 1
     return backward(kind.before, 1, 0, ahead, scatters) + counted(layer_weight=put_off)
 
 
-def _path(pp: int, order: PassOrder, ranks: Sequence[RankKind], layers: int) -> Mapping[str, Any]:
+def _path(pp: int, order: PassOrder, layers: int) -> Row:
     """One micro-batch through all stages of a pipeline and back: counts, and transfers; and whether the ends
     of the model are on different ranks.
     """
-    schedule, between = schedules.get(order.schedule), pp * ranks[0].chunks - 1
+    schedule = schedules.get(order.schedule)
+    between = pp * schedule.chunks_per_rank(order.vpp) - 1
     scatters = 0 if schedule.splits else between
     counts = forward(layers, 1, 1, between) + backward(layers, 1, 1, between, scatters)
     counts -= counted(layer_weight=layers * schedule.splits)
-    return {"counts": counts, "hops": 2 * (between - schedule.v_shaped), "apart": not ranks[0].stage.last}
+    apart = pp > 1 and not schedule.v_shaped
+    return {"counts": counts, "hops": 2 * (between - schedule.v_shaped), "apart": apart}
 
 
 @dataclass(frozen=True)
@@ -262,8 +253,8 @@ class BlockSeconds:
         return BlockSeconds(
             known=known,
             framework=usual_step(table, block.kernels.framework).framework,
-            passes=pass_seconds(table, LayerKey.of(block), block.shapes),
-            stages=of_stages(table, stage_s, fixed, states, known.stages)[:, known.stage],
+            passes=pass_seconds(table, layer_parts(block), block.shapes),
+            stages=of_parts(table, stage_s, fixed, states, known.stages)[:, known.stage],
             states=of_parts(table, state_s, fixed, states),
             offloads=np.array([state.offload is Offload.ACTIVATIONS for state in states]),
             hop=np.array(hops)[:, None, None],

@@ -13,14 +13,13 @@ from paceline.plan.bound import pipelines
 from paceline.plan.space import Block, StateOptions
 from paceline.plan.table import (
     Array,
-    LayerKey,
     Records,
     Table,
     alike,
     largest,
     layer_bytes,
+    layer_parts,
     of_parts,
-    of_stages,
     stage_b,
     usual_step,
 )
@@ -34,14 +33,19 @@ def room(block: Block, table: Table) -> float:
     return available_bytes(table.sized(block.mesh, block.kernels))
 
 
+def spare(block: Block, table: Table) -> Array:
+    """Bytes of a device that each plan of a block leaves; below zero where it does not fit."""
+    return room(block, table) - peaks(block, table)
+
+
 def peaks(block: Block, table: Table) -> Array:
     """Bytes that are reserved on the fullest device: (shapes, orders, states)."""
     where, states = alike(block.states, "bucket_bytes")
     known = pipelines(block, table)
     ranks = known.ranks
-    kept = of_stages(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
+    kept = of_parts(table, stage_b, (block.mesh, block.kernels), states, known.stages)[:, known.stage]
     # by shape, before states and ranks
-    sizes = of_parts(table, layer_bytes, LayerKey.of(block), block.shapes)[:, None, None]
+    sizes = of_parts(table, layer_bytes, layer_parts(block), block.shapes)[:, None, None]
     activations = _activations(ranks, sizes, states, block.cluster)
     slack = usual_step(table, block.kernels.framework).framework.slack
     training = slack * (activations + _temporary(ranks, sizes, kept))

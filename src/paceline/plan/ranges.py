@@ -5,12 +5,13 @@ near.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from paceline.errors import PacelineError
+from paceline.plan.answer import plain
 from paceline.predict.simulated import predict
-from paceline.spec.plan import Plan
 from paceline.spec.planned import Range, Ranked
 from paceline.spec.transformer import Transformer
 
@@ -25,40 +26,28 @@ _Change = Callable[[Ranked, float], Ranked]
 def ranges(model: Transformer, found: Sequence[Ranked]) -> tuple[Range, ...]:
     """Of the network, of a node's own links, and of the batch; memory by how much of it the winner needs."""
     best = found[0]
-    alike = [ranked for ranked in found if ranked.cluster == best.cluster]
     # of each kind the best, which comes last
-    kinds = {_kind(ranked): ranked for ranked in reversed(alike) if _kind(ranked) != _kind(best)}
-    plans = [best, *sorted(kinds.values(), key=lambda ranked: ranked.value)[:RIVALS]]
+    kinds = {plain(one.plan): one for one in reversed(found) if one.cluster == best.cluster}
+    del kinds[plain(best.plan)]
+    plans = [best, *sorted(kinds.values(), key=lambda one: one.value)[:RIVALS]]
     memory = best.prediction.memory
     needed = memory.peak_bytes / memory.available_bytes
-    return (
-        *(_range(what, model, plans, change) for what, change in _changes(best)),
-        Range(what="memory of a device", low=needed, high=None, below="it does not fit"),
-    )
-
-
-def _kind(ranked: Ranked) -> str:
-    """A plan without sizes that hardly matter."""
-    return str(replace(ranked.plan, bucket_bytes=Plan.bucket_bytes, prefetch=Plan.prefetch))
+    out = [_range(what, model, plans, change) for what, change in _changes(best)]
+    return (*out, Range(what="memory of a device", low=needed, high=None, below="it does not fit"))
 
 
 def _changes(best: Ranked) -> Iterator[tuple[str, _Change]]:
-    tiers = best.cluster.tiers
-    if len(tiers) > 1:
-        yield "network bandwidth", lambda ranked, x: _faster(ranked, len(tiers) - 1, x)
-    if tiers:
-        yield "bandwidth inside a node", lambda ranked, x: _faster(ranked, 0, x)
+    outermost = len(best.cluster.tiers) - 1
+    if outermost > 0:
+        yield "network bandwidth", partial(_faster, outermost)
+    if outermost >= 0:
+        yield "bandwidth inside a node", partial(_faster, 0)
     yield "global batch", _larger
 
 
-def _faster(ranked: Ranked, tier: int, factor: float) -> Ranked:
+def _faster(tier: int, ranked: Ranked, factor: float) -> Ranked:
     tiers = list(ranked.cluster.tiers)
-    link = tiers[tier]
-    tiers[tier] = replace(
-        link,
-        bandwidth_Bps=link.bandwidth_Bps * factor,
-        node_bandwidth_Bps=link.node_bandwidth_Bps and link.node_bandwidth_Bps * factor,
-    )
+    tiers[tier] = tiers[tier].sped_up(factor)
     return replace(ranked, cluster=replace(ranked.cluster, tiers=tuple(tiers)))
 
 
@@ -67,23 +56,21 @@ def _larger(ranked: Ranked, factor: float) -> Ranked:
 
 
 def _range(what: str, model: Transformer, plans: Sequence[Ranked], change: _Change) -> Range:
-    low, below = _end(model, plans, change, [1 / factor for factor in FACTORS])
+    low, below = _end(model, plans, change, (1 / factor for factor in FACTORS))
     high, above = _end(model, plans, change, FACTORS)
     return Range(what=what, low=low, high=high, below=below, above=above)
 
 
 def _end(
-    model: Transformer, plans: Sequence[Ranked], change: _Change, factors: Sequence[float]
+    model: Transformer, plans: Sequence[Ranked], change: _Change, factors: Iterable[float]
 ) -> tuple[float | None, str]:
     """The first factor at which the first plan does not win, and the plan that does."""
     for factor in factors:
-        times = ((_seconds(model, ranked, change, factor), ranked) for ranked in plans)
-        own, _ = next(times)
-        if own < math.inf:
-            fastest, winner = min(times, key=lambda pair: pair[0], default=(own, plans[0]))
-            if fastest < own * (1 - NOTABLE):
-                return factor, str(winner.plan)
-        elif change is not _larger:  # another batch may divide
+        own, *others = (_seconds(model, ranked, change, factor) for ranked in plans)
+        fastest = min(others, default=math.inf)
+        if own < math.inf and fastest < own * (1 - NOTABLE):
+            return factor, str(plans[1 + others.index(fastest)].plan)
+        if own == math.inf and change is not _larger:  # another batch may divide
             break
     return None, ""
 

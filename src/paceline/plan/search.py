@@ -15,114 +15,94 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.plan import evidence
-from paceline.plan.answer import Found
 from paceline.plan.bound import bounds
-from paceline.plan.memory import peaks, room
+from paceline.plan.evidence import unmeasured
+from paceline.plan.memory import spare
+from paceline.plan.request import Goal, Progress, silent
 from paceline.plan.space import LOSSY, Block, Space
 from paceline.plan.table import Array, Table
-from paceline.plan.trials import MOST, Progress, Trials, silent
-from paceline.plan.workers import Interrupted, Pool, reached, workers
-from paceline.predict.memory import stage_memory
+from paceline.plan.trials import MOST, Trials
+from paceline.plan.workers import Interrupted, Run, reached, workers
 from paceline.predict.simulated import predict_step
-from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan
 from paceline.spec.planned import Ranked
 
 #: blocks that one task of a worker bounds at most
 TASK = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a plan is worth: seconds of a step times a factor of its cluster; and the longest step that is
-    allowed.
-    """
-
-    name: str
-    factor: Callable[[Cluster], float]
-    most_s: float = math.inf
-
-
 def search(
-    space: Space,
-    goal: Goal,
-    *,
-    most: int = MOST,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> Found:
+    space: Space, goal: Goal, *, most: int = MOST, processes: int | None = None, progress: Progress = silent
+) -> Trials:
     """Search the whole space; with more processes sooner, with the same result.
 
     Ctrl-C ends it with the best so far; before there is one it raises `Interrupted` with what was reached.
     """
-    begun = time.monotonic()
-    tell = progress or silent
-    with reached(f"none of {len(space):,} plans has a bound yet"), _workers(space, goal, processes) as pool:
-        order = Order(space.blocks, _bound_all(space.blocks, pool, tell), goal)
-        trials = Trials(
-            lows=order.lows,
-            task=order.task,
-            simulate=lambda tasks: pool.map(_try, tasks),
-            measured=order.measured,
-            most=most,
-            most_s=goal.most_s,
-            tell=tell,
-        )
-        with reached(f"all {len(space):,} plans have bounds, and none was simulated yet"):
+    begun, plans = time.monotonic(), f"{len(space):,} plans"
+    with reached(f"none of {plans} has a bound yet"), _workers(space, goal, processes) as run:
+        bounded = _bound_all(space.blocks, run, progress)
+        how = {"simulate": partial(run, _try), "most": most, "tell": progress, "begun": begun}
+        trials = _trials(space, goal, bounded, **how)
+        with reached(f"all {plans} have bounds, and none was simulated yet"):
             trials.run()
-    by_memory = len(space) - len(order.lows) + trials.tight
-    return trials.found(
-        begun, space=len(space), by_memory=by_memory, nearest=order.nearest if len(space) else None
+    return trials
+
+
+def _trials(space: Space, goal: Goal, bounded: Iterable[Array], **how: Any) -> Trials:
+    """Plans that fit, in the order of their bounds."""
+    low_s, left = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
+    low = low_s * np.repeat([goal.factor(block.cluster) for block in space.blocks], [*map(len, space.blocks)])
+    low[low_s > goal.most_s] = math.inf
+    places = np.flatnonzero(left >= 0)
+    # of plans with the same bound the plainest, which a block lists first, come first
+    places = places[np.argsort(low[places], kind="stable")]
+    return Trials(
+        plans=len(space),
+        lows=low[places],
+        task=lambda i: (int(places[i]), float(low_s[places[i]])),
+        measured=lambda: space.measured[places],
+        most_s=goal.most_s,
+        nearest=(*space.at(int(left.argmax())), float(left.max())) if len(space) else None,
+        **how,
     )
 
 
 def fits(space: Space) -> bool:
     """Whether any plan of a space fits into memory."""
-    tables = {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
-    known = ((block, tables[block.cluster.name]) for block in space.blocks)
-    return any((peaks(*one) <= room(*one)).any() for one in known)
+    tables = _tables_of(space)
+    return any((spare(block, tables[block.cluster.name]) >= 0).any() for block in space.blocks)
 
 
 # -- bounds ----------------------------------------------------------------------------------------
 
 
-def _bound_all(blocks: Sequence[Block], pool: Pool, tell: Progress) -> Iterator[Array]:
+def _bound_all(blocks: Sequence[Block], run: Run, tell: Progress) -> list[Array]:
     """What `_bounded` says of each block."""
-    tasks = list(_tasks(blocks))
-    found: dict[int, Array] = {}
+    # one after another those whose layers are the same
+    order = sorted(range(len(blocks)), key=lambda i: _layers(blocks[i]))
+    tasks = [order[start : start + TASK] for start in range(0, len(order), TASK)]
+    found = list[Array]()
     done, total = 0, sum(map(len, blocks))
     try:
-        for task, bounded in zip(tasks, pool.map(_bound_some, tasks), strict=True):
-            found.update(zip(task, bounded, strict=True))
-            done += sum(len(blocks[i]) for i in task)
+        for some in run(_bound_some, tasks):
+            found += some
+            done += sum(bounded.shape[-1] for bounded in some)
             tell("bounding", done, total, math.inf)
     except KeyboardInterrupt:
         raise Interrupted(f"{done:,} of {total:,} plans have bounds, and none was simulated yet") from None
-    return (found[i] for i in range(len(blocks)))
+    return [found[i] for i in np.argsort(order)]
 
 
-def _tasks(blocks: Sequence[Block]) -> Iterator[list[int]]:
-    """Blocks for one worker: those whose layers take the same time, at most so many."""
-
-    def layer(i: int) -> tuple[object, ...]:
-        mesh, batch = blocks[i].mesh, blocks[i].batch
-        return blocks[i].cluster.device_count, mesh.tp, mesh.cp, batch.mbs
-
-    def rest(i: int) -> tuple[object, ...]:
-        return blocks[i].mesh.ep, blocks[i].kernels.framework, blocks[i].mesh.pp
-
-    for _, alike in groupby(sorted(range(len(blocks)), key=lambda i: (layer(i), rest(i))), key=layer):
-        task = list(alike)
-        yield from (task[start : start + TASK] for start in range(0, len(task), TASK))
+def _layers(block: Block) -> tuple[object, ...]:
+    """What the layers of a block depend on."""
+    degrees = vars(block.mesh.inner).values()
+    return block.cluster.device_count, *degrees, block.batch.mbs, block.kernels.framework
 
 
 def _bound_some(task: Sequence[int]) -> list[Array]:
@@ -134,69 +114,30 @@ def _bounded(block: Block) -> Array:
     """Of each plan: seconds that it takes at least, and bytes of a device that it leaves; below zero where it
     does not fit.
     """
-    table = _table(block.cluster)
-    spare = room(block, table) - peaks(block, table).ravel()
-    low = bounds(block, table).ravel() if (spare >= 0).any() else np.full(len(block), math.inf)
-    return np.array([low, spare])
+    table = _tables[block.cluster.name]
+    left = spare(block, table).ravel()
+    low = bounds(block, table).ravel() if (left >= 0).any() else np.full(len(block), math.inf)
+    return np.array([low, left])
 
 
 # -- simulation ------------------------------------------------------------------------------------
 
 
-class Order:
-    """Plans that fit, in the order of their bounds."""
-
-    def __init__(self, blocks: Sequence[Block], bounded: Iterable[Array], goal: Goal) -> None:
-        low_s, self._spare = np.concatenate([np.zeros((2, 0)), *bounded], axis=-1)
-        sizes = [len(block) for block in blocks]
-        low = low_s * np.repeat([goal.factor(block.cluster) for block in blocks], sizes)
-        low[low_s > goal.most_s] = math.inf
-        places = np.flatnonzero(self._spare >= 0)
-        # of plans with the same bound the plainest, which a block lists first, come first
-        self._places = places[np.argsort(low[places], kind="stable")]
-        self._blocks, self._low_s, self.lows = blocks, low_s, low[self._places]
-        self._starts = np.cumsum([0, *sizes])
-
-    def _at(self, place: int) -> tuple[int, int]:
-        """The block of a plan, and its place in it."""
-        block = int(np.searchsorted(self._starts, place, side="right")) - 1
-        return block, place - int(self._starts[block])
-
-    def task(self, i: int) -> tuple[int, int, float]:
-        """The block of a plan, its place in it, and seconds of a step at least."""
-        place = int(self._places[i])
-        return *self._at(place), float(self._low_s[place])
-
-    def measured(self) -> NDArray[np.bool_]:
-        """Whether plans have only features that were ever measured."""
-        return np.concatenate([block.measured.ravel() for block in self._blocks])[self._places]
-
-    @property
-    def nearest(self) -> tuple[Plan, Cluster, float]:
-        """The plan that comes nearest to fitting, and the bytes of a device that it leaves."""
-        nearest = int(self._spare.argmax())
-        block, place = self._at(nearest)
-        return self._blocks[block].plan(place), self._blocks[block].cluster, float(self._spare[nearest])
-
-
-def _try(task: tuple[int, int, float]) -> Ranked | None:
-    """A plan simulated, or None where it does not fit after all."""
-    at, place, bound_s = task
-    block = _space.blocks[at]
-    plan = block.plan(place)
-    step = _table(block.cluster).timed(plan)
-    if not all(stage_memory(step, stage, i).fits for i, stage in enumerate(step.held())):
+def _try(task: tuple[int, float]) -> Ranked | None:
+    """A plan simulated, by its place in the space and its bound; None where it does not fit after all."""
+    place, bound_s = task
+    cluster, plan = _space.at(place)
+    found = predict_step(_tables[cluster.name].timed(plan))
+    if not found.fit.fits:
         return None
-    found = predict_step(step)
-    lossy = [word for word, fields in LOSSY.items() if vars(plan).items() >= fields.items()]
     return Ranked(
         plan=plan,
-        cluster=block.cluster,
+        cluster=cluster,
         prediction=found,
-        value=found.step_s * _goal.factor(block.cluster),
+        value=found.step_s * _goal.factor(cluster),
         bound_s=bound_s,
-        lossy=", ".join(lossy),
-        unmeasured=evidence.of_plan(plan),
+        lossy=plan.precision if plan.precision in LOSSY else "",
+        unmeasured=unmeasured(vars(plan)),
     )
 
 
@@ -205,19 +146,18 @@ def _try(task: tuple[int, int, float]) -> Ranked | None:
 #: what the search at hand is about, in this process and in those that it forks
 _space: Space
 _goal: Goal
-_tables: dict[str, Table] = {}
+_tables: dict[str, Table]
 
 
-def _table(cluster: Cluster) -> Table:
-    return _tables.setdefault(cluster.name, Table(_space.model, cluster))
+def _tables_of(space: Space) -> dict[str, Table]:
+    return {cluster.name: Table(space.model, cluster) for cluster in space.clusters}
 
 
 @contextmanager
-def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Pool]:
+def _workers(space: Space, goal: Goal, processes: int | None) -> Iterator[Run]:
     """Processes that know the space; this one where there is one core, or no way to fork."""
-    global _space, _goal
-    _space, _goal = space, goal
-    _tables.clear()
+    global _space, _goal, _tables
+    _space, _goal, _tables = space, goal, _tables_of(space)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    with workers((processes or cores) if len(space.blocks) >= TASK else 1) as pool:
-        yield pool
+    with workers((processes or cores) if len(space.blocks) >= TASK else 1) as run:
+        yield run

@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from paceline.catalog import frameworks
 from paceline.errors import PlanError, meant
-from paceline.plan import evidence
-from paceline.spec import schedules
+from paceline.plan.evidence import unmeasured
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
-from paceline.spec.plan import Plan, divisors, problems, resolve
+from paceline.spec.plan import SHARED, SPREAD, Degrees, Plan, divisors, meshes, problems, resolve
 from paceline.spec.schedules import SCHEDULES
 from paceline.spec.transformer import Transformer
 from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
@@ -41,26 +40,20 @@ FEWEST_TOKENS = 1024
 BUCKETS = (Plan.bucket_bytes, 100e6, 400e6)
 #: layers whose parameters are gathered ahead
 PREFETCH = (1, 2)
-#: whose kernels run, with the pipeline schedules and the shardings that they can be had with
-FAMILIES: dict[str, tuple[Collection[str], Collection[Sharding]]] = {
-    "megatron-core": (("1f1b", "interleaved"), (Sharding.NONE, Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2)),
-    "torch-compile": (SCHEDULES, (Sharding.NONE, Sharding.DDP, Sharding.FSDP, Sharding.HSDP)),
+#: field of a plan -> its values, where not all can be had
+Family = dict[str, Collection[str]]
+#: whose kernels run -> what can be had with them
+FAMILIES: dict[str, Family] = {
+    "megatron-core": {
+        "schedule": ("1f1b", "interleaved"),
+        "sharding": (Sharding.NONE, Sharding.DDP, Sharding.ZERO1, Sharding.ZERO2),
+    },
+    "torch-compile": {"sharding": (Sharding.NONE, Sharding.DDP, Sharding.FSDP, Sharding.HSDP)},
 }
-#: what may change the result of training; left out unless it is allowed
-LOSSY = {"fp8": {"precision": Precision.FP8}}
+#: precisions that may change the result of training; left out unless they are allowed
+LOSSY = (Precision.FP8,)
 #: fields that may be forbidden altogether, which leaves their usual values
-WHOLE = ("tp", "pp", "cp", "ep", "vpp", "sp", "recompute", "offload", "context")
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Degrees of a plan."""
-
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    pp: int = 1
-    dp: int = 1
+WHOLE = (*SPREAD, *SHARED, "vpp", "sp", "recompute", "offload", "context")
 
 
 @dataclass(frozen=True)
@@ -120,10 +113,7 @@ UNUSED: dict[Sharding, tuple[str, ...]] = {
 #: usual values of the fields of a state
 _USUAL: dict[str, Any] = {f.name: f.default for f in fields(StateOptions)[1:]}
 PARTS = (Degrees, Batch, Kernels, LayerOptions, PassOrder, StateOptions)
-#: fields of a plan whose values the search chooses, or takes as fixed: a plan of the space has what was fixed
-#: of them
-SEARCHED = frozenset(f.name for part in PARTS for f in fields(part))
-#: fields that the search does not know -> what to do instead
+#: fields of a plan that are in none of these -> what to do instead
 REFUSED = {
     "relax": (
         "plans of transformers are searched with gradients averaged in full, every step; `paceline compare"
@@ -170,7 +160,7 @@ class Block:
     @property
     def measured(self) -> NDArray[np.bool_]:
         """Of each plan, whether it has only features that were ever measured: (shapes, orders, states)."""
-        each = (np.array([not evidence.unmeasured(vars(part)) for part in parts]) for parts in self.choices)
+        each = (np.array([not unmeasured(vars(part)) for part in parts]) for parts in self.choices)
         return reduce(np.logical_and.outer, each)
 
     @property
@@ -186,8 +176,6 @@ class Limits:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     #: (field, value) that no plan may have
     forbidden: frozenset[tuple[str, Any]] = frozenset()
-    #: fields that have their usual value because everything else was forbidden
-    plain: frozenset[str] = frozenset()
     allowed: frozenset[str] = frozenset()
 
     @staticmethod
@@ -196,28 +184,30 @@ class Limits:
         forbid: Sequence[str] = (),
         allow: Sequence[str] = (),
         *,
-        searched: frozenset[str] = SEARCHED,
         refused: Mapping[str, str] = REFUSED,
-        lossy: Collection[str] = LOSSY.keys(),
+        lossy: Collection[str] = LOSSY,
     ) -> Limits:
         """From words as a plan has them: fix ("tp=8", "fsdp"), forbid ("offload", "zb-v", "recompute=full"),
         allow (one of `lossy`, such as "fp8").
 
-        A fixed field that is not `searched` raises PlanError, with what `refused` says to do instead.
+        A fixed field that is `refused` raises PlanError, with what to do instead.
         """
         for word in allow:
             if word not in lossy:
                 raise PlanError(f"--allow {word}: {meant(word, lossy)}")
-        fixed = _fixed(fix, searched, refused)
-        whole = frozenset(forbid) & {*WHOLE}
-        forbidden = frozenset(
-            item for word in forbid if word not in whole for item in Plan.said(word).items()
-        )
-        limits = Limits(forbidden=forbidden, plain=whole, allowed=frozenset(allow))
-        both = next((name for name, value in fixed.items() if not limits.keep({name: value})), None)
-        if both:
-            raise PlanError(f"{both} is both fixed and forbidden")
-        return replace(limits, fixed=fixed)
+        usual = {word: getattr(Plan, word) for word in forbid if word in WHOLE}
+        words = [item for word in forbid if word not in usual for item in Plan.said(word).items()]
+        limits = Limits(fixed=usual, forbidden=frozenset(words), allowed=frozenset(allow))
+        return limits.fixing(Plan.said(" ".join(fix)), refused)
+
+    def fixing(self, fixed: Mapping[str, Any], refused: Mapping[str, str]) -> Limits:
+        """The same with more that is fixed."""
+        for name, value in fixed.items():
+            if name in refused and value != getattr(Plan, name):
+                raise PlanError(f"--fix {spell(name, value)}: {refused[name]}")
+            if not self.keep({name: value}):
+                raise PlanError(f"{name} is both fixed and forbidden")
+        return replace(self, fixed={**self.fixed, **fixed})
 
     def keep(self, choice: Mapping[str, Any], unused: Collection[str] = ()) -> bool:
         """Whether the fields of a choice are what the user wants.
@@ -225,24 +215,17 @@ class Limits:
         `unused` are those that have no effect beside the others: one that is fixed to an unusual value wants
         another choice.
         """
-        if any(self.fixed.get(name, value) != value for name, value in choice.items()):
-            return False
-        used = [(name, value) for name, value in choice.items() if name not in unused]
-        return self.forbidden.isdisjoint(used) and all(
-            value == getattr(Plan, name) for name, value in used if name in self.plain
-        )
-
-    def parts(self, parts: Iterable[T]) -> tuple[T, ...]:
-        """Those parts of plans that remain."""
-        return tuple(part for part in parts if self.keep(vars(part)))
-
-    def among(self, name: str, values: Iterable[Any]) -> list[Any]:
-        """The values of one field that remain."""
-        return [value for value in values if self.keep({name: value})]
+        used = ((name, value) for name, value in choice.items() if name not in unused)
+        wanted = all(self.fixed.get(name, value) == value for name, value in choice.items())
+        return wanted and self.forbidden.isdisjoint(used)
 
     def tried(self, name: str, values: Iterable[Any]) -> list[Any]:
-        """The values to try of a field: what the user fixed, though it is none of the usual ones."""
-        return [self.fixed[name]] if name in self.fixed else list(values)
+        """The values to try of a field: the usual ones that are not forbidden, or what the user fixed
+        though it is none of them.
+        """
+        if name in self.fixed:
+            return [self.fixed[name]]
+        return [value for value in values if (name, value) not in self.forbidden]
 
     def settled(self, name: str, given: int | None, flag: str) -> int:
         """The batch or the sequence: as its own argument says, or as a fixed word does; 0 where neither
@@ -262,16 +245,6 @@ class Limits:
         return f" ({said})" if said else ""
 
 
-def _fixed(fix: Sequence[str], searched: Collection[str], refused: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that words fix."""
-    fixed = Plan.said(" ".join(fix))
-    for name, value in fixed.items():
-        if name not in searched and value != getattr(Plan, name):
-            why = refused.get(name, "no plan of this search has it")
-            raise PlanError(f"--fix {spell(name, value)}: {why}")
-    return fixed
-
-
 def spell(name: str, value: Any) -> str:
     """A field with its value, as a plan is written."""
     if name == "relax":
@@ -281,15 +254,13 @@ def spell(name: str, value: Any) -> str:
     return f"bucket={value / 1e6:g}MB" if name == "bucket_bytes" else f"{name}={value}"
 
 
-def states(limits: Limits, shardings: Iterable[Sharding], **tried: Collection[Any]) -> Iterator[StateOptions]:
+def states(limits: Limits, shardings: Iterable[Sharding], **tried: list[Any]) -> Iterator[StateOptions]:
     """What ranks may share: of each sharding, all values that are tried of the fields that have an effect
     under it; of the others the usual one, or the one that is fixed.
     """
     for sharding in shardings:
         unused = UNUSED[sharding]
-        free: dict[str, Collection[Any]] = {
-            name: limits.tried(name, [usual]) for name, usual in _USUAL.items()
-        } | tried
+        free = {name: limits.tried(name, [usual]) for name, usual in _USUAL.items()} | tried
         values = [[usual] if name in unused else free[name] for name, usual in _USUAL.items()]
         found = (StateOptions(sharding, *words) for words in product(*values))
         yield from (state for state in found if limits.keep(vars(state), unused))
@@ -315,12 +286,24 @@ class Space:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        adapters = bool(self.limits.fixed.get("adapters", False))
-        if not self.limits.keep({"gbs": self.gbs, "seq": self.seq, "adapters": adapters}):
+        if not self.limits.keep({"gbs": self.gbs, "seq": self.seq}):
             return ()
-        return tuple(
-            block for cluster in self.clusters for block in self._of(cluster, adapters) if len(block)
-        )
+        return tuple(block for cluster in self.clusters for block in self._of(cluster) if len(block))
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum([*map(len, self.blocks)])
+
+    def at(self, place: int) -> tuple[Cluster, Plan]:
+        """The plan at a place of all blocks one after another, and its cluster."""
+        i = int(np.searchsorted(self._ends, place, side="right"))
+        block = self.blocks[i]
+        return block.cluster, block.plan(place - int(self._ends[i]) + len(block))
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Of each plan, whether it has only features that were ever measured."""
+        return np.concatenate([block.measured.ravel() for block in self.blocks])
 
     def why_empty(self) -> str:
         """What keeps every plan out, in one line."""
@@ -334,95 +317,83 @@ class Space:
             " forbidden"
         )
 
-    def _of(self, cluster: Cluster, adapters: bool) -> Iterator[Block]:
+    def _of(self, cluster: Cluster) -> Iterator[Block]:
         precisions, families = self._precisions(cluster), self._families()
+        adapters = bool(self.limits.fixed.get("adapters", False))
         for mesh in self._meshes(cluster.device_count):
             states = self._states(mesh, cluster)
-            sizes = self.limits.among("mbs", divisors(self.gbs // mesh.dp))
-            for mbs, precision, (framework, family) in product(sizes, precisions, families):
+            sizes = self.limits.tried("mbs", divisors(self.gbs // mesh.dp))
+            for mbs, precision, (framework, has) in product(sizes, precisions, families.items()):
                 batch = Batch(mbs, self.gbs, self.seq)
                 yield Block(
                     cluster,
                     mesh,
                     batch,
                     Kernels(precision, framework, adapters),
-                    self._shapes(mesh, mbs),
-                    self._orders(mesh, batch, framework, family[0]),
-                    tuple(state for state in states if state.sharding in family[1]),
+                    self._shapes(mesh, batch),
+                    self._orders(mesh, batch, framework),
+                    tuple(state for state in states if state.sharding in has.get("sharding", Sharding)),
                 )
 
-    def _families(self) -> Iterable[tuple[str, tuple[Collection[str], Collection[Sharding]]]]:
-        """Frameworks to choose from: those above, or the one that is given, which takes everything."""
-        if "framework" not in self.limits.fixed:
-            return [(name, FAMILIES[name]) for name in self.limits.among("framework", FAMILIES)]
-        given = frameworks.get(self.limits.fixed["framework"]).name
-        return [(given, FAMILIES.get(given, (SCHEDULES, tuple(Sharding))))]
+    def _families(self) -> dict[str, Family]:
+        """Frameworks to choose from: those above, or the one that is fixed, which takes everything."""
+        names = (frameworks.get(name).name for name in self.limits.tried("framework", FAMILIES))
+        return {name: FAMILIES.get(name, {}) for name in names}
 
     def _precisions(self, cluster: Cluster) -> list[Precision]:
-        """The usual one of a device, or the fixed one; and fp8 where it is allowed."""
-        usual = usual_precision(cluster.device)
-        lossy = [Precision.FP8] if "fp8" in self.limits.allowed else []
-        return self.limits.among("precision", [*self.limits.tried("precision", [usual]), *lossy])
+        """The usual one of a device, and those that are allowed; or the fixed one."""
+        lossy = [precision for precision in LOSSY if precision in self.limits.allowed]
+        return self.limits.tried("precision", [usual_precision(cluster.device), *lossy])
 
-    def _meshes(self, devices: int) -> Iterator[Degrees]:
-        m = self.model
-        for tp, cp, pp in product(divisors(devices), repeat=3):
-            dp, rest = divmod(devices, tp * cp * pp)
-            divides = not rest and m.heads % tp == m.ffn % tp == self.gbs % dp == 0
-            if divides and pp <= m.layers and self._worth(cp):
-                spread = [d for d in divisors(dp * cp * tp) if m.experts and m.experts % d == 0]
-                yield from self.limits.parts(Degrees(tp, cp, ep, pp, dp) for ep in spread or [1])
+    def _running(self, parts: Iterable[T], *beside: Any, **words: Any) -> tuple[T, ...]:
+        """Those of some parts of plans that the limits leave, and that nothing keeps from running beside
+        others.
+        """
+        plans = ((part, plan_of(*beside, part, **words)) for part in parts if self.limits.keep(vars(part)))
+        return tuple(part for part, plan in plans if not any(problems(plan, plan.ranks, self.model)))
+
+    def _meshes(self, devices: int) -> tuple[Degrees, ...]:
+        """Degrees whose ranks are all devices."""
+        found = (mesh for mesh in meshes(devices) if self._worth(mesh.cp))
+        return self._running(found, gbs=self.gbs, seq=self.seq)
 
     def _worth(self, cp: int) -> bool:
         """Whether a context-parallel degree leaves work to hide the exchange behind, or was asked for."""
-        enough = cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
-        return enough and self.seq % cp == 0
+        return cp == 1 or self.seq // cp >= FEWEST_TOKENS or "cp" in self.limits.fixed
 
-    def _shapes(self, mesh: Degrees, mbs: int) -> tuple[LayerOptions, ...]:
+    def _shapes(self, mesh: Degrees, batch: Batch) -> tuple[LayerOptions, ...]:
         """Sequence parallel or not, what is recomputed, and how context is exchanged."""
-        even = mesh.tp > 1 and (self.seq // mesh.cp * mbs) % mesh.tp == 0
-        exchanged = mesh.cp > 1 and self.model.heads % (mesh.cp * mesh.tp) == 0
-        sequence, contexts = (False, True)[: 1 + even], tuple(ContextExchange)[: 1 + exchanged]
-        return self.limits.parts(LayerOptions(*words) for words in product(sequence, Recompute, contexts))
+        sequence = (False, True) if mesh.tp > 1 else (False,)
+        contexts = ContextExchange if mesh.cp > 1 else (Plan.context,)
+        shapes = (LayerOptions(*words) for words in product(sequence, Recompute, contexts))
+        return self._running(shapes, mesh, batch)
 
-    def _orders(
-        self, mesh: Degrees, batch: Batch, framework: str, allowed: Collection[str]
-    ) -> tuple[PassOrder, ...]:
+    def _orders(self, mesh: Degrees, batch: Batch, framework: str) -> tuple[PassOrder, ...]:
         """Pipeline schedules with their chunks."""
-        layers = self.model.layers
-
-        def runs(order: PassOrder) -> bool:
-            schedule, plan = schedules.get(order.schedule), plan_of(mesh, batch, order, framework=framework)
-            chunks = mesh.pp * schedule.chunks_per_rank(order.vpp)
-            return chunks <= layers and not any(problems(plan, plan.ranks, self.model))
-
-        names = [name for name in SCHEDULES if name in allowed] if mesh.pp > 1 else [""]
-        several = divisors(layers // mesh.pp)[1:]
+        has = FAMILIES.get(framework, {}).get("schedule", SCHEDULES)
+        each = self.model.layers // mesh.pp  # layers of a stage: at least one in each chunk
         orders = (
             PassOrder(name, vpp)
-            for name in names
-            for vpp in (several if schedules.get(name).chunked else [1])
+            for name, schedule in SCHEDULES.items()
+            if name in has
+            for vpp in (divisors(each)[1:] if schedule.chunked else [1])
+            if schedule.chunks_per_rank(vpp) <= each
         )
-        return tuple(order for order in self.limits.parts(orders) if runs(order))
+        return self._running(orders if mesh.pp > 1 else [PassOrder("", 1)], mesh, batch, framework=framework)
 
     def _states(self, mesh: Degrees, cluster: Cluster) -> list[StateOptions]:
         """What data-parallel ranks share, in what pieces, and what is kept in the host's memory."""
-        several = mesh.dp * mesh.cp > 1
+        several = plan_of(mesh).replicas > 1
+        # devices that share one copy under hsdp: those of the innermost domain, twice and four times as many
+        inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
+        wanted = self.limits.tried("shard", (inside, 2 * inside, 4 * inside))
         found = states(
             self.limits,
             [sharding for sharding in Sharding if several != (sharding is Sharding.NONE)],
-            shard=self._shards(mesh, cluster),
+            shard=[d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted],
             bucket_bytes=self.limits.tried("bucket_bytes", BUCKETS),
-            reshard=(True, False),
+            reshard=[True, False],
             prefetch=self.limits.tried("prefetch", PREFETCH),
-            offload=tuple(Offload),
+            offload=[*Offload],
         )
         return list(found)
-
-    def _shards(self, mesh: Degrees, cluster: Cluster) -> list[int]:
-        """Devices that share one copy under HSDP: those of the innermost domain, twice and four times as
-        many, or what is fixed.
-        """
-        inside = cluster.domain(0) // (mesh.tp * mesh.cp) if cluster.tiers else 1
-        wanted = self.limits.tried("shard", (inside, 2 * inside, 4 * inside))
-        return sorted({d for d in divisors(mesh.dp) if 1 < d < mesh.dp and d in wanted})

@@ -17,7 +17,6 @@ A study is written as lists on the command line, or as a file:
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 from paceline import on_ray
 from paceline.errors import DoesNotFit, PlanError, SpecError, UnknownName
 from paceline.plan.workers import Interrupted
-from paceline.spec.facts import read_text
+from paceline.spec.facts import read_toml
 from paceline.spec.planned import Answer, Question, Study
 
 #: keys of a file that hold what is multiplied, and the word of a question that each gives
@@ -61,47 +60,38 @@ def questions(
     they share.
     """
     several = product(models, *(values or [None] for values in (clusters, gbs, seq)))
-    return [_question(shared, zip(_AXES.values(), words, strict=True)) for words in several]
+    return [_question(shared | dict(zip(_AXES.values(), words, strict=True))) for words in several]
 
 
-def _question(shared: Mapping[str, Any], own: Iterable[tuple[str, Any]]) -> Question:
-    options = {**shared, **dict(own)}
-    words = {name: options.pop(name, None) for name in (*_AXES.values(), *_WORDS)}
-    return Question(**words, options=options)
+def _question(said: dict[str, Any]) -> Question:
+    words = {name: said.pop(name, None) for name in (*_AXES.values(), *_WORDS)}
+    return Question(**words, options=said)
 
 
 def read(path: Path | str, said: Mapping[str, Any] | None = None) -> list[Question]:
     """The questions of a study's file; what was `said` beside it counts as written at its top."""
-    data = _loaded(path)
+    data = read_toml(path, "study")
     for key in said or ():
         if key in data:
             raise SpecError(f"{key} is given twice: by {path} and beside it; leave one of them out")
     data |= said or {}
     single = _list(data.pop("question", []))
     _known(path, data, _AXES)
-    out = _products(data)
-    elsewhere = {name: value for name, value in data.items() if name not in _WORDS}
-    for entry in single:
-        _known(path, entry, _AXES.values())
-        if not entry.get("model"):
-            raise SpecError(f"{path}: a [[question]] needs a model")
-        placed = {"cluster", *_WORDS} & {*entry}
-        out.append(_question(elsewhere if placed else data, entry.items()))
+    axes = [_list(data.pop(key, [])) for key in _AXES]
+    out = questions(*axes, **data) + [_single(path, entry, data) for entry in single]
     if not out:
         raise SpecError(f"{path}: no question; a study has models = [...] or [[question]]")
     return out
 
 
-def _products(data: dict[str, Any]) -> list[Question]:
-    axes = [_list(data.pop(key, [])) for key in _AXES]
-    return questions(*axes, **data)
-
-
-def _loaded(path: Path | str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_text(path, "study"))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+def _single(path: Path | str, entry: dict[str, Any], shared: Mapping[str, Any]) -> Question:
+    """A question of its own; where it says where, what all share does not."""
+    _known(path, entry, _AXES.values())
+    if not entry.get("model"):
+        raise SpecError(f"{path}: a [[question]] needs a model")
+    placed = not entry.keys().isdisjoint(("cluster", *_WORDS))
+    left = {name: value for name, value in shared.items() if not (placed and name in _WORDS)}
+    return _question(left | entry)
 
 
 def _known(path: Path | str, table: Mapping[str, Any], axes: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
-from paceline.plan.answer import Found, explained
-from paceline.spec.planned import Ranked
+from paceline.plan.answer import best_measured, explained, front
+from paceline.plan.request import Progress, Request
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan
+from paceline.spec.planned import Planned, Ranked
 
 #: plans that are simulated at most
 MOST = 256
@@ -21,20 +24,16 @@ MOST = 256
 SETTLED = 1e-3
 #: plans that are simulated before the best time is looked at again
 BATCH = 8
-#: what a search tells about itself: what it does, how much is done of how much, and the best value so far
-Progress = Callable[[str, int, int, float], None]
 #: what a simulation tells of a plan: None where it does not fit, an error where it cannot run
 Outcome = Ranked | PacelineError | None
 
 
-def silent(*_: object) -> None:
-    """A progress that shows nothing."""
-
-
 @dataclass(kw_only=True)
 class Trials:
-    """Plans that are simulated, by their places in the order of their bounds."""
+    """Plans that are simulated, by their places in the order of their bounds, and what came of it."""
 
+    #: plans of the space, those without a place too
+    plans: int
     #: the least value that each plan may have, in order
     lows: NDArray[np.float64]
     #: what a simulation is told of a plan
@@ -46,6 +45,10 @@ class Trials:
     most: int
     most_s: float = math.inf
     tell: Progress
+    #: the plan that comes nearest to fitting, and the bytes of a device that it leaves
+    nearest: tuple[Cluster, Plan, float] | None = None
+    begun: float = field(default_factory=time.monotonic)
+    #: what was simulated; best first at the end
     tried: list[Ranked] = field(default_factory=list)
     refused: list[PacelineError] = field(default_factory=list)
     #: plans that were simulated, those that miss the deadline too; and those that do not fit
@@ -65,25 +68,56 @@ class Trials:
         try:
             kept = min(BATCH, self.most // 8) if self.most < len(self.lows) else 0
             self._until(self.most - kept, measured=False)
-            self._until(self.most, measured=any(one.unmeasured for one in explained(self.tried)[:1]))
+            self._until(self.most, measured=self._best() < self._best(measured=True))
         except KeyboardInterrupt:
             if not self.tried:
                 raise
             self.interrupted = True
+        self.tried = explained(self.tried)
 
-    def found(self, begun: float, **more: Any) -> Found:
-        """The outcome, with what more is known of the space."""
-        best, left = self._best(), self.lows[self._open]
-        undecided = int(np.count_nonzero(left < best * (1 - SETTLED)))
-        return Found(
-            tried=explained(self.tried),
-            by_bound=len(left) - undecided,
-            undecided=undecided,
-            gap=1 - float(left.min(initial=best)) / best if self.tried else 0.0,
-            elapsed_s=time.monotonic() - begun,
+    def planned(self, asked: Request, shown: Sequence[Ranked], **more: Any) -> Planned:
+        """The answer, with the best of what is shown."""
+        return Planned(
+            objective=asked.objective,
+            space=self.space,
+            by_memory=self.by_memory,
+            by_bound=self.by_bound,
+            by_evaluation=len(self.tried),
+            undecided=self.undecided,
+            gap_pct=100 * self.gap,
+            elapsed_s=time.monotonic() - self.begun,
             interrupted=self.interrupted,
+            top=tuple(shown[: asked.top]),
+            measured=best_measured(shown),
+            pareto=front(self.tried, asked.pareto),
             **more,
         )
+
+    @property
+    def space(self) -> int:
+        """Plans that can run."""
+        return self.plans - len(self.refused)
+
+    @property
+    def by_memory(self) -> int:
+        """Plans that do not fit."""
+        return self.plans - len(self.lows) + self.tight
+
+    @property
+    def by_bound(self) -> int:
+        """Plans that were not simulated, because they cannot be better."""
+        return int(np.count_nonzero(self._open)) - self.undecided
+
+    @property
+    def undecided(self) -> int:
+        """Plans that were not simulated and may be better than the best."""
+        return int(np.count_nonzero(self.lows[self._open] < self._best() * (1 - SETTLED)))
+
+    @property
+    def gap(self) -> float:
+        """No plan is better than the best by more than this share of it."""
+        best = self._best()
+        return 1 - float(self.lows[self._open].min(initial=best)) / best if self.tried else 0.0
 
     def _best(self, measured: bool = False) -> float:
         """The best value, or that of measured features; infinite before there is one."""

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import active_children, get_all_start_methods, get_context
-from typing import Protocol, TypeVar
+from typing import Any
 
 from paceline.errors import PacelineError, RunError
 
-A = TypeVar("A")
-B = TypeVar("B")
+#: runs a function over tasks and gives results in order, as `map` does
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 #: seconds between two looks for the parent
 LOOK_S = 0.5
 
@@ -44,63 +45,38 @@ def reached(text: str) -> Iterator[None]:
         raise Interrupted(text) from None
 
 
-class Pool(Protocol):
-    """Whatever runs a function over tasks and gives results in order."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]: ...
-
-
-class Here:
-    """No other process."""
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterable[B]:
-        return map(run, tasks)
-
-
-class Forked:
-    """Processes that were forked from this one, with what it knew then."""
-
-    def __init__(self, count: int) -> None:
-        others = set(active_children())
-        self._executor = ProcessPoolExecutor(
-            count, get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
-        )
-        with _undisturbed():
-            self._executor.submit(os.getpid).result()  # the first task forks all of them
-        self._processes = set(active_children()) - others
-
-    def map(self, run: Callable[[A], B], tasks: Iterable[A], /) -> Iterator[B]:
-        """Results in the order of the tasks; what a task raises, and RunError where a worker was killed."""
-        try:
-            waiting = [self._executor.submit(_sendable, run, task) for task in tasks]
-            yield from (future.result() for future in waiting)
-        except BrokenProcessPool:
-            raise RunError(
-                "a worker process of the search was killed, perhaps for lack of memory; run it again on fewer"
-                " cores (taskset), or narrow the space (--fix, --forbid)"
-            ) from None
-
-    def close(self) -> None:
-        """Ends the processes, whatever they do."""
-        with _undisturbed():
-            for process in self._processes:
-                process.kill()
-            self._executor.shutdown()
-
-
 @contextmanager
-def workers(count: int) -> Iterator[Pool]:
-    """So many processes; none besides this one where that is less than two, or where there is no way to
-    fork.
+def workers(count: int) -> Iterator[Run]:
+    """So many processes, forked from this one with what it knows; none besides this one where that is less
+    than two, or where there is no way to fork.
     """
     if count < 2 or "fork" not in get_all_start_methods():
-        yield Here()
+        yield map
         return
-    pool = Forked(count)
+    others = set(active_children())
+    executor = ProcessPoolExecutor(count, get_context("fork"), initializer=_begin, initargs=(os.getpid(),))
+    with _undisturbed():
+        executor.submit(os.getpid).result()  # the first task forks all of them
+    processes = set(active_children()) - others
     try:
-        yield pool
+        yield partial(_over, executor)
     finally:
-        pool.close()
+        with _undisturbed():
+            for process in processes:  # whatever they do
+                process.kill()
+            executor.shutdown()
+
+
+def _over(executor: ProcessPoolExecutor, run: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+    """Results in the order of the tasks; what a task raises, and RunError where a worker was killed."""
+    try:
+        waiting = [executor.submit(_sendable, run, task) for task in tasks]
+        yield from (future.result() for future in waiting)
+    except BrokenProcessPool:
+        raise RunError(
+            "a worker process of the search was killed, perhaps for lack of memory; run it again on fewer"
+            " cores (taskset), or narrow the space (--fix, --forbid)"
+        ) from None
 
 
 @contextmanager
@@ -131,7 +107,7 @@ def follow(parent: int) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def _sendable(run: Callable[[A], B], task: A) -> B:
+def _sendable(run: Callable[[Any], Any], task: Any) -> Any:
     """The result of a task; its error as the parent can read it, with where it was raised."""
     try:
         return run(task)

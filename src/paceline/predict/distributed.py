@@ -27,9 +27,9 @@ from paceline.predict.evidence import device_evidence, network_evidence
 from paceline.predict.gradients import Exchanges
 from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, network_sigma, transformer_errors
 from paceline.predict.pieces import PieceTasks
-from paceline.predict.stages import ChunkLayers, RankParts, StageLayers
+from paceline.predict.stages import RankParts, StageLayers
 from paceline.sim.mesh import Mesh
-from paceline.sim.work import Exchange, StepWork
+from paceline.sim.work import StepWork
 from paceline.spec.cluster import Cluster, Group
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
@@ -227,58 +227,6 @@ class TransformerStep:
         yield Evidence(what=what, kind=style.kind, source=style.source)
         yield from self.errors.evidence()
 
-    # -- what the search asks for by these names ---------------------------------------------------
-
-    def chunks(self) -> list[tuple[ChunkLayers, ...]]:
-        return self.parts.chunks
-
-    def held(self) -> list[StageLayers]:
-        return self.parts.stages
-
-    def parameters(self, stage: StageLayers) -> float:
-        return self.parts.whole(stage)
-
-    def layer_parameters(self) -> float:
-        return self.parts.layer
-
-    def expert_parameters(self) -> float:
-        return self.parts.experts
-
-    def end_parameters(self, first: bool, last: bool) -> float:
-        return self.parts.ends(first, last)
-
-    def tensors(self, kind: str) -> list[tuple[float, bool]]:
-        return self.parts.tensors(kind)
-
-    def exchanges(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
-        return self.sent.whole(dense, experts)
-
-    def unshard(self, parameters: float) -> list[Exchange]:
-        return self.sent.unshard(parameters)
-
-    def scatter(self, parameters: float) -> list[Exchange]:
-        return self.sent.scatter(parameters)
-
-    @property
-    def sharded(self) -> bool:
-        return self.sent.sharded
-
-    @property
-    def replicated(self) -> bool:
-        return self.sent.replicated
-
-    @property
-    def hop(self) -> list[Exchange]:
-        return self.sent.hop
-
-    @property
-    def tied(self) -> list[Exchange]:
-        return self.sent.tied
-
-    @property
-    def copying_s(self) -> float:
-        return self.tasks.copying_s
-
 
 def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
     """What a rank runs for one micro-batch of a plan."""
@@ -287,9 +235,7 @@ def shape_of(model: Transformer, plan: Plan, framework: Framework) -> Shape:
         framework=framework,
         mbs=plan.mbs,
         seq=plan.seq,
-        tp=plan.tp,
-        cp=plan.cp,
-        ep=plan.ep,
+        degrees=plan.degrees.inner,
         sp=plan.sp,
         dtype=Precision.BF16 if plan.precision.scaled else plan.precision,
         matrix=plan.precision,

@@ -25,7 +25,7 @@ from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.sim.schedules import in_flight
 from paceline.spec.cluster import Cluster
 from paceline.spec.framework import Framework
-from paceline.spec.plan import Plan
+from paceline.spec.plan import SHARED, SPREAD, Plan
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Offload, Precision, Recompute, Sharding
 
@@ -285,9 +285,9 @@ def available_bytes(step: TransformerStep) -> float:
 
 def communicators(plan: Plan) -> int:
     """Groups of ranks that a device is in: each has buffers of its own outside the allocator."""
+    axes = [getattr(plan, name) for name in (*SPREAD, *SHARED)]
     # neighbours in a pipeline are two
-    axes = (plan.tp, plan.cp, plan.dp * plan.cp, plan.ep, plan.pp, plan.pp)
-    return sum(size > 1 for size in axes) + (plan.ranks > 1)
+    return sum(size > 1 for size in (*axes, plan.pp, plan.replicas, plan.ranks))
 
 
 def cached(blocks: Iterable[float]) -> float:

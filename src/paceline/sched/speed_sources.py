@@ -84,7 +84,7 @@ class PredictedSpeed(SpeedSource):
         from paceline.spec.plan import Plan
 
         devices, plan = sum(counts), Plan.parse(self.plan)
-        each = plan.tp * plan.pp * plan.cp
+        each = plan.replica_ranks
         ranks, left = divmod(devices, each)
         if left:
             raise PlanError(f"plan {self.plan!r} runs on multiples of {each} devices, got {devices}")

@@ -85,6 +85,15 @@ class Tier:
         """Whether it leaves the node."""
         return self.kind in NETWORKS
 
+    def sped_up(self, factor: float) -> Tier:
+        """The tier with so many times the bandwidth."""
+        node = self.node_bandwidth_Bps
+        return replace(
+            self,
+            bandwidth_Bps=factor * self.bandwidth_Bps,
+            node_bandwidth_Bps=None if node is None else factor * node,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

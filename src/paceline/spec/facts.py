@@ -51,6 +51,14 @@ def read_text(path: Path | str, noun: str) -> str:
         raise SpecError(f"cannot read {noun} file {str(path)!r}: not UTF-8 at byte {error.start}") from None
 
 
+def read_toml(path: Path | str, noun: str) -> dict[str, Any]:
+    """The keys of a TOML file that describes a `noun`."""
+    try:
+        return tomllib.loads(read_text(path, noun))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+
+
 class FactReader:
     """Parsed TOML that knows the line of each key for messages.
 

@@ -52,10 +52,29 @@ _WORDS: dict[str, Collection[str]] = {
     "offload": tuple(Offload),
     "context": tuple(ContextExchange),
 }
+#: degrees whose product, times that of data parallelism, is the ranks of a plan; and degrees whose ranks are
+#: among those of the others: in the order in which the search tries them
+SPREAD, SHARED = ("tp", "cp", "pp"), ("ep",)
 _SIZES = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "gbs", "seq", "shard", "prefetch")
 _FLAGS = ("sp", "reshard", "adapters")
 #: sizes that may be 0: `resolve` fills them in
 _FILLED = ("dp", "mbs", "gbs", "seq", "shard", "prefetch")
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees of a plan: its fields of these names."""
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def inner(self) -> Degrees:
+        """Those that a layer depends on."""
+        return replace(self, dp=1, pp=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +158,23 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Devices of the plan, as far as its degrees are known."""
-        return (self.dp or 1) * self.tp * self.pp * self.cp
+        return (self.dp or 1) * self.replica_ranks
+
+    @property
+    def replica_ranks(self) -> int:
+        """Devices of one data-parallel rank."""
+        ranks: int = math.prod(getattr(self, name) for name in SPREAD)
+        return ranks
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters, as far as degrees are known."""
+        return (self.dp or 1) * self.cp
+
+    @property
+    def degrees(self) -> Degrees:
+        """Of a resolved plan."""
+        return Degrees(**{f.name: getattr(self, f.name) for f in fields(Degrees)})
 
     @property
     def micro_batches(self) -> int:
@@ -299,8 +334,7 @@ def resolve(
 
 
 def _fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
-    used = plan.tp * plan.pp * plan.cp
-    dp = plan.dp or max(1, devices // used)
+    dp = plan.dp or max(1, devices // plan.replica_ranks)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
     schedule = (plan.schedule or usual) if plan.pp > 1 else ""
@@ -409,6 +443,16 @@ def divisors(n: int) -> tuple[int, ...]:
     return (*low, *high)
 
 
+def meshes(devices: int) -> list[Degrees]:
+    """All degrees that so many devices can be spread over; data parallelism takes the ranks that are left."""
+    found = [(dict[str, int](), devices)]
+    for name in SPREAD:
+        found = [({**mesh, name: size}, left // size) for mesh, left in found for size in divisors(left)]
+    for name in SHARED:
+        found = [({**mesh, name: size}, left) for mesh, left in found for size in divisors(devices)]
+    return [Degrees(**mesh, dp=left) for mesh, left in found]
+
+
 def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:
     """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words
     by whether they are the same.
@@ -497,3 +541,4 @@ def stage_layers(layers: int, pp: int, vpp: int = 1) -> tuple[int, ...]:
 
 
 assert {f.name for f in fields(Plan)} >= {*_SIZES, *_FLAGS, *_WORDS}
+assert {*_SIZES} >= {f.name for f in fields(Degrees)} == {"dp", *SPREAD, *SHARED}

@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping
 from paceline.errors import PlanError
 from paceline.spec.compression import SCHEMES
 from paceline.spec.defaults import NODE_DEVICES
-from paceline.spec.plan import Plan, resolve
+from paceline.spec.plan import SHARED, SPREAD, Plan, resolve
 from paceline.spec.synchronisation import AVERAGES, PLAIN, SETTINGS, Relaxation
 from paceline.spec.vocabulary import ContextExchange, Mode, Offload, Precision, Sharding
 
 #: field of a plan, or of its relaxation -> what training does with it
 TRAINED: Mapping[str, str] = {
+    **dict.fromkeys((*SPREAD, *SHARED), "refused"),  # but for these
     "dp": "with the other degrees, must be the ranks that were started",
     "tp": "attention and feed-forward are split, by torch's tensor parallelism",
     "pp": "stages of `paceline.train.Pipeline`; `parallelize` refuses it",
-    "cp": "refused",
-    "ep": "refused",
     "vpp": "chunks of each stage of a `Pipeline`",
     "mbs": "samples of a pass; compared with the first pass",
     "gbs": "samples of a step; compared with the passes of the first step",
@@ -88,8 +87,9 @@ def refuse(plan: Plan) -> None:
 
 def _model(plan: Plan) -> Iterator[str]:
     """How one replica computes."""
-    if plan.cp > 1 or plan.ep > 1:
-        yield f"context and expert parallelism are predicted but not run; got cp={plan.cp}, ep={plan.ep}"
+    for name in (*SPREAD, *SHARED):
+        if TRAINED[name] == "refused" and (size := getattr(plan, name)) > 1:
+            yield f"{name}={size} is predicted but not run; leave it out"
     if plan.context is not ContextExchange.RING:
         yield f"context={plan.context} is of context-parallel ranks, which are not run; leave it out"
     if plan.sp:

@@ -53,7 +53,7 @@ def _forms(subject: Subject, found: DistributedPrediction, inside: Anatomy) -> I
         else resolve(subject.plan, subject.cluster, subject.model)
     )
     used = {"tensor": plan.tp, "pipeline": plan.pp, "context": plan.cp, "expert": plan.ep}
-    ranks = found.devices // (plan.tp * plan.pp * plan.cp)
+    ranks = found.devices // plan.replica_ranks
     yield _form(
         "data",
         ranks,

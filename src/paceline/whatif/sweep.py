@@ -109,7 +109,7 @@ def _fixed(subject: Subject, batch: int) -> Subject:
     """
     plan = replace(subject.plan, gbs=batch)
     if not isinstance(subject.model, Workload):
-        ranks = subject.cluster.device_count // (plan.tp * plan.pp * plan.cp)
+        ranks = subject.cluster.device_count // plan.replica_ranks
         if batch < ranks * plan.mbs:  # fewer samples than a pass of every rank takes
             plan = replace(plan, mbs=max(1, batch // max(1, ranks)))
         return replace(subject, plan=plan)

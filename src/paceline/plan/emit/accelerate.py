@@ -7,7 +7,7 @@ from paceline.spec.vocabulary import Offload, Precision, Recompute
 
 #: precisions that Accelerate trains in, besides that of the parameters
 _MIXED = (Precision.BF16, Precision.FP16, Precision.FP8)
-_LAUNCH = """\
+_YAML = """\
 compute_environment: LOCAL_MACHINE
 debug: false
 use_cpu: false
@@ -17,28 +17,24 @@ machine_rank: 0
 main_training_function: main
 mixed_precision: {precision}
 rdzv_backend: static
-"""
-_COMPILED = """\
-dynamo_config:
-  dynamo_backend: INDUCTOR
-  dynamo_mode: default
-  dynamo_use_dynamic: false
-  dynamo_use_fullgraph: false
-"""
-_FSDP = """\
-distributed_type: FSDP
-fsdp_config:
-  fsdp_version: 2
-  fsdp_reshard_after_forward: {reshard}
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_activation_checkpointing: {recompute}
-  fsdp_offload_params: {offload}
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-parallelism_config:
-  parallelism_config_dp_replicate_size: {replicas}
-  parallelism_config_dp_shard_size: {shard}
-  parallelism_config_tp_size: {p.tp}
-  parallelism_config_cp_size: {p.cp}
+dynamo_config:                                                      #if compiled = True
+  dynamo_backend: INDUCTOR                                          #if compiled = True
+  dynamo_mode: default                                              #if compiled = True
+  dynamo_use_dynamic: false                                         #if compiled = True
+  dynamo_use_fullgraph: false                                       #if compiled = True
+distributed_type: {distributed}
+fsdp_config:                                                        #if distributed = FSDP
+  fsdp_version: 2                                                   #if distributed = FSDP
+  fsdp_reshard_after_forward: {reshard}                             #if distributed = FSDP
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP                     #if distributed = FSDP
+  fsdp_activation_checkpointing: {recompute}                        #if distributed = FSDP
+  fsdp_offload_params: {offload}                                    #if distributed = FSDP
+  fsdp_state_dict_type: SHARDED_STATE_DICT                          #if distributed = FSDP
+parallelism_config:                                                 #if distributed = FSDP
+  parallelism_config_dp_replicate_size: {replicas}                  #if distributed = FSDP
+  parallelism_config_dp_shard_size: {shard}                         #if distributed = FSDP
+  parallelism_config_tp_size: {p.tp}                                #if distributed = FSDP
+  parallelism_config_cp_size: {p.cp}                                #if distributed = FSDP
 """
 
 
@@ -54,14 +50,12 @@ def config(f: Facts) -> list[str]:
     }
     shard = p.shard or p.dp
     return filled(
-        {
-            _LAUNCH: True,
-            _COMPILED: f.compiled,
-            f"distributed_type: {several}" if p.sharding.whole else _FSDP: True,
-        },
+        _YAML,
         p=p,
         c=c,
         precision=p.precision if p.precision in _MIXED else "'no'",
+        compiled=f.compiled,
+        distributed=several if p.sharding.whole else "FSDP",
         shard=shard,
         replicas=p.dp // shard,
         **{name: str(on).lower() for name, on in switches.items()},
@@ -72,6 +66,6 @@ def files(f: Facts) -> dict[str, str]:
     """The YAML; batch and accumulation are arguments of the training script."""
     head = f.head(
         "start your training script with it: accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
-        f"micro-batch {f.plan.mbs} on a device, gradient_accumulation_steps={f.accumulate}",
+        f"micro-batch {f.plan.mbs} on a device, gradient_accumulation_steps={f.plan.micro_batches}",
     )
     return {"accelerate.yaml": head + "\n".join(config(f)) + "\n"}

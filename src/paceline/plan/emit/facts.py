@@ -65,11 +65,6 @@ class Facts:
             return bool(self.settings.get("compile") or self.settings.get("compiled"))
         return style.state == "torch" and style.fusion == "compile"
 
-    @property
-    def accumulate(self) -> int:
-        """Micro-batches that a data-parallel rank adds up per step."""
-        return self.plan.micro_batches
-
     def head(self, *notes: str) -> str:
         """Comments for the head of a file: the plan, what is predicted for it, and notes."""
         p = self.prediction
@@ -92,16 +87,17 @@ class Facts:
                     f" --fix {name}={words[0]}, or leave {tool} out"
                 )
 
-    @property
-    def model_arguments(self) -> Transformer:
-        if self.sizes is None:
-            raise PlanError(
-                f"--emit: {self.model} is not known by its sizes; emit torchrun, accelerate or slurm for it"
-            )
-        return self.sizes
+
+def filled(text: str, **values: object) -> list[str]:
+    """Lines of a text with values in their places; one that ends in `#if NAME = VALUE` (or `!=`) where that
+    is so.
+    """
+    lines = (line.partition("#if ") for line in text.splitlines())
+    return [line.rstrip().format(**values) for line, _, condition in lines if _holds(condition, values)]
 
 
-def filled(texts: Mapping[str, object], **values: object) -> list[str]:
-    """Lines of the texts that are wanted, with values in their places."""
-    wanted = "\n".join(text.rstrip("\n") for text, want in texts.items() if want)
-    return wanted.format(**values).splitlines()
+def _holds(condition: str, values: Mapping[str, object]) -> bool:
+    """Whether a value has the word that is compared with it: `p.precision = fp16`."""
+    name, _, word = condition.strip().partition("= ")
+    has = f"{{{name.rstrip(' !')}}}".format(**values) if name else ""
+    return (has == word) != name.endswith("!")

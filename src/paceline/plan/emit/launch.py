@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import PlanError
-from paceline.plan.emit.facts import Facts
+from paceline.plan.emit.facts import Facts, filled
 from paceline.spec import schedules, trained
-from paceline.spec.vocabulary import Recompute
 
 #: emitter -> the script of its own that starts it on one node
 STARTS = {"torchrun": "torchrun.sh", "megatron": "megatron.sh", "torchtitan": "torchtitan.sh"}
-_PIPELINES = ("", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipev")
 #: tokens of a stand-in's sample, where the plan has none
 _TOKENS = 128
 
 _TRAINING = '''\
 {head}# Put your model, data and loss into the functions below.
 
-{imports}import os
+import contextlib                                                                       #if loop = averaged
+import os
 from collections.abc import Iterable
 
 import torch
@@ -30,7 +29,7 @@ from paceline.catalog.models.gpt import Gpt
 
 PLAN = {plan!r}
 # samples of a micro-batch, and micro-batches of a step on a replica
-SAMPLES, MICRO_BATCHES = {f.plan.mbs}, {f.accumulate}
+SAMPLES, MICRO_BATCHES = {f.plan.mbs}, {f.plan.micro_batches}
 # tokens of a sample, and steps to take
 SEQ, STEPS = int(os.environ.get("SEQ", "{seq}")), int(os.environ.get("STEPS", "100"))
 
@@ -56,57 +55,53 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-4)
 
-{averaging}
+                                                                                        #if loop = averaged
+def averaging(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager:  #if loop = averaged
+    """Gradients add up over the micro-batches of a step; ranks average them with the last one."""\
+  #if loop = averaged
+    return contextlib.nullcontext() if last else pt.of(model).no_sync()                 #if loop = averaged
+                                                                                        #if loop = averaged
+
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     pt.join("nccl" if device == "cuda" else "gloo")
     model = build().to(device)
-{compile}{loop}
+    for block in model.blocks:  # the repeated blocks of your model: the plan counts on what\
+ torch.compile fuses                                                                    #if compiled = blocks
+        block.compile()                                                                 #if compiled = blocks
+    model.compile()  # the plan counts on what torch.compile fuses                      #if compiled = whole
+    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)                             #if loop = pipeline
+    for step in range(1, STEPS + 1):                                                    #if loop = pipeline
+        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))                    #if loop = pipeline
+        if value is not None:                                                           #if loop = pipeline
+            print(f"step {{step}}: loss {{value:.4f}}", flush=True)                     #if loop = pipeline
+    pt.close(runner)                                                                    #if loop = pipeline
+    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)\
+  #if loop != pipeline
+    for step in range(1, STEPS + 1):                                                    #if loop != pipeline
+        for _ in range(MICRO_BATCHES):                                                  #if loop = plain
+            inputs, targets = batch(SAMPLES, device)                                    #if loop = plain
+            value = loss(model(inputs), targets) / MICRO_BATCHES                        #if loop = plain
+            value.backward()                                                            #if loop = plain
+        for i in range(MICRO_BATCHES):                                                  #if loop = averaged
+            with averaging(model, last=i == MICRO_BATCHES - 1):                         #if loop = averaged
+                inputs, targets = batch(SAMPLES, device)                                #if loop = averaged
+                value = loss(model(inputs), targets) / MICRO_BATCHES                    #if loop = averaged
+                value.backward()                                                        #if loop = averaged
+        optimizer.step()                                                                #if loop != pipeline
+        optimizer.zero_grad()                                                           #if loop != pipeline
+        if torch.distributed.get_rank() == 0:                                           #if loop != pipeline
+            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)\
+  #if loop != pipeline
+    pt.close(model)                                                                     #if loop != pipeline
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
 '''
-_COMPILE_BLOCKS = (
-    "    for block in model.blocks:  # the repeated blocks of your model:"
-    " the plan counts on what torch.compile fuses\n"
-    "        block.compile()\n"
-)
-_COMPILE = "    model.compile()  # the plan counts on what torch.compile fuses\n"
-_AVERAGING = '''
-def averaging(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager:
-    """Gradients add up over the micro-batches of a step; ranks average them with the last one."""
-    return contextlib.nullcontext() if last else pt.of(model).no_sync()
-
-'''
-_PASSES = """        for _ in range(MICRO_BATCHES):
-            inputs, targets = batch(SAMPLES, device)
-            value = loss(model(inputs), targets) / MICRO_BATCHES
-            value.backward()"""
-_AVERAGED = """        for i in range(MICRO_BATCHES):
-            with averaging(model, last=i == MICRO_BATCHES - 1):
-                inputs, targets = batch(SAMPLES, device)
-                value = loss(model(inputs), targets) / MICRO_BATCHES
-                value.backward()"""
-_LOOP = """\
-    model, optimizer = pt.parallelize(model, make_optimizer(model.parameters()), plan=PLAN)
-    for step in range(1, STEPS + 1):
-{passes}
-        optimizer.step()
-        optimizer.zero_grad()
-        if torch.distributed.get_rank() == 0:
-            print(f"step {{step}}: loss {{value.item() * MICRO_BATCHES:.4f}}", flush=True)
-    pt.close(model)"""
-_PIPELINE_LOOP = """\
-    runner = pt.Pipeline(model, make_optimizer, PLAN, loss)
-    for step in range(1, STEPS + 1):
-        value = runner.step(*batch(SAMPLES * MICRO_BATCHES, device))
-        if value is not None:
-            print(f"step {step}: loss {value:.4f}", flush=True)
-    pt.close(runner)"""
 
 
 def script(f: Facts, code: str, *notes: str) -> str:
@@ -124,40 +119,34 @@ def training(f: Facts, tool: str) -> str:
     """The training script; PlanError, in the name of the tool that was asked for, where `paceline.train` does
     not run the plan.
     """
+    _refuse(f, tool)
     p = f.plan
     scattered = p.tp > 1 or p.sharding in trained.SHARDED  # by FSDP2
-    f.refuse(
-        tool,
-        cp=(1,),
-        ep=(1,),
-        offload=("none", "activations"),
-        precision=trained.SPLIT if scattered else trained.REPLICATED,
-        schedule=_PIPELINES,
-        framework=("", *trained.FRAMEWORKS),
-        sp=(False,),
-    )
-    try:
-        trained.resolved(p, p.ranks)
-    except PlanError as error:
-        raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
     heads, each = max(2, p.tp), schedules.get(p.schedule).chunks_per_rank(p.vpp)
     # FSDP2 scatters the gradients of each micro-batch, as was predicted; others are averaged with the last
-    waits = p.pp == 1 and not scattered and f.accumulate > 1
-    loop = _LOOP.format(passes=_AVERAGED if waits else _PASSES)
-    compiling = _COMPILE_BLOCKS if f.sizes else _COMPILE
-    return _TRAINING.format(
+    loop = "averaged" if p.micro_batches > 1 and not scattered else "plain"
+    blocks = "blocks" if f.sizes else "whole"
+    lines = filled(
+        _TRAINING,
         f=f,
         head=f.head(),
-        imports="import contextlib\n" if waits else "",
         plan=str(replace(p, vpp=each, seq=0)),  # SEQ says how long samples are
         seq=p.seq or _TOKENS,
         width=32 * heads,
         depth=max(2, p.pp * each),
         heads=heads,
-        averaging=_AVERAGING if waits else "",
-        compile=compiling if f.compiled else "",
-        loop=_PIPELINE_LOOP if p.pp > 1 else loop,
+        loop="pipeline" if p.pp > 1 else loop,
+        compiled=blocks if f.compiled else "",
     )
+    return "\n".join(lines) + "\n"
+
+
+def _refuse(f: Facts, tool: str) -> None:
+    f.refuse(tool, schedule=("", *(name for name, one in schedules.SCHEDULES.items() if one.trains)))
+    try:
+        trained.resolved(f.plan, f.plan.ranks)
+    except PlanError as error:
+        raise PlanError(f"--emit {tool}: {error}; plan with --fix, or leave {tool} out") from None
 
 
 def command(f: Facts, script: str, arguments: Sequence[str] = ()) -> str:
@@ -178,9 +167,10 @@ _MEETING = (
 _SLURM = """\
 #!/usr/bin/env bash
 #SBATCH --job-name={name}
-#SBATCH --nodes={f.cluster.nodes}
+#SBATCH --nodes={c.nodes}
 #SBATCH --ntasks-per-node=1
-{devices}#SBATCH --exclusive
+#SBATCH --gpus-per-node={c.node_devices}                #if c.device.kind != cpu
+#SBATCH --exclusive
 {head}# submit it in this folder, which {script} is in: sbatch job.sbatch
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:-.}}"
@@ -196,14 +186,8 @@ def slurm(f: Facts) -> dict[str, str]:
     """
     torch = STARTS["torchrun"]
     start = next((STARTS[tool] for tool in f.beside if tool in STARTS), torch)
-    devices = f"#SBATCH --gpus-per-node={f.cluster.node_devices}\n"
-    text = _SLURM.format(
-        name=job_name(f.model),
-        f=f,
-        devices=devices if f.cluster.device.kind != "cpu" else "",
-        head=f.head(),
-        script=start,
-    )
+    lines = filled(_SLURM, name=job_name(f.model), c=f.cluster, head=f.head(), script=start)
+    text = "\n".join(lines) + "\n"
     return {**(torchrun(f, "slurm") if start == torch else {}), "job.sbatch": text}
 
 
@@ -220,31 +204,27 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def parallelize(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> torch.nn.Module:
-    """Lays out a model whose repeated blocks are `blocks`; {f.plan.mbs} samples a micro-batch,
-    {f.accumulate} of them a step.
+    """Lays out a model whose repeated blocks are `blocks`; {p.mbs} samples a micro-batch,
+    {p.micro_batches} of them a step.
     """
     mesh = init_device_mesh("cuda", {sizes}, mesh_dim_names={names})
-{split}{recompute}{compile}\
+    # name the model's own projections:\
+ torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {{...}})\
+  #if p.tp != 1
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing\
+  #if p.recompute = full
+                                                                                  #if p.recompute = full
+    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))\
+  #if p.recompute = full
+    for block in blocks:  # the plan counts on what torch.compile fuses           #if f.compiled = True
+        block.compile()                                                           #if f.compiled = True
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={f.plan.reshard})
-    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {f.plan.prefetch}] for i in range(len(blocks))]):
+        fully_shard(module, mesh=mesh[{data}], mp_policy=policy, reshard_after_forward={p.reshard})
+    for block, ahead in zip(blocks, [blocks[i + 1 : i + 1 + {p.prefetch}] for i in range(len(blocks))]):
         block.set_modules_to_forward_prefetch(ahead)
     return model
 '''
-_SPLIT = (
-    "    # name the model's own projections:"
-    ' torch.distributed.tensor.parallel.parallelize_module(block, mesh["tp"], {...})\n'
-)
-_RECOMPUTE = """\
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    apply_activation_checkpointing(model, check_fn=lambda module: module in set(blocks))
-"""
-_COMPILE_EACH = """\
-    for block in blocks:  # the plan counts on what torch.compile fuses
-        block.compile()
-"""
 
 
 def fsdp2(f: Facts) -> dict[str, str]:
@@ -257,14 +237,7 @@ def fsdp2(f: Facts) -> dict[str, str]:
     degrees = {"replicate": p.dp // shard, "shard": shard * p.cp, "tp": p.tp}
     mesh = {f'"{name}"': str(size) for name, size in degrees.items() if size > 1 or name == "shard"}
     names = ", ".join(mesh)
-    text = _FSDP2.format(
-        f=f,
-        head=f.head(),
-        sizes=f"({', '.join(mesh.values())},)",
-        names=f"({names},)",
-        data=names.removesuffix(', "tp"'),
-        split=_SPLIT if p.tp > 1 else "",
-        recompute=_RECOMPUTE if p.recompute is Recompute.FULL else "",
-        compile=_COMPILE_EACH if f.compiled else "",
-    )
-    return {"fsdp2.py": text}
+    sizes = f"({', '.join(mesh.values())},)"
+    data = names.removesuffix(', "tp"')
+    lines = filled(_FSDP2, f=f, p=p, head=f.head(), sizes=sizes, names=f"({names},)", data=data)
+    return {"fsdp2.py": "\n".join(lines) + "\n"}

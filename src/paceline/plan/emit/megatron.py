@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.errors import PlanError
 from paceline.plan.emit.facts import Facts, filled
 from paceline.plan.emit.launch import command, script
-from paceline.spec.vocabulary import ContextExchange, Offload, Precision, Recompute, Sharding
+from paceline.spec.vocabulary import Sharding
 
 #: what of optimizer state, gradients and parameters Megatron's own sharding takes apart
 _SHARDED = {Sharding.ZERO2: "optim_grads", Sharding.FSDP: "optim_grads_params"}
@@ -14,7 +15,7 @@ _TAKES = {
     "offload": ("none", "optimizer"),
     "precision": ("bf16", "fp16", "fp8"),
 }
-_SIZES = """\
+_ARGUMENTS = """\
 --num-layers {m.layers}
 --hidden-size {m.hidden}
 --ffn-hidden-size {m.ffn}
@@ -26,47 +27,53 @@ _SIZES = """\
 --context-parallel-size {p.cp}
 --micro-batch-size {p.mbs}
 --global-batch-size {p.gbs}
-"""
-_EXPERTS = """\
---num-experts {m.experts}
---moe-router-topk {m.top_k}
---expert-model-parallel-size {p.ep}
---moe-grouped-gemm
---moe-token-dispatcher-type alltoall
-"""
-_FULL = """\
---recompute-granularity full
---recompute-method uniform
---recompute-num-layers 1
+--fp16                                              #if p.precision = fp16
+--bf16                                              #if p.precision != fp16
+--cp-comm-type a2a                                  #if p.context = all-to-all
+--group-query-attention                             #if grouped = True
+--num-query-groups {m.kv_heads}                     #if grouped = True
+--swiglu                                            #if m.gated = True
+--normalization RMSNorm                             #if m.norm = rms
+--disable-bias-linear                               #if m.bias = False
+--position-embedding-type rope                      #if m.positions = rotary
+--untie-embeddings-and-output-weights               #if m.tied = False
+--num-experts {m.experts}                           #if m.experts != 0
+--moe-router-topk {m.top_k}                         #if m.experts != 0
+--expert-model-parallel-size {p.ep}                 #if m.experts != 0
+--moe-grouped-gemm                                  #if m.experts != 0
+--moe-token-dispatcher-type alltoall                #if m.experts != 0
+--sequence-parallel                                 #if p.sp = True
+--num-virtual-stages-per-pipeline-rank {p.vpp}      #if p.vpp != 1
+--fp8-format hybrid                                 #if p.precision = fp8
+--recompute-granularity full                        #if p.recompute = full
+--recompute-method uniform                          #if p.recompute = full
+--recompute-num-layers 1                            #if p.recompute = full
+--recompute-granularity selective                   #if p.recompute = selective
+--use-megatron-fsdp                                 #if sharded != None
+--data-parallel-sharding-strategy {sharded}         #if sharded != None
+--use-distributed-optimizer                         #if p.sharding.whole = False
+--overlap-param-gather                              #if p.sharding.whole = False
+--overlap-grad-reduce                               #if p.sharding != none
+--optimizer-cpu-offload                             #if p.offload = optimizer
 """
 
 
 def arguments(f: Facts) -> list[str]:
     """Model, degrees, batch and memory, one argument with its values per item."""
     f.refuse("megatron", **_TAKES)
-    m, p = f.model_arguments, f.plan
-    wanted = {
-        _SIZES: True,
-        "--fp16" if p.precision is Precision.FP16 else "--bf16": True,
-        "--cp-comm-type a2a": p.context is ContextExchange.ALL_TO_ALL,
-        "--group-query-attention\n--num-query-groups {m.kv_heads}": m.kv_heads not in (0, m.heads),
-        "--swiglu": m.gated,
-        "--normalization RMSNorm": m.norm == "rms",
-        "--disable-bias-linear": not m.bias,
-        "--position-embedding-type rope": m.positions == "rotary",
-        "--untie-embeddings-and-output-weights": not m.tied,
-        _EXPERTS: m.experts,
-        "--sequence-parallel": p.sp,
-        "--num-virtual-stages-per-pipeline-rank {p.vpp}": p.vpp > 1,
-        "--fp8-format hybrid": p.precision is Precision.FP8,
-        _FULL: p.recompute is Recompute.FULL,
-        "--recompute-granularity selective": p.recompute is Recompute.SELECTIVE,
-        "--use-megatron-fsdp\n--data-parallel-sharding-strategy {sharded}": p.sharding in _SHARDED,
-        "--use-distributed-optimizer\n--overlap-param-gather": not p.sharding.whole,
-        "--overlap-grad-reduce": p.sharding is not Sharding.NONE,
-        "--optimizer-cpu-offload": p.offload is Offload.OPTIMIZER,
-    }
-    return filled(wanted, m=m, p=p, positions=max(p.seq, m.seq), sharded=_SHARDED.get(p.sharding))
+    m, p = f.sizes, f.plan
+    if m is None:
+        raise PlanError(
+            f"--emit: {f.model} is not known by its sizes; emit torchrun, accelerate or slurm for it"
+        )
+    return filled(
+        _ARGUMENTS,
+        m=m,
+        p=p,
+        positions=max(p.seq, m.seq),
+        grouped=m.kv_heads not in (0, m.heads),
+        sharded=_SHARDED.get(p.sharding),
+    )
 
 
 def files(f: Facts) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from paceline.plan.emit.facts import Facts, filled
 from paceline.plan.emit.launch import command, script
 from paceline.spec import schedules
-from paceline.spec.vocabulary import Offload
 
 #: catalog name -> torchtitan's configuration
 _KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "llama3_405b"}
@@ -14,7 +13,7 @@ _TAKES = {
     "offload": ("none", "optimizer"),
     "recompute": ("none", "selective", "full"),
 }
-_ALWAYS = """\
+_ARGUMENTS = """\
 --module llama3
 --config {config}
 --training.local_batch_size {local}
@@ -25,11 +24,12 @@ _ALWAYS = """\
 --parallelism.tensor_parallel_degree {p.tp}
 --parallelism.context_parallel_degree {p.cp}
 --parallelism.fsdp_reshard_after_forward {reshard}
-"""
-_PIPELINE = """\
---parallelism.pipeline_parallel_degree {p.pp}
---parallelism.pipeline_parallel_schedule {schedule}
---parallelism.pipeline_parallel_microbatch_size {p.mbs}
+--parallelism.{split}enable_sequence_parallel                       #if p.tp != 1
+--parallelism.pipeline_parallel_degree {p.pp}                       #if p.pp != 1
+--parallelism.pipeline_parallel_schedule {schedule}                 #if p.pp != 1
+--parallelism.pipeline_parallel_microbatch_size {p.mbs}             #if p.pp != 1
+--training.enable_cpu_offload                                       #if p.offload = optimizer
+--compile.enable                                                    #if compiled = True
 """
 
 
@@ -41,23 +41,17 @@ def arguments(f: Facts) -> list[str]:
         runs = tuple(name for name, schedule in schedules.SCHEDULES.items() if schedule.torch)
         f.refuse("torchtitan", schedule=runs)
     replicas = p.dp if p.sharding.whole else p.dp // (p.shard or p.dp)
-    split = "enable_sequence_parallel" if p.sp else "no-enable_sequence_parallel"
-    wanted = {
-        _ALWAYS: True,
-        f"--parallelism.{split}": p.tp > 1,
-        _PIPELINE: p.pp > 1,
-        "--training.enable_cpu_offload": p.offload is Offload.OPTIMIZER,
-        "--compile.enable": f.compiled,
-    }
     return filled(
-        wanted,
+        _ARGUMENTS,
         p=p,
         config=_KNOWN.get(f.model, "llama3_8b"),
         local=p.gbs // p.dp if p.pp > 1 else p.mbs,
         replicas=replicas,
         shard=p.dp // replicas,
         reshard="always" if p.reshard else "never",
+        split="" if p.sp else "no-",
         schedule=schedules.get(p.schedule).torch,
+        compiled=f.compiled,
     )
 
 
