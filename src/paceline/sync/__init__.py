@@ -18,21 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import PlanError
-from paceline.extend import claim
+from paceline.extend import claim, named
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import SETTINGS, Relaxation, register_average
+from paceline.spec.synchronisation import AVERAGE, SETTINGS, Relaxation, register_average
 from paceline.spec.vocabulary import Mode
 from paceline.sync import rarely
 from paceline.sync.compressed import compressed
-from paceline.sync.overlapped import overlapped, prioritised
 from paceline.sync.served import served
 from paceline.sync.way import USUAL, Way
 
 #: word of a plan -> the way that it names, with its settings
 WAYS: dict[str, Callable[[Relaxation], Way]] = {
-    "allreduce": lambda relax: USUAL,
-    "overlap": overlapped,
-    "priority": prioritised,
+    **{name: named(average.way) for name, average in AVERAGE.items()},
     "ps-sync": served,
 }
 

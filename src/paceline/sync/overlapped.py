@@ -16,13 +16,17 @@ from dataclasses import replace
 from paceline.sim.program import Label
 from paceline.sim.work import GATHERS, REDUCTION, Exchange
 from paceline.spec.synchronisation import Relaxation
-from paceline.sync.accuracy import accuracy
+from paceline.sync.accuracy import reordered
 from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes
 
 
 def overlapped(relax: Relaxation) -> Way:
     """Scattered behind each layer, gathered ahead of it."""
-    return Way(messages=scattered, accuracy=accuracy(relax), update_share=lambda replicas: 1 / replicas)
+    return Way(
+        messages=scattered,
+        accuracy=reordered("Lee et al., MLHPC 2018"),
+        update_share=lambda replicas: 1 / replicas,
+    )
 
 
 def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
@@ -72,7 +76,9 @@ def _matrix(layer: Sequence[Gradient]) -> Gradient | None:
 
 def prioritised(relax: Relaxation) -> Way:
     """All-reduce of layers; those that the next forward pass needs first go first."""
-    return Way(messages=in_priority, accuracy=accuracy(relax))
+    return Way(
+        messages=in_priority, accuracy=reordered("Jayarajan et al., MLSys 2019; Peng et al., SOSP 2019")
+    )
 
 
 def in_priority(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:

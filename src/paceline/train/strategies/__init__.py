@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from paceline.errors import SpecError, UnknownName
-from paceline.extend import claim
+from paceline.extend import claim, named
 from paceline.spec.compression import SCHEMES
+from paceline.spec.synchronisation import AVERAGE
 from paceline.spec.vocabulary import ALIASES
 from paceline.train import asynchronous
 from paceline.train.strategies.auto import Auto
@@ -29,8 +30,6 @@ from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import DDP
 from paceline.train.strategies.lazy import Lazy
 from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
-from paceline.train.strategies.overlap import Overlap
-from paceline.train.strategies.priority import Priority
 
 T = TypeVar("T")
 
@@ -39,9 +38,7 @@ _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "tr
 #: each makes a strategy from keyword options
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "ddp": DDP,
-    "allreduce": Averaging,
-    "overlap": Overlap,
-    "priority": Priority,
+    **{name: named(average.strategy) for name, average in AVERAGE.items()},
     "auto": Auto,
     "lazy": Lazy,
     "local-sgd": LocalSGD,
