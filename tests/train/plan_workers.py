@@ -15,7 +15,7 @@ def _state(net):
 #: name -> what is read from (model, optimizer, strategy)
 SEEN = {
     "strategy": lambda net, opt, strategy: strategy.name,
-    "ddp_bucket": lambda net, opt, strategy: strategy._ddp.bucket_bytes_cap,
+    "ddp_bucket": lambda net, opt, strategy: strategy._passes.ddp.bucket_bytes_cap,
     "bucket_bytes": lambda net, opt, strategy: strategy.bucket_bytes,
     "pieces": lambda net, opt, strategy: [strategy.least_bytes, strategy.most_bytes],
     "scheme": lambda net, opt, strategy: strategy.scheme.to_dict(),

@@ -108,16 +108,11 @@ def _value(name: str, key: str, text: str, wanted: Any) -> Any:
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False}.get(text.lower(), text)
     kinds = {kind for kind in get_args(wanted) or (wanted,) if kind is not type(None)}
-    if kinds <= _KINDS.keys() and not any(_is(value, kind) for kind in kinds):
+    read = {int, float} if type(value) is int else {type(value)}
+    if kinds <= _KINDS.keys() and not kinds & read:
         allowed = " or ".join(sorted(_KINDS[kind] for kind in kinds))
         raise SpecError(f"strategy {name!r}: {key} must be {allowed}; got {text!r}")
     return value
-
-
-def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _taken(make: Callable[..., Any]) -> dict[str, Any]:

@@ -32,6 +32,9 @@ from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.priority import urgent_first
 from paceline.train.transport import small
 
+#: schemes by the name of a parameter
+Schemes = Mapping[str, Scheme]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -70,9 +73,7 @@ class Setting:
 
     def sent_s(self, way: str, size: float) -> float:
         """Of so many bytes on a link that carries nothing else, by what is done with them on their way."""
-        machine = self.machine
-        rates = {"exchange": machine.link_Bps, "half": machine.half_Bps, "whole": machine.whole_Bps}
-        return size / (rates.get(way) or machine.reduce_Bps)
+        return size / self.machine.rate(way)
 
     def carry_s(self, way: str, size: float, messages: float = 1) -> float:
         """Processor time of a rank that sends so many bytes in so many messages, besides what delays the
@@ -85,12 +86,15 @@ class Setting:
         """Of a copy, or one pass over two operands, of so many bytes of float32."""
         return size / 4 * self.rates.copy_s
 
-    def code_s(self, kind: str, scheme: Scheme, layer: Layer) -> float:
-        """Of encoding or decoding (`kind`) a gradient; one that goes as it is, is copied."""
-        if isinstance(scheme, Float32):
-            return self.copy_s(layer.bytes)
+    def code_s(self, kind: str, coded: Iterable[tuple[Layer, Scheme]]) -> float:
+        """Of encoding or decoding (`kind`) gradients; one that goes as it is, is copied."""
         each, call = getattr(self.rates, f"{kind}_s"), getattr(self.rates, f"{kind}_call_s")
-        return float(layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0))
+        return sum(
+            self.copy_s(layer.bytes)
+            if isinstance(scheme, Float32)
+            else layer.bytes / 4 * each.get(scheme.name, 0.0) + call.get(scheme.name, 0.0)
+            for layer, scheme in coded
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,11 @@ class _Message:
     back_s: float = 0.0
     #: processor time for all of its messages
     carry_s: float = 0.0
+
+    @property
+    def coded_s(self) -> float:
+        """Of encoding and decoding."""
+        return sum(work_s for work_s, _, _ in self.stages) + self.after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,17 +165,25 @@ class _Program:
         """Both passes, of which the first waits for parameters that are not `here` yet; the end of the
         second, and the sums of what was sent.
         """
-        forward_s, messages = self._step.forward_s, self._step.messages
-        needs = {i: messages[i].need_s for i in here}
-        ready = [forward_s + message.ready_s for message in messages]
+        messages = self._step.messages
+        waits: defaultdict[float, list[int]] = defaultdict(list)
+        for i, update in here.items():
+            waits[messages[i].need_s].append(update)
+        ready = [self._step.forward_s + message.ready_s for message in messages]
         early = [moment - self._ahead_s for moment in ready]
-        at, waits, reached = 0.0, list[int](), dict[float, int]()
-        for moment in sorted({*needs.values(), *ready, *early}):
-            reached[moment] = self._add(COMPUTE, max(0.0, moment - at), waits)
-            waits = [here[i] for i, need_s in needs.items() if need_s == moment]
-            at = max(at, moment)
-        end = self._add(COMPUTE, max(0.0, forward_s + self._step.backward_s - at), waits)
+        end, reached = self._compute([*ready, *early], waits)
         return end, [self._sent(i, reached[early[i]], reached[ready[i]]) for i in range(len(messages))]
+
+    def _compute(
+        self, moments: Iterable[float], waits: Mapping[float, list[int]]
+    ) -> tuple[int, dict[float, int]]:
+        """Both passes, with waits at some moments; their end, and when they come to each moment."""
+        now, after, reached = 0.0, list[int](), dict[float, int]()
+        for moment in sorted({*moments, *waits}):
+            reached[moment] = self._add(COMPUTE, max(0.0, moment - now), after)
+            now, after = max(now, moment), waits.get(moment, [])
+        left_s = self._step.forward_s + self._step.backward_s - now
+        return self._add(COMPUTE, max(0.0, left_s), after), reached
 
     def _sent(self, number: int, early: int, ready: int) -> int:
         message = self._step.messages[number]
@@ -191,54 +208,24 @@ class _Program:
         return here
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What the mean of one gradient costs under a scheme; seconds."""
-
-    layer: Layer
-    scheme: Scheme
-    #: bytes that it counts for in a bucket
-    counted: float
-    exchanges: tuple[Exchange, ...]
-    encode_s: float
-    wire_s: float
-    decode_s: float
-    #: processor time of a rank that sends it
-    carry_s: float
-
-    @staticmethod
-    def of(layer: Layer, scheme: Scheme, at: Setting) -> Load:
-        """Of a layer's gradient."""
-        way, sent = _way(scheme), cost.sent_bytes(scheme, layer.shape, at.world)
-        return Load(
-            layer=layer,
-            scheme=scheme,
-            counted=counted(layer.bytes, scheme, layer.shape, at.cores == 1),
-            exchanges=cost.exchanges(scheme, layer.shape),
-            encode_s=at.code_s("encode", scheme, layer),
-            wire_s=at.sent_s(way, sent),
-            decode_s=at.code_s("decode", scheme, layer),
-            carry_s=at.carry_s(way, sent, 0),
-        )
+def averaging_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
+    """Seconds of a step whose gradients are averaged, each under the scheme that it has by name."""
+    return _Program(_averaging(profile, at, schemes), at).seconds()
 
 
-def averaging_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
-    """Seconds of a step whose gradients are averaged."""
-    return _Program(_averaging(profile, at, loads), at).seconds()
-
-
-def _averaging(profile: Profile, at: Setting, loads: Iterable[Load]) -> _Step:
+def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Step:
     """Gradients are averaged, plainly or compressed, in the backward pass, and complete before the update."""
-    ordered = sorted(loads, key=lambda load: load.layer.ready_s)
+    coded = [(layer, schemes[layer.name]) for layer in order_of(profile.layers)]
+    sizes = [counted(layer.bytes, scheme, layer.shape, at.cores == 1) for layer, scheme in coded]
     messages, turns_s = list[_Message](), 0.0
-    for members in buckets([load.counted for load in ordered], BUCKET_BYTES, FIRST_BYTES):
-        message = _bucket([ordered[i] for i in members], at)
+    for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
+        message = _bucket([coded[i] for i in members], at)
         turns_s += len(message.stages) * at.turn_s
         messages.append(replace(message, ready_s=turns_s + message.ready_s))
-    backward_s, update_s = profile.backward_s + turns_s, _update_s(profile, at, ordered)
+    backward_s, update_s = profile.backward_s + turns_s, _update_s(profile, at, schemes)
     # all cores together have the passes, the encoders and the messages to do
-    coded_s = at.threads * sum(load.encode_s + load.decode_s for load in ordered)
-    shared_s = (backward_s + coded_s + sum(one.carry_s for one in messages)) / at.cores
+    work_s = sum(at.threads * message.coded_s + message.carry_s for message in messages)
+    shared_s = (backward_s + work_s) / at.cores
     return _Step(
         messages=messages,
         forward_s=profile.forward_s,
@@ -248,35 +235,41 @@ def _averaging(profile: Profile, at: Setting, loads: Iterable[Load]) -> _Step:
     )
 
 
-def _update_s(profile: Profile, at: Setting, loads: Iterable[Load]) -> float:
+def _update_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
     """Of an update whose momentum a compressor may have taken over: one addition then, with two operands read
     and one written.
     """
-    taken = any(isinstance(load.scheme, DGC) and load.scheme.momentum for load in loads)
+    taken = any(isinstance(scheme, DGC) and scheme.momentum for scheme in schemes.values())
     addition_s = at.copy_s(1.5 * profile.bytes)
     return min(profile.update_s, addition_s) if taken and profile.momentum else profile.update_s
 
 
-def _bucket(loads: Sequence[Load], at: Setting) -> _Message:
+def _bucket(coded: Sequence[tuple[Layer, Scheme]], at: Setting) -> _Message:
     """Gradients that are averaged together. Of the same stage, all are sent at once; what goes as it is with
     the first. What is agreed on first is small, and the encoder waits for it.
     """
-    stages = list(zip_longest(*(load.exchanges for load in loads)))
-    encode_s = sum(load.encode_s for load in loads) / len(stages)
-    wires_s = [*(0.0 for _ in stages[1:]), sum(load.wire_s for load in loads)]
+    stages = list(zip_longest(*(cost.exchanges(scheme, layer.shape) for layer, scheme in coded)))
+    encode_s = at.code_s("encode", coded) / len(stages)
+    sent = _sent_bytes(coded, at.world)
+    wires_s = [*(0.0 for _ in stages[1:]), sum(at.sent_s(way, size) for way, size in sent.items())]
+    carried_s = sum(at.carry_s(way, size, 0) for way, size in sent.items())
     return _Message(
-        ready_s=max(load.layer.ready_s for load in loads),
+        ready_s=max(layer.ready_s for layer, _ in coded),
         stages=tuple((encode_s, wires_s[i], _reply_s(stage, at)) for i, stage in enumerate(stages)),
-        after_s=sum(load.decode_s for load in loads),
-        carry_s=at.carry_s("exchange", 0.0, len(stages)) + sum(load.carry_s for load in loads),
+        after_s=at.code_s("decode", coded),
+        carry_s=at.carry_s("exchange", 0.0, len(stages)) + carried_s,
     )
 
 
-def _way(scheme: Scheme) -> str:
-    """What is done with a layer's messages on their way, as `Machine` has it."""
-    if isinstance(scheme, (Float16, BFloat16)):
-        return "half"
-    return "sum" if scheme.collective == "all_reduce" else "exchange"
+def _sent_bytes(coded: Iterable[tuple[Layer, Scheme]], world: int) -> Mapping[str, float]:
+    """By what is done with them on their way, as `Machine` has it."""
+    sent: defaultdict[str, float] = defaultdict(float)
+    for layer, scheme in coded:
+        way = "sum" if scheme.collective == "all_reduce" else "exchange"
+        if isinstance(scheme, Float16 | BFloat16):
+            way = "half"
+        sent[way] += cost.sent_bytes(scheme, layer.shape, world)
+    return sent
 
 
 def _reply_s(sent: Iterable[Exchange | None], at: Setting) -> float:
@@ -311,27 +304,22 @@ def _ddp(profile: Profile, at: Setting) -> _Step:
 def _deferred(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> _Step:
     """`overlap` (or, without `shares`, `priority`), whose updates hide under the next forward pass."""
     layers = sorted(profile.layers, key=lambda layer: layer.need_s)
-    modes = {layer: _mode(layer, at) if factors and shares else "gradient" for layer in layers}
-    rest = [layer for layer in layers if modes[layer] == "gradient"]
+    traded = _traded(layers, at) if factors and shares else {}
+    rest = [layer for layer in layers if layer not in traded]
     update = profile.update_s / max(1, profile.bytes)
-    parts, spent_s = list[_Message](), at.copy_s(sum(layer.bytes for layer in rest))
-    for layer in layers:
-        if modes[layer] != "gradient":
-            parts.append(_factors(layer, modes[layer], at, update))
-            spent_s -= _product_s(layer, at)  # which is left to others; copies are work of the backward pass
+    parts = [_factors(layer, mode, at, update) for layer, mode in traded.items()]
     for members in buckets([layer.bytes for layer in rest], piece_bytes(at.machine.link_Bps, at.world)[0]):
         parts += _pieces([rest[i] for i in members], at, shares, update)
     order = sorted(parts, key=lambda part: part.ready_s) if shares else _urgent_first(parts, at)
+    # copies are work of the backward pass; products of factors are left to others
+    spent_s = at.copy_s(sum(layer.bytes for layer in rest)) - sum(_product_s(layer, at) for layer in traded)
     return _overlapped(profile, at, order, spent_s)
 
 
 def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
-    return urgent_first(
-        parts,
-        ready_s=lambda part: part.ready_s,
-        need=lambda part: part.need_s,
-        seconds=lambda part: at.machine.latency_s + part.stages[0][1],
-    )
+    ready, need = [part.ready_s for part in parts], [part.need_s for part in parts]
+    sent = [at.machine.latency_s + part.stages[0][1] for part in parts]
+    return [parts[i] for i in urgent_first(ready, need, sent)]
 
 
 def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> _Step:
@@ -349,11 +337,15 @@ def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_
     )
 
 
-def _mode(layer: Layer, at: Setting) -> str:
-    """What a layer exchanges; those that are not fully connected, their gradients."""
-    if len(layer.shape) != 2 or not layer.rows:
-        return "gradient"
-    return _shape(layer).choose(at.world, at.machine.link_Bps, at.machine.flops)
+def _traded(layers: Iterable[Layer], at: Setting) -> dict[Layer, str]:
+    """Fully connected layers that exchange something else than their gradients, and what."""
+    machine = at.machine
+    modes = {
+        layer: _shape(layer).choose(at.world, machine.link_Bps, machine.flops)
+        for layer in layers
+        if layer.rows and len(layer.shape) == 2
+    }
+    return {layer: mode for layer, mode in modes.items() if mode != "gradient"}
 
 
 def _shape(layer: Layer) -> Shape:
@@ -430,14 +422,13 @@ def _described(strategy: str, profile: Profile, at: Setting) -> _Step:
         raise SpecError(f"no model of strategy {strategy!r}")
     scheme = FLOAT32 if name == "allreduce" else parse(strategy)
     chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
-    return _averaging(profile, at, [Load.of(layer, chosen[layer.name], at) for layer in profile.layers])
+    return _averaging(profile, at, chosen)
 
 
 def allowed(strategy: str) -> tuple[str, ...]:
     """Schemes of compression that `auto` may take, given with its options in words: `auto:loss=some`."""
-    words = (part.strip().partition("=") for part in strategy.partition(":")[2].split(","))
-    options = {name: value for name, _, value in words}
-    return LOSSES.get(options.get("loss", NO_LOSS), ())
+    _, _, given = strategy.replace(" ", "").partition("loss=")
+    return LOSSES.get(given.partition(",")[0], ())
 
 
 #: steps in a row, until one is as the next

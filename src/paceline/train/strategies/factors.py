@@ -19,8 +19,8 @@ exchanges is the same to a factor of at most P). `factors` is the sufficient fac
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -78,49 +78,33 @@ class Shape:
         )
 
 
-class FullyConnected:
+def fully_connected(model: nn.Module) -> dict[str, nn.Linear]:
     """Fully connected layers of a model that may exchange factors: float32, with a weight that no other
-    module owns. It counts the rows that they are called with.
+    module owns.
     """
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module.weight.requires_grad
+        and owners[id(module.weight)] == 1
+        and module.weight.dtype == torch.float32
+    }
 
-    def __init__(self, model: nn.Module) -> None:
-        owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-        self.layers = {
-            name: module
-            for name, module in model.named_modules()
-            if type(module) is nn.Linear
-            and module.weight.requires_grad
-            and owners[id(module.weight)] == 1
-            and module.weight.dtype == torch.float32
-        }
-        self._rows: defaultdict[nn.Module, list[int]] = defaultdict(list)
-        self._handles: list[Any] = []
 
-    def watch(self) -> None:
-        """Counts rows from now on."""
-        self._handles = [layer.register_forward_pre_hook(self._count) for layer in self.layers.values()]
-
-    def _count(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
-            self._rows[layer].append(inputs[0].numel() // inputs[0].shape[-1])
-
-    def seen(self) -> None:
-        """Enough has been counted."""
-        for handle in self._handles:
-            handle.remove()
-
-    def rows(self, uses: Uses, device: torch.device) -> dict[str, int]:
-        """By name, the rows of layers that ran once in the pass, and whose weights nobody else reads; all
-        ranks ask together, and the one with most rows counts.
-        """
-        readers = Counter(key for read in uses.by_module.values() for key in read)
-        fit = {
-            name: calls[0]
-            for name, layer in self.layers.items()
-            if len(calls := self._rows[layer]) == 1 and readers[id(layer.weight)] == 1
-        }
-        most = most_rows([fit.get(name, 0) for name in self.layers], device)
-        return {name: rows for name, rows in zip(self.layers, most, strict=True) if name in fit}
+def rows_of(layers: Mapping[str, nn.Linear], uses: Uses, device: torch.device) -> dict[str, int]:
+    """Rows of layers that ran once in the pass, and whose weights nobody else reads; all ranks ask together,
+    and the one with most rows counts.
+    """
+    readers = Counter(key for read in uses.by_module.values() for key in read)
+    fit = {
+        name: calls[0]
+        for name, layer in layers.items()
+        if len(calls := uses.calls.get(layer, [])) == 1 and readers[id(layer.weight)] == 1
+    }
+    most = most_rows([fit.get(name, 0) for name in layers], device)
+    return {name: rows for name, rows in zip(layers, most, strict=True) if name in fit}
 
 
 def most_rows(mine: list[int], device: torch.device) -> list[int]:

@@ -8,8 +8,8 @@ Buffers and `no_sync` are DDP's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from paceline.errors import SpecError
 from paceline.train._torch import after_backward
 from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
-from paceline.train.strategies.averager import Averager, title
+from paceline.train.strategies.averager import Averager
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import refuse_twice
@@ -71,8 +71,7 @@ class Hooked(Averager):
         done: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else None
         )
-        names = [self._names[parameter] for parameter in gradients]
-        self._tickets.append(self.engine.submit(title(names), self._job(gradients, buffer), future=done))
+        self._submit(gradients, self._job(gradients, buffer), future=done)
         return done
 
     def _job(self, gradients: Mapping[nn.Parameter, Tensor], buffer: Tensor) -> Job:
@@ -112,10 +111,9 @@ class Hooked(Averager):
         if torch.is_grad_enabled():  # DDP decides here for the backward pass, too
             self._syncs = bool(self.model.require_backward_grad_sync)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self.model.no_sync():  # type: ignore[operator]
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        passes: AbstractContextManager[None] = self.model.no_sync()  # type: ignore[operator]
+        return passes
 
 
 def _give(means: Mapping[nn.Parameter, Tensor]) -> None:
