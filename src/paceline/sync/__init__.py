@@ -4,6 +4,7 @@ servers.
     way.py          what a way says of a step, and the usual way
     compressed.py   gradients encoded, averaged every step
     overlapped.py   scattered under the backward pass, gathered under the next forward pass; or by priority
+    factors.py      what fully connected layers may exchange in place of gradients
     served.py       every step through parameter servers
     rarely.py       now and then, through servers without waiting, with neighbours: added to a replica's own
                     step

@@ -34,7 +34,16 @@ from paceline.train.probe import cores, probe, rates
 from paceline.train.profile import Profile, Profiler, order_of
 from paceline.train.strategies.averaging import Averaging
 from paceline.train.strategies.base import State, Strategy
-from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Schemes, Setting, averaging_s, step_s
+from paceline.train.strategies.estimate import (
+    EXACT,
+    FLOAT32,
+    LOSSES,
+    NO_LOSS,
+    Schemes,
+    Setting,
+    averaging_s,
+    step_s,
+)
 from paceline.train.strategies.overlap import Overlap
 from paceline.train.strategies.priority import Priority
 
@@ -45,7 +54,6 @@ Course = Generator[None, float, T]
 #: to replace all alike: those in float32 need messages of another kind, which the model counts too low on a
 #: busy core
 MARGIN, _MIXED = 0.03, 0.1
-FLOAT32 = Float32()
 #: what is expected to take up to so many times as long as the best is tried, this many at most
 _NEAR, _TRIED = 1.3, 3
 #: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds,
@@ -267,7 +275,7 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
         EXACT, dict.fromkeys((layer.name for layer in profile.layers), FLOAT32)
     )
     for text in schemes:
-        allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
+        allowed = assign(parse(text), profile.shapes)
         mixes[text], expected[text] = mix(profile, setting, allowed)
     best = min(expected, key=expected.__getitem__)
     if expected[best] > plain * (1 - MARGIN):

@@ -24,7 +24,7 @@ from paceline.train.comm import Job, Ticket
 from paceline.train.compress import Compressor, make
 from paceline.train.compress.messages import together
 from paceline.train.compress.momentum import take_momentum
-from paceline.train.strategies.base import State, Strategy
+from paceline.train.strategies.base import State, Strategy, Tensors
 
 #: where a state keeps the momentum of uncompressed parameters
 _VELOCITY = "velocity"
@@ -37,8 +37,8 @@ class Means:
 
     def __init__(self, watched: Iterable[nn.Parameter]) -> None:
         self.watched = list(watched)
-        #: None: all of the gradient
-        self._held: dict[nn.Parameter, Tensor | None] = {}
+        #: the mean that was in a gradient before the pass; None: all of the gradient
+        self.held: dict[nn.Parameter, Tensor | None] = {}
         #: parameters whose pass has begun; None where none runs
         self._begun: set[nn.Parameter] | None = None
 
@@ -52,15 +52,15 @@ class Means:
     @property
     def kept(self) -> bool:
         """Whether there are gradients that means are in."""
-        return any(parameter.grad is not None for parameter in self._held)
+        return any(parameter.grad is not None for parameter in self.held)
 
     def keep(self, parameter: nn.Parameter) -> Tensor | None:
         """The mean in its gradient, which a pass will add to; None where there is none."""
         if parameter.grad is None:
-            self._held.pop(parameter, None)
-        elif parameter in self._held and self._held[parameter] is None:
-            self._held[parameter] = parameter.grad.clone()
-        return self._held.get(parameter)
+            self.held.pop(parameter, None)
+        elif parameter in self.held and self.held[parameter] is None:
+            self.held[parameter] = parameter.grad.clone()
+        return self.held.get(parameter)
 
     def untouched(self, parameter: nn.Parameter) -> bool:
         """Whether the pass that runs has not come to its gradient; from now on it has."""
@@ -69,18 +69,10 @@ class Means:
         self._begun.add(parameter)
         return True
 
-    def of(self, parameter: nn.Parameter) -> Tensor | None:
-        """The mean that was in its gradient before the pass."""
-        return self._held.get(parameter)
-
     def end(self) -> None:
         """Ends a pass: gradients are means."""
-        self._held = dict.fromkeys(self.watched)
+        self.held = dict.fromkeys(self.watched)
         self._begun = None
-
-    def clear(self) -> None:
-        """After a step: gradients are no means of what comes."""
-        self._held.clear()
 
 
 class Averager(Strategy):
@@ -218,7 +210,7 @@ class Averager(Strategy):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
         self._close(applied=True)
-        self._means.clear()
+        self._means.held.clear()
         return result
 
     def scaled_by(self, scaler: Any) -> None:
@@ -244,7 +236,7 @@ class Averager(Strategy):
 
     # -- what is sent ----------------------------------------------------------------------------------
 
-    def _mean(self, gradients: Mapping[nn.Parameter, Tensor], plain: Tensor | None) -> Job:
+    def _mean(self, gradients: Tensors, plain: Tensor | None) -> Job:
         """The mean over ranks of gradients, in place where they are compressed; of the others, which lie in
         `plain` then, as views of it.
         """
@@ -263,7 +255,7 @@ class Averager(Strategy):
                 self._accelerate(views)
         return views
 
-    def _accelerate(self, views: Mapping[nn.Parameter, Tensor]) -> None:
+    def _accelerate(self, views: Tensors) -> None:
         """Momentum that was taken over, of gradients that go as they are."""
         if not self._momentum.momentum:
             return
@@ -316,9 +308,7 @@ class Averager(Strategy):
         return {**shared, _VELOCITY: states[0].get(_VELOCITY, {})}
 
 
-def _laid(
-    gradients: Mapping[nn.Parameter, Tensor], plain: Tensor | None
-) -> Iterable[tuple[nn.Parameter, Tensor]]:
+def _laid(gradients: Tensors, plain: Tensor | None) -> Iterable[tuple[nn.Parameter, Tensor]]:
     """Gradients one behind another in `plain`, as views of it; none where there is no such memory."""
     if plain is None:
         return

@@ -134,7 +134,7 @@ class Averaging(Averager):
         self._average_buffers()
         self._wait()
         for parameter in self._means.watched:
-            mean = self._means.of(parameter)
+            mean = self._means.held.get(parameter)
             if mean is not None and parameter.grad is not None:
                 parameter.grad = mean.add_(parameter.grad)
         self._means.end()

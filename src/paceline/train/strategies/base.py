@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -20,6 +20,8 @@ from paceline.train.hooks import Gradients, trained
 
 #: what checkpoints hold: tensors and plain data
 State = dict[str, Any]
+#: by parameter, its gradient, its mean...
+Tensors = Mapping[nn.Parameter, Tensor]
 #: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
 _HEARS = "_step_supports_amp_scaling"
 
@@ -178,8 +180,7 @@ class Strategy(ABC):
         finally:
             self.optimizer.__dict__.update(told)  # the scaler takes them away
 
-    @abstractmethod
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # noqa: B027
         """Registers what the strategy needs."""
 
     def synchronize(self) -> None:  # noqa: B027

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import RunError
 from paceline.spec.defaults import PLAIN
 from paceline.train.strategies.base import Strategy
 
@@ -107,12 +107,3 @@ class DDP(Strategy):
     def no_sync(self) -> AbstractContextManager[None]:
         passes: AbstractContextManager[None] = self._passes.ddp.no_sync()
         return passes
-
-
-def refuse_twice(strategy: Strategy) -> None:
-    """Raises where a model that DDP wraps already would be wrapped once more."""
-    if isinstance(strategy, DDP):
-        raise SpecError(
-            "the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
-            "name another strategy, or none"
-        )

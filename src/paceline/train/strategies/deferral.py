@@ -71,11 +71,6 @@ class Entry:
     #: updates of it that are on their way
     updates: list[Ticket] = field(default_factory=list)
 
-    def lies(self, part: Part, flat: Flat, slot: Slot) -> None:
-        """It travels in this part, too; its gradient lies in the slot."""
-        self.parts.append(part)
-        self.place = flat, slot
-
     @property
     def gradient(self) -> Tensor:
         """Its gradient among those that travel with it."""
@@ -368,7 +363,9 @@ class Deferred(Strategy):
         for part in self.parts:
             part.take(self.optimizer.state)
             for flat, slot in part.slots:
-                self._entries[slot.parameter].lies(part, flat, slot)
+                entry = self._entries[slot.parameter]
+                entry.place = flat, slot
+                entry.parts.append(part)
         for parameter in self._entries:
             self.optimizer.state.pop(parameter, None)
         if self._shared:

@@ -23,12 +23,12 @@ from paceline.sim.program import COMPUTE, Builder, Label, buckets
 from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
 from paceline.spec.defaults import DEFAULTS, PLAIN
 from paceline.spec.vocabulary import ALIASES, Mode
+from paceline.sync.factors import Shape
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.probe import Machine, Rates
 from paceline.train.profile import Layer, Profile, order_of
 from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, counted
-from paceline.train.strategies.factors import Shape
 from paceline.train.strategies.priority import urgent_first
 from paceline.train.transport import small
 
@@ -48,6 +48,11 @@ class Setting:
     threads: int = 1
 
     @property
+    def share(self) -> float:
+        """Of a tensor, what a rank sends to the others where each gets its part."""
+        return (self.world - 1) / self.world
+
+    @property
     def turn_s(self) -> float:
         """Seconds that a message costs the passes: threads that send it hold the interpreter for about as
         long as it takes on a bare link.
@@ -60,6 +65,13 @@ class Setting:
         latencies overlap.
         """
         return self.machine.latency_s / IN_FLIGHT
+
+    @property
+    def ahead_s(self) -> float:
+        """After a pause, a burst goes through a link at once: as if it carried all so much sooner, but
+        nothing comes before it is sent.
+        """
+        return self.machine.burst_bytes / self.machine.link_Bps
 
     def reply_s(self, op: str, size: float) -> float:
         """Seconds after its last byte until a message of this kind and size has come.
@@ -119,10 +131,13 @@ class _Message:
         return sum(work_s for work_s, _, _ in self.stages) + self.after_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """What a strategy does in a step; seconds of the passes are with what messages cost them."""
+@dataclass(slots=True, kw_only=True)
+class _Steps:
+    """Steps of a rank one behind another: its passes, the work beside them, and its link. Seconds of the
+    passes are with what messages cost them.
+    """
 
+    at: Setting
     #: in the order in which they travel
     messages: Sequence[_Message]
     forward_s: float
@@ -132,47 +147,36 @@ class _Step:
     update_s: float | None
     #: what cores take for all of it, if they do nothing else
     least_s: float = 0.0
-
-
-class _Program:
-    """Steps of a rank one behind another: its passes, the work beside them, and its link."""
-
-    def __init__(self, step: _Step, at: Setting) -> None:
-        self._step, self._at = step, at
-        self._builder = Builder()
-        #: after a pause, a burst goes through a link at once: as if it carried all so much sooner, but
-        #: nothing comes before it is sent
-        self._ahead_s = at.machine.burst_bytes / at.machine.link_Bps
+    builder: Builder = field(default_factory=Builder)
 
     def seconds(self) -> float:
         """Of a step, once steps follow one another."""
-        update_s, here = self._step.update_s, dict[int, int]()
-        ends = [self._add(COMPUTE, self._ahead_s)]  # the link was idle before the first step
-        for _ in range(_STEPS if update_s is None else 1):
+        here: dict[int, int] = {}
+        ends = [self._add(COMPUTE, self.at.ahead_s)]  # the link was idle before the first step
+        for _ in range(_STEPS if self.update_s is None else 1):
             end, came = self._passes(here)
-            if update_s is None:
+            if self.update_s is None:
                 here = self._updates(end, came)
             else:
-                end = self._add(COMPUTE, update_s, came)
+                end = self._add(COMPUTE, self.update_s, came)
             ends.append(end)
-        took_s = np.diff(run(self._builder.build()).end[ends])
-        return max(float(took_s[-1]), self._step.least_s)
+        took_s = np.diff(run(self.builder.build()).end[ends])
+        return max(float(took_s[-1]), self.least_s)
 
     def _add(self, stream: str, seconds: float, after: Sequence[int] = ()) -> int:
-        return self._builder.add(self._builder.stream(0, stream), Label(stream, stream, seconds), after)
+        return self.builder.add(self.builder.stream(0, stream), Label(stream, stream, seconds), after)
 
     def _passes(self, here: Mapping[int, int]) -> tuple[int, list[int]]:
         """Both passes, of which the first waits for parameters that are not `here` yet; the end of the
         second, and the sums of what was sent.
         """
-        messages = self._step.messages
         waits: defaultdict[float, list[int]] = defaultdict(list)
         for i, update in here.items():
-            waits[messages[i].need_s].append(update)
-        ready = [self._step.forward_s + message.ready_s for message in messages]
-        early = [moment - self._ahead_s for moment in ready]
+            waits[self.messages[i].need_s].append(update)
+        ready = [self.forward_s + message.ready_s for message in self.messages]
+        early = [moment - self.at.ahead_s for moment in ready]
         end, reached = self._compute([*ready, *early], waits)
-        return end, [self._sent(i, reached[early[i]], reached[ready[i]]) for i in range(len(messages))]
+        return end, [self._sent(i, reached[early[i]], reached[ready[i]]) for i in range(len(self.messages))]
 
     def _compute(
         self, moments: Iterable[float], waits: Mapping[float, list[int]]
@@ -182,15 +186,15 @@ class _Program:
         for moment in sorted({*moments, *waits}):
             reached[moment] = self._add(COMPUTE, max(0.0, moment - now), after)
             now, after = max(now, moment), waits.get(moment, [])
-        left_s = self._step.forward_s + self._step.backward_s - now
+        left_s = self.forward_s + self.backward_s - now
         return self._add(COMPUTE, max(0.0, left_s), after), reached
 
     def _sent(self, number: int, early: int, ready: int) -> int:
-        message = self._step.messages[number]
+        message = self.messages[number]
         own, waits = f"message {number}", [early]
         self._add(own, message.stages[0][0], [ready])  # nothing comes before that is encoded
         for work_s, wire_s, reply_s in message.stages:
-            carried = self._add("link", wire_s + self._at.gap_s, [self._add("work", work_s, waits)])
+            carried = self._add("link", wire_s + self.at.gap_s, [self._add("work", work_s, waits)])
             waits = [self._add(own, reply_s, [carried])]
         return self._add("sum", message.after_s, waits)
 
@@ -199,21 +203,20 @@ class _Program:
         still to come hold up the rest.
         """
         here = {}
-        messages = self._step.messages
-        for i in sorted(range(len(messages)), key=lambda i: messages[i].need_s):
-            here[i] = self._add("update", messages[i].update_s, [end, came[i]])
-            if messages[i].back_s:
-                carried = self._add("link", messages[i].back_s + self._at.gap_s, [here[i]])
-                here[i] = self._add(f"message {i}", self._at.machine.latency_s, [carried])
+        for i, message in sorted(enumerate(self.messages), key=lambda one: one[1].need_s):
+            here[i] = self._add("update", message.update_s, [end, came[i]])
+            if message.back_s:
+                carried = self._add("link", message.back_s + self.at.gap_s, [here[i]])
+                here[i] = self._add(f"message {i}", self.at.machine.latency_s, [carried])
         return here
 
 
 def averaging_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
     """Seconds of a step whose gradients are averaged, each under the scheme that it has by name."""
-    return _Program(_averaging(profile, at, schemes), at).seconds()
+    return _averaging(profile, at, schemes).seconds()
 
 
-def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Step:
+def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Steps:
     """Gradients are averaged, plainly or compressed, in the backward pass, and complete before the update."""
     coded = [(layer, schemes[layer.name]) for layer in order_of(profile.layers)]
     sizes = [counted(layer.bytes, scheme, layer.shape, at.cores == 1) for layer, scheme in coded]
@@ -226,7 +229,8 @@ def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Step:
     # all cores together have the passes, the encoders and the messages to do
     work_s = sum(at.threads * message.coded_s + message.carry_s for message in messages)
     shared_s = (backward_s + work_s) / at.cores
-    return _Step(
+    return _Steps(
+        at=at,
         messages=messages,
         forward_s=profile.forward_s,
         backward_s=backward_s,
@@ -281,7 +285,7 @@ def _reply_s(sent: Iterable[Exchange | None], at: Setting) -> float:
     return max(at.reply_s(op, size) for op, size in sizes.items())
 
 
-def _ddp(profile: Profile, at: Setting) -> _Step:
+def _ddp(profile: Profile, at: Setting) -> _Steps:
     """As torch's DistributedDataParallel does it: the thread of the backward pass copies into buckets, and
     out of them at the end.
     """
@@ -290,10 +294,11 @@ def _ddp(profile: Profile, at: Setting) -> _Step:
     messages = []
     for members in buckets([layer.bytes for layer in ordered], DDP_BUCKET_BYTES, DDP_FIRST_BYTES):
         size = sum(ordered[i].bytes for i in members)
-        wire_s = at.sent_s("whole", 2 * (at.world - 1) / at.world * size)
+        wire_s = at.sent_s("whole", 2 * at.share * size)
         ready_s = pace * max(ordered[i].ready_s for i in members)
         messages.append(_Message(ready_s=ready_s, stages=((0.0, wire_s, at.reply_s("sum", size)),)))
-    return _Step(
+    return _Steps(
+        at=at,
         messages=messages,
         forward_s=profile.forward_s,
         backward_s=pace * profile.backward_s,
@@ -301,7 +306,7 @@ def _ddp(profile: Profile, at: Setting) -> _Step:
     )
 
 
-def _deferred(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> _Step:
+def _deferred(profile: Profile, at: Setting, *, shares: bool, factors: bool) -> _Steps:
     """`overlap` (or, without `shares`, `priority`), whose updates hide under the next forward pass."""
     layers = sorted(profile.layers, key=lambda layer: layer.need_s)
     traded = _traded(layers, at) if factors and shares else {}
@@ -322,13 +327,14 @@ def _urgent_first(parts: Sequence[_Message], at: Setting) -> list[_Message]:
     return [parts[i] for i in urgent_first(ready, need, sent)]
 
 
-def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> _Step:
+def _overlapped(profile: Profile, at: Setting, parts: Sequence[_Message], spent_s: float) -> _Steps:
     """With these messages, for which the backward pass takes so much longer, or shorter."""
     backward_s = max(profile.backward_s / 2, profile.backward_s + spent_s) + len(parts) * at.turn_s
     forward_s = profile.forward_s + sum(part.back_s > 0 for part in parts) * at.turn_s
     pace = backward_s / profile.backward_s
     work_s = sum(part.after_s + part.update_s + part.carry_s for part in parts)
-    return _Step(
+    return _Steps(
+        at=at,
         messages=[replace(part, ready_s=pace * part.ready_s) for part in parts],
         forward_s=forward_s,
         backward_s=backward_s,
@@ -354,14 +360,13 @@ def _shape(layer: Layer) -> Shape:
 
 def _product_s(layer: Layer, at: Setting) -> float:
     """Of the gradient of a fully connected layer; a product of few rows is a pass over the weight."""
-    shape = _shape(layer)
-    return max(2.0 * shape.rows * shape.n_in * shape.n_out / at.machine.flops, at.copy_s(layer.bytes))
+    return max(_shape(layer).product_flops / at.machine.flops, at.copy_s(layer.bytes))
 
 
 def _factors(layer: Layer, mode: str, at: Setting, update: float) -> _Message:
     """A fully connected layer that exchanges factors; `update`: seconds a byte."""
     share = 1.0 if mode == "factors" else 1 / at.world
-    back = (at.world - 1) / at.world * layer.bytes if mode == "rows" else 0.0
+    back = at.share * layer.bytes if mode == "rows" else 0.0
     sent = _shape(layer).sent_bytes(mode, at.world) - back
     product_s = max(_product_s(layer, at) * at.world * share, at.copy_s(layer.bytes) * share)
     return _part([layer], at, ("exchange", sent, back), product_s, update * layer.bytes * share)
@@ -372,7 +377,7 @@ def _pieces(layers: Sequence[Layer], at: Setting, shares: bool, update: float) -
     total = sum(layer.bytes for layer in layers)
     count = max(1, round(total / piece_bytes(at.machine.link_Bps, at.world)[1]))
     size = total / count
-    way = (at.world - 1) / at.world * size
+    way = at.share * size
     if shares:
         one = _part(layers, at, ("exchange", way, way), at.copy_s(size), update * size / at.world)
     else:
@@ -406,12 +411,12 @@ def step_s(strategy: str, profile: Profile, at: Setting) -> float:
     if name == "auto":
         return min(step_s(candidate, profile, at) for candidate in (*EXACT, *allowed(strategy)))
     if name in PERIODS:
-        sent_s = at.sent_s("exchange", 2 * (at.world - 1) / at.world * profile.bytes)
+        sent_s = at.sent_s("exchange", 2 * at.share * profile.bytes)
         return profile.compute_s + (sent_s + at.machine.latency_s) / PERIODS[name]
-    return _Program(_described(strategy, profile, at), at).seconds()
+    return _described(strategy, profile, at).seconds()
 
 
-def _described(strategy: str, profile: Profile, at: Setting) -> _Step:
+def _described(strategy: str, profile: Profile, at: Setting) -> _Steps:
     """What a strategy that communicates in every step sends."""
     name = strategy.partition(":")[0]
     if name == "ddp":
@@ -421,7 +426,7 @@ def _described(strategy: str, profile: Profile, at: Setting) -> _Step:
     if name != "allreduce" and name not in SCHEMES:
         raise SpecError(f"no model of strategy {strategy!r}")
     scheme = FLOAT32 if name == "allreduce" else parse(strategy)
-    chosen = cost.assign(scheme, [(layer.name, layer.shape) for layer in profile.layers])
+    chosen = cost.assign(scheme, profile.shapes)
     return _averaging(profile, at, chosen)
 
 

@@ -1,27 +1,11 @@
-"""Fully connected layers exchange input activations and output errors in place of weight gradients.
-
-The gradient of a weight (n_out x n_in) is E' X with the errors E (b x n_out) and inputs X (b x n_in) of a
-batch, so that ranks can send these factors and multiply afterwards. Bytes that one of P ranks sends, b
-samples on each, 4 bytes an element:
-
-    gradient    2 (P-1)/P n_in n_out
-                reduce-scatter and all-gather
-    rows        (P-1) b n_in + (P-1)/P b n_out + (P-1)/P n_in n_out
-                gather X, each rank gets the columns of E for the rows of the weight that it updates,
-                all-gather of the updated weight
-    factors     (P-1) b (n_in + n_out)
-                gather both; every rank multiplies and updates everything
-
-`rows` is how Lee et al. (MLHPC 2018) treat fully connected layers (they share out columns; the sum of both
-exchanges is the same to a factor of at most P). `factors` is the sufficient factor broadcasting of Xie et al.
-(UAI 2016); it multiplies P times as much.
+"""Training with fully connected layers that exchange input activations and output errors in place of weight
+gradients: what travels, and who multiplies (see `paceline.sync.factors`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -37,45 +21,6 @@ from paceline.train.hooks import Gradients, Uses
 from paceline.train.layout import Flat, Piece, Slot, groups_of
 from paceline.train.strategies.parts import Part
 from paceline.train.strategies.portion import Portion
-
-MODES = ("gradient", "rows", "factors")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A fully connected layer in a step of one rank."""
-
-    n_in: int
-    n_out: int
-    rows: int
-
-    def sent_bytes(self, mode: str, world: int) -> float:
-        """What one rank sends, float32."""
-        others, share = world - 1, (world - 1) / world
-        weight, inputs, errors = self.n_in * self.n_out, self.rows * self.n_in, self.rows * self.n_out
-        elements = {
-            "gradient": 2 * share * weight,
-            "rows": others * inputs + share * (errors + weight),
-            "factors": others * (inputs + errors),
-        }
-        return 4.0 * elements[mode]
-
-    def extra_flops(self, mode: str, world: int) -> float:
-        """Multiplications and additions beyond the local weight gradient, whose product all modes need
-        once.
-        """
-        product = 2.0 * self.rows * self.n_in * self.n_out
-        return product * (world - 1) if mode == "factors" else 0.0
-
-    def choose(self, world: int, link_Bps: float, flops: float) -> str:
-        """The mode of least time on the wire and in products, for a link of `link_Bps` and a device of
-        `flops` per second.
-        """
-        allowed = [mode for mode in MODES if mode != "rows" or self.n_out % world == 0]
-        return min(
-            allowed,
-            key=lambda mode: self.sent_bytes(mode, world) / link_Bps + self.extra_flops(mode, world) / flops,
-        )
 
 
 def fully_connected(model: nn.Module) -> dict[str, nn.Linear]:

@@ -35,9 +35,6 @@ class Foreign(Strategy):
         """Another optimizer of the same model, which is a run of its own."""
         self._undo.callback(close)
 
-    def _begin(self) -> None:
-        """It has begun already."""
-
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         return self.optimizer.step(*args, **kwargs)
 

@@ -8,7 +8,6 @@ Buffers and `no_sync` are DDP's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,8 +21,8 @@ from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
 from paceline.train.strategies.averager import Averager
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy
-from paceline.train.strategies.ddp import refuse_twice
+from paceline.train.strategies.base import Strategy, Tensors
+from paceline.train.strategies.ddp import DDP
 from paceline.train.transport import said
 
 
@@ -74,7 +73,7 @@ class Hooked(Averager):
         self._submit(gradients, self._job(gradients, buffer), future=done)
         return done
 
-    def _job(self, gradients: Mapping[nn.Parameter, Tensor], buffer: Tensor) -> Job:
+    def _job(self, gradients: Tensors, buffer: Tensor) -> Job:
         """The mean over ranks of a bucket of DDP's, in place; its memory."""
         sizes = [gradient.numel() for parameter, gradient in gradients.items() if self._plain(parameter)]
         plain = buffer if len(sizes) == len(gradients) and sum(sizes) == buffer.numel() else None
@@ -82,7 +81,7 @@ class Hooked(Averager):
             plain = buffer.new_empty(sum(sizes))
         views = yield from self._mean(gradients, plain)
         for parameter, gradient in gradients.items():
-            view, mean = views.get(parameter, gradient), self._means.of(parameter)
+            view, mean = views.get(parameter, gradient), self._means.held.get(parameter)
             if view.data_ptr() != gradient.data_ptr():
                 gradient.copy_(view)
             if mean is not None:
@@ -116,7 +115,7 @@ class Hooked(Averager):
         return passes
 
 
-def _give(means: Mapping[nn.Parameter, Tensor]) -> None:
+def _give(means: Tensors) -> None:
     """Gradients from buckets, after DDP has given those that it gives."""
     for parameter, mean in means.items():
         parameter.grad = mean.clone()
@@ -126,7 +125,11 @@ def within_ddp(strategy: Strategy) -> Strategy:
     """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by
     DDP, too.
     """
-    refuse_twice(strategy)
+    if isinstance(strategy, DDP):
+        raise SpecError(
+            "the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
+            "name another strategy, or none"
+        )
     if not isinstance(strategy, Averaging):
         raise SpecError(
             f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in"

@@ -18,19 +18,19 @@ MLHPC 2018.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from paceline.errors import SpecError
+from paceline.sync.factors import MODES, Shape
 from paceline.train.comm import agree
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Factors
 from paceline.train.strategies.base import State
 from paceline.train.strategies.deferral import Deferred
-from paceline.train.strategies.factors import MODES, FactorPart, Shape, fully_connected, most_rows, rows_of
+from paceline.train.strategies.factors import FactorPart, fully_connected, most_rows, rows_of
 from paceline.train.strategies.parts import Part
 
 
@@ -51,13 +51,10 @@ class Overlap(Deferred):
         if fc not in ("auto", *MODES):
             raise SpecError(f"fc must be auto, {', '.join(MODES)}; got {fc!r}")
         self.fc = fc
-        #: the hook by which a run that goes on looks at its rows
-        self._looking = ExitStack()
 
     def _begin(self) -> None:
         super()._begin()
         self._connected = fully_connected(self.model)
-        self._undo.push(self._looking)
 
     def _asked(self) -> dict[str, Any]:
         more = {"layerwise": isinstance(self.optimizer, Layerwise), "layers": list(self._connected)}
@@ -90,13 +87,14 @@ class Overlap(Deferred):
         begun = bool(self.parts)
         super().load_state_dict(state)
         if not begun and self._arrangement is not None and self._arrangement.factors:
-            self._looking.callback(self.model.register_forward_hook(self._more_rows).remove)
+            self._looking = self.model.register_forward_hook(self._more_rows)
+            self._undo.callback(self._looking.remove)
 
     def _more_rows(self, *_: Any) -> None:
         """After the first forward pass of a run that goes on: its batch may have grown meanwhile."""
         if not torch.is_grad_enabled() or self._arrangement is None:
             return
-        self._looking.close()
+        self._looking.remove()
         parts = [part for part in self.parts if isinstance(part, FactorPart)]
         most = most_rows([part.seen for part in parts], self.device)
         for part, rows in zip(parts, most, strict=True):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from paceline.train.comm import Engine
 from paceline.train.layout import Piece, Slot
 from paceline.train.optim.layerwise import Layerwise
-from paceline.train.strategies.base import State
+from paceline.train.strategies.base import State, Tensors
 
 #: the optimizer's state, by parameter
 States = dict[Any, State]
@@ -30,7 +30,7 @@ class Update:
     #: gradients are multiplied by this
     scale: float | None
     #: of each parameter, under a layer-wise optimizer
-    norms: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
+    norms: Tensors = field(default_factory=dict)
 
 
 class Portion:
@@ -95,14 +95,15 @@ class Portion:
     def take(self, full: Mapping[Any, State]) -> None:
         """Takes its part of the state of whole parameters."""
         self.twin.state.clear()
+        state = self.state
         for slot, here, there in self.slots():
             for name, value in full.get(slot.parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == slot.parameter.shape and value.dim() > 0:
-                    if name not in self.state:
-                        self.state[name] = self.values.new_zeros(self.values.shape, dtype=value.dtype)
-                    self.state[name][here] = value.reshape(-1)[there]
+                    if name not in state:
+                        state[name] = torch.zeros_like(self.values, dtype=value.dtype)
+                    state[name][here] = value.reshape(-1)[there]
                 else:
-                    self.state.setdefault(name, copy.deepcopy(value))
+                    state.setdefault(name, copy.deepcopy(value))
 
     def split(self) -> dict[str, Tensor]:
         """Entries of state that have a number for each element."""
