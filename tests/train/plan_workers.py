@@ -20,7 +20,10 @@ SEEN = {
     "pieces": lambda net, opt, strategy: [strategy.least_bytes, strategy.most_bytes],
     "scheme": lambda net, opt, strategy: strategy.scheme.to_dict(),
     "period": lambda net, opt, strategy: getattr(opt, "period", None) or strategy.period,
-    "island": lambda net, opt, strategy: [strategy.island, strategy._inside and strategy._inside.size],
+    "island": lambda net, opt, strategy: [
+        strategy.island,
+        strategy._inside and strategy._inside._passes.ddp.process_group.size(),
+    ],
     "servers": lambda net, opt, strategy: len(opt._client.sizes),
     "staleness": lambda net, opt, strategy: [opt.policy.mode, opt.policy.staleness],
     "backup": lambda net, opt, strategy: [opt.policy.mode, opt.policy.backups],

@@ -39,14 +39,14 @@ class TakenMomentum:
 
     def strip(self, groups: Groups) -> None:
         """Takes momentum and weight decay away from groups of the optimizer."""
-        for group, before in zip(groups, self._before, strict=False):
+        for group, before in zip(groups, self._before, strict=bool(self._before)):
             group.update(momentum=0.0, nesterov=False)
             if "weight_decay" in before:
                 group["weight_decay"] = 0.0
 
     def restore(self, groups: Groups) -> None:
         """Gives them back, as the user set them: other strategies may take them up."""
-        for group, before in zip(groups, self._before, strict=False):
+        for group, before in zip(groups, self._before, strict=bool(self._before)):
             group.update(before)
 
     def decay(self, parameter: nn.Parameter, gradient: Tensor, scale: float = 1.0) -> None:

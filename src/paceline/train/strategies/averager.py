@@ -294,7 +294,8 @@ class Averager(Strategy):
         for scheme, compressor in self._made.items():
             if str(scheme) in state:
                 compressor.load_state_dict(state[str(scheme)])
-        self._momentum.velocity = _copied(state.get(_VELOCITY, {}))
+        if self._momentum.momentum:
+            self._momentum.velocity = _copied(state.get(_VELOCITY, {}))
 
     def reshard(self, states: Sequence[State]) -> State:
         """The state of this rank, from those of all ranks of a run of another size."""

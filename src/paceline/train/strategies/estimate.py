@@ -10,7 +10,7 @@ Bytes are those that strategies count themselves; see each strategy's file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -218,14 +218,9 @@ def averaging_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
 
 def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Steps:
     """Gradients are averaged, plainly or compressed, in the backward pass, and complete before the update."""
-    coded = [(layer, schemes[layer.name]) for layer in order_of(profile.layers)]
-    sizes = [counted(layer.bytes, scheme, layer.shape, at.cores == 1) for layer, scheme in coded]
-    messages, turns_s = list[_Message](), 0.0
-    for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
-        message = _bucket([coded[i] for i in members], at)
-        turns_s += len(message.stages) * at.turn_s
-        messages.append(replace(message, ready_s=turns_s + message.ready_s))
-    backward_s, update_s = profile.backward_s + turns_s, _update_s(profile, at, schemes)
+    messages = list(_in_buckets([(layer, schemes[layer.name]) for layer in order_of(profile.layers)], at))
+    backward_s = profile.backward_s + at.turn_s * sum(len(message.stages) for message in messages)
+    update_s = _update_s(profile, at, schemes)
     # all cores together have the passes, the encoders and the messages to do
     work_s = sum(at.threads * message.coded_s + message.carry_s for message in messages)
     shared_s = (backward_s + work_s) / at.cores
@@ -237,6 +232,16 @@ def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Steps:
         update_s=update_s,
         least_s=profile.forward_s + shared_s + update_s,
     )
+
+
+def _in_buckets(coded: Sequence[tuple[Layer, Scheme]], at: Setting) -> Iterator[_Message]:
+    """Messages, each of which delays the pass, and so the gradients of those behind it."""
+    sizes = [counted(layer.bytes, scheme, layer.shape, at.cores == 1) for layer, scheme in coded]
+    turns_s = 0.0
+    for members in buckets(sizes, BUCKET_BYTES, FIRST_BYTES):
+        message = _bucket([coded[i] for i in members], at)
+        turns_s += len(message.stages) * at.turn_s
+        yield replace(message, ready_s=turns_s + message.ready_s)
 
 
 def _update_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
