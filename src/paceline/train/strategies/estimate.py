@@ -32,8 +32,9 @@ from paceline.train.strategies.averaging import BUCKET_BYTES, FIRST_BYTES, count
 from paceline.train.strategies.priority import urgent_first
 from paceline.train.transport import small
 
-#: schemes by the name of a parameter
+#: schemes by the name of a parameter; gradients with theirs
 Schemes = Mapping[str, Scheme]
+Coded = Sequence[tuple[Layer, Scheme]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class Setting:
         """Of a copy, or one pass over two operands, of so many bytes of float32."""
         return size / 4 * self.rates.copy_s
 
-    def code_s(self, kind: str, coded: Iterable[tuple[Layer, Scheme]]) -> float:
+    def code_s(self, kind: str, coded: Coded) -> float:
         """Of encoding or decoding (`kind`) gradients; one that goes as it is, is copied."""
         each, call = getattr(self.rates, f"{kind}_s"), getattr(self.rates, f"{kind}_call_s")
         return sum(
@@ -234,7 +235,7 @@ def _averaging(profile: Profile, at: Setting, schemes: Schemes) -> _Steps:
     )
 
 
-def _in_buckets(coded: Sequence[tuple[Layer, Scheme]], at: Setting) -> Iterator[_Message]:
+def _in_buckets(coded: Coded, at: Setting) -> Iterator[_Message]:
     """Messages, each of which delays the pass, and so the gradients of those behind it."""
     sizes = [counted(layer.bytes, scheme, layer.shape, at.cores == 1) for layer, scheme in coded]
     turns_s = 0.0
@@ -253,7 +254,7 @@ def _update_s(profile: Profile, at: Setting, schemes: Schemes) -> float:
     return min(profile.update_s, addition_s) if taken and profile.momentum else profile.update_s
 
 
-def _bucket(coded: Sequence[tuple[Layer, Scheme]], at: Setting) -> _Message:
+def _bucket(coded: Coded, at: Setting) -> _Message:
     """Gradients that are averaged together. Of the same stage, all are sent at once; what goes as it is with
     the first. What is agreed on first is small, and the encoder waits for it.
     """
@@ -270,7 +271,7 @@ def _bucket(coded: Sequence[tuple[Layer, Scheme]], at: Setting) -> _Message:
     )
 
 
-def _sent_bytes(coded: Iterable[tuple[Layer, Scheme]], world: int) -> Mapping[str, float]:
+def _sent_bytes(coded: Coded, world: int) -> Mapping[str, float]:
     """By what is done with them on their way, as `Machine` has it."""
     sent: defaultdict[str, float] = defaultdict(float)
     for layer, scheme in coded:
