@@ -7,6 +7,7 @@ in folders, in the environment or among installed packages.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,6 +93,12 @@ def _beside(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def named(place: str) -> Any:
+    """What "module:name" names; the module is imported."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def claim(what: str, name: str, new: object, known: Mapping[str, Any]) -> None:

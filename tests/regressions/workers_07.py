@@ -63,7 +63,7 @@ def objects(plan):
     wrapped = torch.nn.parallel.DistributedDataParallel(other)
     train(wrapped, theirs, wrapped.no_sync)
     found["apart"] = float((values(other) - ends[0]).abs().max())
-    inner = weakref.ref(pt.of(model)._ddp) if plan == "ddp" else lambda: None
+    inner = weakref.ref(pt.of(model)._passes.ddp) if plan == "ddp" else lambda: None
     pt.close(model)
     gc.collect()
     found["gone"] = inner() is None and "forward" not in model.__dict__ and not model._forward_pre_hooks

@@ -15,12 +15,15 @@ def _state(net):
 #: name -> what is read from (model, optimizer, strategy)
 SEEN = {
     "strategy": lambda net, opt, strategy: strategy.name,
-    "ddp_bucket": lambda net, opt, strategy: strategy._ddp.bucket_bytes_cap,
+    "ddp_bucket": lambda net, opt, strategy: strategy._passes.ddp.bucket_bytes_cap,
     "bucket_bytes": lambda net, opt, strategy: strategy.bucket_bytes,
     "pieces": lambda net, opt, strategy: [strategy.least_bytes, strategy.most_bytes],
     "scheme": lambda net, opt, strategy: strategy.scheme.to_dict(),
     "period": lambda net, opt, strategy: getattr(opt, "period", None) or strategy.period,
-    "island": lambda net, opt, strategy: [strategy.island, strategy._inside and strategy._inside.size],
+    "island": lambda net, opt, strategy: [
+        strategy.island,
+        strategy._inside and strategy._inside._passes.ddp.process_group.size(),
+    ],
     "servers": lambda net, opt, strategy: len(opt._client.sizes),
     "staleness": lambda net, opt, strategy: [opt.policy.mode, opt.policy.staleness],
     "backup": lambda net, opt, strategy: [opt.policy.mode, opt.policy.backups],

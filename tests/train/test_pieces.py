@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import DataError, PlanError, SpecError, UnknownName
+from paceline.sync.factors import Shape
 from paceline.train import strategies
 from paceline.train.check import check
 from paceline.train.comm import IN_FLIGHT, CommEvent
@@ -24,7 +25,6 @@ from paceline.train.record import Record, read, timeline
 from paceline.train.strategies.auto import choose
 from paceline.train.strategies.awaited import Awaited
 from paceline.train.strategies.estimate import Setting, step_s
-from paceline.train.strategies.factors import Shape
 
 
 @given(

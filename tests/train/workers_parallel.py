@@ -60,12 +60,7 @@ class Switches(Auto):
 
     def _choose(self):
         return Choice(
-            strategy="overlap",
-            expected_s={},
-            mixes={"overlap": {"0.weight": Float32()}},
-            reason="",
-            setting=None,
-            profile=None,
+            strategy="overlap", expected_s={}, mixes={"overlap": {"0.weight": Float32()}}, reason=""
         )
 
 

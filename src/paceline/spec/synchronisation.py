@@ -110,10 +110,35 @@ def get(name: str) -> Synchronisation:
 
 # -- sent less, later, or not waited for ------------------------------------------------------------
 
-#: how gradients are averaged: all-reduce; reduce-scatter under the backward pass and all-gather under the
-#: next forward pass, with activations and errors in place of the gradients of fully connected layers (Lee et
-#: al. 2018); or what the next pass needs first, first
-AVERAGES = ["allreduce", "overlap", "priority"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """Where a way of averaging is defined, as "module:name": what predicts it (a function that returns a
+    `Way`) and what trains it (a `Strategy`). Neither is imported here.
+    """
+
+    way: str
+    strategy: str
+
+
+#: ways to average gradients every step, by their word in a plan
+AVERAGE: Mapping[str, Average] = {
+    # all-reduce
+    "allreduce": Average(
+        way="paceline.sync.way:usual", strategy="paceline.train.strategies.averaging:Averaging"
+    ),
+    # reduce-scatter under the backward pass and all-gather under the next forward pass, with activations and
+    # errors in place of the gradients of fully connected layers (Lee et al. 2018)
+    "overlap": Average(
+        way="paceline.sync.overlapped:overlapped", strategy="paceline.train.strategies.overlap:Overlap"
+    ),
+    # what the next pass needs first, first
+    "priority": Average(
+        way="paceline.sync.overlapped:prioritised", strategy="paceline.train.strategies.priority:Priority"
+    ),
+}
+#: their words, with those that were registered from outside
+AVERAGES = list(AVERAGE)
 
 
 _SERVED = (Mode.PS_SYNC, Mode.PS_ASYNC, Mode.PS_BOUNDED, Mode.PS_BACKUP, Mode.EASGD)

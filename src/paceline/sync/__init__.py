@@ -4,6 +4,7 @@ servers.
     way.py          what a way says of a step, and the usual way
     compressed.py   gradients encoded, averaged every step
     overlapped.py   scattered under the backward pass, gathered under the next forward pass; or by priority
+    factors.py      what fully connected layers may exchange in place of gradients
     served.py       every step through parameter servers
     rarely.py       now and then, through servers without waiting, with neighbours: added to a replica's own
                     step
@@ -18,21 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import PlanError
-from paceline.extend import claim
+from paceline.extend import claim, named
 from paceline.spec.plan import Plan
-from paceline.spec.synchronisation import SETTINGS, Relaxation, register_average
+from paceline.spec.synchronisation import AVERAGE, SETTINGS, Relaxation, register_average
 from paceline.spec.vocabulary import Mode
 from paceline.sync import rarely
 from paceline.sync.compressed import compressed
-from paceline.sync.overlapped import overlapped, prioritised
 from paceline.sync.served import served
 from paceline.sync.way import USUAL, Way
 
 #: word of a plan -> the way that it names, with its settings
 WAYS: dict[str, Callable[[Relaxation], Way]] = {
-    "allreduce": lambda relax: USUAL,
-    "overlap": overlapped,
-    "priority": prioritised,
+    **{name: named(average.way) for name, average in AVERAGE.items()},
     "ps-sync": served,
 }
 

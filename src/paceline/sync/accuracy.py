@@ -9,15 +9,8 @@ from __future__ import annotations
 from paceline.spec.prediction import Evidence
 from paceline.spec.synchronisation import Relaxation
 
-_NONE = "none: the sum of all gradients, every step"
-#: relaxation -> what it may cost, and who measured it
+#: mode of a relaxation -> what it may cost, and who measured it
 _KNOWN = {
-    "allreduce": (_NONE, "definition of synchronous SGD"),
-    "overlap": ("none: the same sums, in another order", "Lee et al., MLHPC 2018"),
-    "priority": (
-        "none: the same sums, in another order",
-        "Jayarajan et al., MLSys 2019; Peng et al., SOSP 2019",
-    ),
     "local-sgd": (
         "small for 8 or 16 local steps after a warm-up, growing with the period",
         "Lin et al., Don't Use Large Mini-Batches, ICLR 2020 (ImageNet)",
@@ -26,7 +19,7 @@ _KNOWN = {
         "none with 8 islands and 500 steps; more islands lose some",
         "Douillard et al., DiLoCo, 2023 (C4, up to 400M parameters)",
     ),
-    "ps-sync": (_NONE, "definition of synchronous SGD"),
+    "ps-sync": ("none: the sum of all gradients, every step", "definition of synchronous SGD"),
     "ps-async": (
         (
             "gradients are late by as many updates as there are other workers: more steps, lower final"
@@ -58,8 +51,13 @@ _KNOWN = {
 
 
 def accuracy(relax: Relaxation) -> Evidence:
-    """What a relaxation may cost in accuracy, and who says so; `derived` where nothing but the order of sums
-    changes.
+    """What a scheme or a mode may cost in accuracy, and who says so; `derived` where nothing but the order of
+    sums changes. Ways of averaging every step say it themselves.
     """
-    what, source = (relax.scheme.accuracy, relax.scheme.evidence) if relax.compress else _KNOWN[relax.label]
+    what, source = (relax.scheme.accuracy, relax.scheme.evidence) if relax.compress else _KNOWN[relax.mode]
     return Evidence(what=what, kind="derived" if what.startswith("none: ") else "measured", source=source)
+
+
+def reordered(source: str) -> Evidence:
+    """Of ways that sum all gradients every step."""
+    return Evidence(what="none: the same sums, in another order", kind="derived", source=source)

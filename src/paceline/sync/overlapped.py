@@ -16,13 +16,18 @@ from dataclasses import replace
 from paceline.sim.program import Label
 from paceline.sim.work import GATHERS, REDUCTION, Exchange
 from paceline.spec.synchronisation import Relaxation
-from paceline.sync.accuracy import accuracy
+from paceline.sync.accuracy import reordered
+from paceline.sync.factors import Shape
 from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes
 
 
 def overlapped(relax: Relaxation) -> Way:
     """Scattered behind each layer, gathered ahead of it."""
-    return Way(messages=scattered, accuracy=accuracy(relax), update_share=lambda replicas: 1 / replicas)
+    return Way(
+        messages=scattered,
+        accuracy=reordered("Lee et al., MLHPC 2018"),
+        update_share=lambda replicas: 1 / replicas,
+    )
 
 
 def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
@@ -49,11 +54,10 @@ def traded(side: Side, layer: Sequence[Gradient]) -> list[Exchange]:
     if matrix is None:
         return []
     outputs, inputs = matrix.shape
-    row_bytes = matrix.rows * matrix.parameter_bytes / matrix.numel
-    return [
-        ("all_gather", side.mesh.group(matrix.axis).size * inputs * row_bytes, matrix.axis),
-        ("all_to_all", outputs * row_bytes, matrix.axis),
-    ]
+    shape = Shape(n_in=inputs, n_out=outputs, rows=matrix.rows)
+    *trade, _ = shape.exchanges("rows", side.mesh.group(matrix.axis).size)
+    element_bytes = matrix.parameter_bytes / matrix.numel
+    return [(op, elements * element_bytes, matrix.axis) for op, elements in trade]
 
 
 def spared_s(side: Side, layer: Sequence[Gradient]) -> float:
@@ -72,7 +76,9 @@ def _matrix(layer: Sequence[Gradient]) -> Gradient | None:
 
 def prioritised(relax: Relaxation) -> Way:
     """All-reduce of layers; those that the next forward pass needs first go first."""
-    return Way(messages=in_priority, accuracy=accuracy(relax))
+    return Way(
+        messages=in_priority, accuracy=reordered("Jayarajan et al., MLSys 2019; Peng et al., SOSP 2019")
+    )
 
 
 def in_priority(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:

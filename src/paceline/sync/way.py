@@ -20,6 +20,7 @@ from paceline.sim.work import GATHERS, REDUCTION
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Evidence
+from paceline.spec.synchronisation import Relaxation
 from paceline.spec.vocabulary import Sharding
 
 #: a chunk of the model, and so many operators or pieces of a pass through it
@@ -166,3 +167,8 @@ def averaged(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
 
 #: gradients are averaged in full, every step
 USUAL = Way(messages=averaged)
+
+
+def usual(relax: Relaxation) -> Way:
+    """All-reduce has no settings."""
+    return USUAL

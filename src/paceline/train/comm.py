@@ -182,6 +182,11 @@ def _finish() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
+def single(request: Request) -> Job:
+    """A job of one stage, which returns what came of it."""
+    return (yield request)
+
+
 def agree(value: T) -> T:
     """What rank 0 says, on all ranks; plain data."""
     if dist.get_world_size() == 1:

@@ -140,7 +140,8 @@ class Uses:
         }
         #: parameters in the order of their first use, as far as seen
         self.order: list[nn.Parameter] = []
-        self._ran: set[nn.Module] = set()
+        #: rows of the input in each call of a module that was watched; 0 where it has none
+        self.calls: dict[nn.Module, list[int]] = {}
         self._mode: _Watch | None = None
         self._model = model
         self._handles = [
@@ -165,7 +166,7 @@ class Uses:
         bypassed = [
             module
             for module, own in self.by_module.items()
-            if own and module not in self._ran and any(part in self._ran for part in module.modules())
+            if own and module not in self.calls and any(part in self.calls for part in module.modules())
         ]
         found = {id(p) for module in bypassed for p in module.parameters(recurse=False)}
         return [name for name, p in self._model.named_parameters() if id(p) in found & self._known.keys()]
@@ -187,7 +188,7 @@ class Uses:
         for name, read in reads.items():
             self.by_module[modules[name]].update({id(parameters[one]): parameters[one] for one in read})
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         wanted = self.by_module.get(module)
         if wanted is None:  # of a copy of the model, which has a copy of the hook
             return
@@ -195,7 +196,7 @@ class Uses:
             if not self._stack:
                 self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._stack.append(module)
-            self._ran.add(module)
+            self.calls.setdefault(module, []).append(_rows(inputs))
         if wanted:
             self._needed(wanted.values())
 
@@ -216,6 +217,12 @@ class Uses:
         """Takes the hooks away."""
         for handle in self._handles:
             handle.remove()
+
+
+def _rows(inputs: tuple[Any, ...]) -> int:
+    """Vectors in the first input, if that is a tensor."""
+    found = inputs[0] if inputs else None
+    return found.shape[:-1].numel() if isinstance(found, Tensor) and found.dim() else 0
 
 
 class _Watch(TorchFunctionMode):

@@ -51,15 +51,19 @@ class Machine:
 
     def behind(self, link_Bps: float, burst_bytes: float = 0.0) -> Machine:
         """The same machine on a link of that rate and burst, where it is slower than what was measured."""
-        half, whole = (self.reduce_Bps if rate is None else rate for rate in (self.half_Bps, self.whole_Bps))
         return replace(
             self,
             link_Bps=min(self.link_Bps, link_Bps),
             reduce_Bps=min(self.reduce_Bps, link_Bps),
-            half_Bps=min(half, link_Bps),
-            whole_Bps=min(whole, link_Bps),
+            half_Bps=min(self.rate("half"), link_Bps),
+            whole_Bps=min(self.rate("whole"), link_Bps),
             burst_bytes=burst_bytes,
         )
+
+    def rate(self, way: str) -> float:
+        """Bytes per second, by what is done with them on their way; of float32 where not measured."""
+        rate: float | None = getattr(self, _RATES[way])
+        return self.reduce_Bps if rate is None else rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,11 @@ class Profile:
         return sum(layer.bytes for layer in self.layers)
 
     @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Of parameters, by name."""
+        return [(layer.name, layer.shape) for layer in self.layers]
+
+    @property
     def compute_s(self) -> float:
         """A step without communication."""
         return self.forward_s + self.backward_s + self.update_s

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from scripts import CLIP, DECAY, STEPS, STOP
 
+from paceline.train import strategies
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
@@ -84,6 +86,12 @@ CONTRACTS = {
     "hogwild": _free("hogwild", updates=2, unsteady=True),
     "gossip": _free("gossip"),
 }
+
+#: of those that have no line of their own, a strategy that calls itself exact promises to be DDP's equal
+for _name in strategies.names():
+    if _name not in CONTRACTS:
+        _exact = getattr(strategies.STRATEGIES.get(_name), "exact", False)
+        CONTRACTS[_name] = _equal(_name) if _exact else _lossy(_name)
 
 EQUAL, WITHIN, REFUSED = "equal", "within", "refused"
 

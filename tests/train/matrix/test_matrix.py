@@ -36,7 +36,7 @@ def test_script_under_strategy(cell, found):
     assert outcome != "refused" or gist(cell[0], why) in SECTION
 
 
-def test_every_strategy_has_a_contract():
+def test_contracts_are_of_strategies_that_there_are():
     assert set(CONTRACTS) == set(strategies.names())
 
 

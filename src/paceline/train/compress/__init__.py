@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 
 from torch import Tensor
 
 from paceline.cost import compression as cost
+from paceline.extend import named
 from paceline.spec import compression as spec
 
 from .base import Arrived, Compressor, Round
@@ -31,8 +31,7 @@ def make(
     `seed` must be the same on all ranks; `fused=False` runs the plain torch reference.
     """
     chosen = spec.parse(scheme) if isinstance(scheme, str) else scheme
-    module, _, name = chosen.encoder.partition(":")
-    kind: type[Compressor] = getattr(import_module(module), name)
+    kind: type[Compressor] = named(chosen.encoder)
     return kind(chosen, rank=rank, world=world, seed=seed, fused=fused)
 
 

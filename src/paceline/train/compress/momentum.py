@@ -22,7 +22,8 @@ Groups = Sequence[dict[str, Any]]
 
 class TakenMomentum:
     """Momentum and weight decay of an optimizer that has none of its own any more, and the velocity of
-    parameters that go as they are; the velocity of others is their compressor's.
+    parameters that go as they are; the velocity of others is their compressor's. Without groups nothing was
+    taken.
     """
 
     def __init__(self, groups: Groups, momentum: float, *, nesterov: bool) -> None:
@@ -38,14 +39,14 @@ class TakenMomentum:
 
     def strip(self, groups: Groups) -> None:
         """Takes momentum and weight decay away from groups of the optimizer."""
-        for group, before in zip(groups, self._before, strict=True):
+        for group, before in zip(groups, self._before, strict=bool(self._before)):
             group.update(momentum=0.0, nesterov=False)
             if "weight_decay" in before:
                 group["weight_decay"] = 0.0
 
     def restore(self, groups: Groups) -> None:
         """Gives them back, as the user set them: other strategies may take them up."""
-        for group, before in zip(groups, self._before, strict=True):
+        for group, before in zip(groups, self._before, strict=bool(self._before)):
             group.update(before)
 
     def decay(self, parameter: nn.Parameter, gradient: Tensor, scale: float = 1.0) -> None:
@@ -76,10 +77,10 @@ class TakenMomentum:
             gradient.copy_(held).mul_(scale)
 
 
-def take_momentum(chosen: dict[str, Scheme], optimizer: torch.optim.Optimizer) -> TakenMomentum | None:
-    """Takes momentum over, in `chosen` and from the optimizer; None where there is nothing to take."""
+def take_momentum(chosen: dict[str, Scheme], optimizer: torch.optim.Optimizer) -> TakenMomentum:
+    """Takes momentum over, in `chosen` and from the optimizer, where there is some and a scheme wants it."""
     if not any(isinstance(scheme, DGC) and scheme.momentum for scheme in chosen.values()):
-        return None
+        return TakenMomentum((), 0.0, nesterov=False)
     groups = optimizer.param_groups
     used = {(float(group.get("momentum", 0.0)), bool(group.get("nesterov"))) for group in groups}
     if len(used) > 1:
@@ -91,4 +92,4 @@ def take_momentum(chosen: dict[str, Scheme], optimizer: torch.optim.Optimizer) -
     for name, scheme in chosen.items():
         if isinstance(scheme, DGC):
             chosen[name] = replace(scheme, momentum=momentum, nesterov=nesterov)
-    return TakenMomentum(groups, momentum, nesterov=nesterov) if momentum else None
+    return TakenMomentum(groups if momentum else (), momentum, nesterov=nesterov)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from paceline.errors import SpecError, UnknownName
-from paceline.extend import claim
+from paceline.extend import claim, named
 from paceline.spec.compression import SCHEMES
+from paceline.spec.synchronisation import AVERAGE
 from paceline.spec.vocabulary import ALIASES
 from paceline.train import asynchronous
 from paceline.train.strategies.auto import Auto
@@ -29,8 +30,6 @@ from paceline.train.strategies.base import Strategy
 from paceline.train.strategies.ddp import DDP
 from paceline.train.strategies.lazy import Lazy
 from paceline.train.strategies.local import DiLoCo, LocalSGD, PostLocalSGD
-from paceline.train.strategies.overlap import Overlap
-from paceline.train.strategies.priority import Priority
 
 T = TypeVar("T")
 
@@ -39,9 +38,7 @@ _KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "tr
 #: each makes a strategy from keyword options
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "ddp": DDP,
-    "allreduce": Averaging,
-    "overlap": Overlap,
-    "priority": Priority,
+    **{name: named(average.strategy) for name, average in AVERAGE.items()},
     "auto": Auto,
     "lazy": Lazy,
     "local-sgd": LocalSGD,
@@ -111,16 +108,11 @@ def _value(name: str, key: str, text: str, wanted: Any) -> Any:
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False}.get(text.lower(), text)
     kinds = {kind for kind in get_args(wanted) or (wanted,) if kind is not type(None)}
-    if kinds <= _KINDS.keys() and not any(_is(value, kind) for kind in kinds):
+    read = {int, float} if type(value) is int else {type(value)}
+    if kinds <= _KINDS.keys() and not kinds & read:
         allowed = " or ".join(sorted(_KINDS[kind] for kind in kinds))
         raise SpecError(f"strategy {name!r}: {key} must be {allowed}; got {text!r}")
     return value
-
-
-def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _taken(make: Callable[..., Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+#: of fully connected layers that do not exchange gradients, what they do, and rows in a step
+Factors = Mapping[str, tuple[str, int]]
 #: its place in what a strategy remembers
 _KEY = "arrangement"
 
@@ -20,15 +22,13 @@ _KEY = "arrangement"
 class Arrangement:
     """By names of parameters and modules, in plain data."""
 
-    world: int
-    #: options, and whatever else of the user's decides on it
+    #: ranks, options, the model, and whatever else decides on it
     asked: Mapping[str, Any]
     #: parameters in the order in which the forward pass uses them
     used: tuple[str, ...]
     #: of modules that read parameters of others, which
     reads: Mapping[str, tuple[str, ...]]
-    #: of fully connected layers that do not exchange gradients, what they do, and rows in a step
-    factors: Mapping[str, tuple[str, int]]
+    factors: Factors
     #: bytes of pieces, at least and at most
     piece_bytes: tuple[int, int]
     #: parts in the order in which their gradients travel

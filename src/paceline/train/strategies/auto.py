@@ -16,9 +16,11 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,16 +33,27 @@ from paceline.train.launch import NOTE
 from paceline.train.probe import cores, probe, rates
 from paceline.train.profile import Profile, Profiler, order_of
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy
-from paceline.train.strategies.estimate import EXACT, LOSSES, NO_LOSS, Load, Setting, averaging_s, step_s
+from paceline.train.strategies.base import State, Strategy
+from paceline.train.strategies.estimate import (
+    EXACT,
+    FLOAT32,
+    LOSSES,
+    NO_LOSS,
+    Schemes,
+    Setting,
+    averaging_s,
+    step_s,
+)
 from paceline.train.strategies.overlap import Overlap
 from paceline.train.strategies.priority import Priority
 
+T = TypeVar("T")
+#: goes on after each step, and is sent the seconds of its update
+Course = Generator[None, float, T]
 #: a strategy must be faster by this share to replace plain all-reduce, and layers treated differently by this
 #: to replace all alike: those in float32 need messages of another kind, which the model counts too low on a
 #: busy core
 MARGIN, _MIXED = 0.03, 0.1
-FLOAT32 = Float32()
 #: what is expected to take up to so many times as long as the best is tried, this many at most
 _NEAR, _TRIED = 1.3, 3
 #: steps before those timed, of which the first may be a plain one that is watched; then for so many seconds,
@@ -61,66 +74,10 @@ class Choice:
     strategy: str
     expected_s: Mapping[str, float]
     #: by strategy, the scheme of each parameter
-    mixes: Mapping[str, Mapping[str, Scheme]]
+    mixes: Mapping[str, Schemes]
     reason: str
-    setting: Setting
-    profile: Profile
     #: of strategies that were tried
     measured_s: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def by_name(self) -> Mapping[str, Scheme]:
-        """The scheme of each parameter."""
-        return self.mixes.get(self.strategy) or {layer.name: FLOAT32 for layer in self.profile.layers}
-
-
-class StrategyTrials:
-    """Strategies that are tried in turn, there and back: a machine whose pace drifts is as slow for one as
-    for the others. They go on while it is not clear which is the fastest.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._left = [*names, *reversed(names)]
-        #: when the steps of the trial that runs ended
-        self._ends: list[float] = []
-        #: seconds of a step in each trial
-        self.seconds: dict[str, list[float]] = {}
-
-    @property
-    def now(self) -> str | None:
-        """The one to try now; None where all are through."""
-        return self._left[0] if self._left else None
-
-    @property
-    def names(self) -> set[str]:
-        """Those that were tried, or will be."""
-        return {*self.seconds, *self._left}
-
-    def stepped(self, expected_s: float) -> float | None:
-        """After a step of the one that is tried now: what a step takes, if there were enough of them."""
-        self._ends.append(time.perf_counter())
-        wanted = min(_MOST, max(_FEWEST, round(_TRIAL_S / expected_s)))
-        if len(self._ends) <= _LEAD + wanted:
-            return None
-        timed, self._ends = self._ends[_LEAD:], []
-        return statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW
-
-    def took(self, seconds: float) -> None:
-        """A step of the one that is tried now took so long."""
-        self.seconds.setdefault(self._left.pop(0), []).append(seconds)
-        if not self._left:
-            names = undecided(self.seconds)
-            self._left = [*names, *reversed(names)]
-
-    def result(self, choice: Choice) -> Choice:
-        """A choice with what was measured: the fastest of those that were in the running to the end."""
-        measured = {name: statistics.fmean(seconds) for name, seconds in self.seconds.items()}
-        best = min(_rivals(self.seconds), key=lambda name: measured[name])
-        others = ", ".join(
-            f"{name} {seconds * 1e3:.1f} ms" for name, seconds in measured.items() if name != best
-        )
-        reason = f"{best} took {measured[best] * 1e3:.1f} ms a step here; {others}"
-        return replace(choice, strategy=best, measured_s=measured, reason=reason)
 
 
 class Auto(Strategy):
@@ -131,133 +88,128 @@ class Auto(Strategy):
     name = "auto"
     paper = "choice per layer as in Wang et al., Espresso, 2022; model in `estimate`"
 
-    def __init__(
-        self,
-        *,
-        loss: str = NO_LOSS,
-        schemes: tuple[str, ...] | None = None,
-        watch: int = 4,
-        cores: int | None = None,
-        trial: bool = True,
-    ) -> None:
+    def __init__(self, *, loss: str = NO_LOSS, watch: int = 4, trial: bool = True) -> None:
         super().__init__()
         if loss not in LOSSES:
             raise SpecError(f"loss must be {', '.join(LOSSES)}; got {loss!r}")
         if watch < 2:
             raise SpecError(f"auto watches at least 2 steps, got {watch}")
-        self.schemes = tuple(LOSSES[loss] if schemes is None else schemes)
-        self.watch, self.cores, self.trial = watch, cores, trial
+        self.schemes, self.watch, self.trial = LOSSES[loss], watch, trial
         self.choice: Choice | None = None
         # after the passes: they are timed
         self.inner: Strategy = Averaging("fp32", bucket_bytes=float("inf"), first_bytes=float("inf"))
-        #: steps still to be watched
-        self._left = watch
-        self._trials = StrategyTrials(())
-        #: what those that were tried remember
-        self._remembered: dict[str, dict[str, Any]] = {}
+        #: whether what it does now is what it will do
+        self.settled = False
+        #: those that are tried, and what they remember
+        self._tried: list[str] = []
+        self._remembered: dict[str, State] = {}
         #: what it goes on with, and the scheme of each parameter
-        self._taken: tuple[str, Mapping[str, Scheme]] | None = None
+        self._taken: tuple[str, Schemes] | None = None
         self._scaler: Any = None
-        self._told = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether what it does now is what it will do."""
-        return not self._left and self._trials.now is None
 
     def _begin(self) -> None:
         self.inner.attach(self.model, self.optimizer, self.engine, alike=True)
         self._hold_optimizer()
         self._profiler = Profiler(self.model)
+        self._course = self._steps()
+        next(self._course)
         self._undo.callback(lambda: self.inner.detach())
         self._undo.callback(self._say_unsettled)
         self._undo.callback(self._profiler.remove)
+        self._undo.callback(self._course.close)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         result = self.inner._step(*args, **kwargs)
-        if self._left:
-            self._profiler.stepped(time.perf_counter() - start)
-            self._left -= 1
-            if not self._left:
-                self._profiler.remove()
-                if self.world > 1:  # one rank alone sends nothing, whatever the strategy
-                    self._decide()
-        elif self._trials.now is not None:
-            self._try_on(self._trials.now)
+        with suppress(StopIteration):  # it has settled
+            self._course.send(time.perf_counter() - start)
         return result
 
-    def _decide(self) -> None:
-        self._scaler = getattr(self.inner, "scaler", None)  # which later ones may not have, or not be told of
+    def _steps(self) -> Course[None]:
+        """What it does after one step and the next; each time it is sent the seconds of the update."""
+        for _ in range(self.watch):
+            self._profiler.stepped((yield))
+        self._profiler.remove()
+        if self.world > 1:  # one rank alone sends nothing, whatever the strategy
+            yield from self._decide()
+        self.settled = True
+
+    def _decide(self) -> Course[None]:
+        """Chooses; strategies that may be the fastest are tried there and back, so that a machine whose pace
+        drifts is as slow for one as for the others, while it is not clear which is.
+        """
+        self._scaler = getattr(self.inner, "scaler", None)  # later ones may not have it, or not be told of it
         with torch.no_grad():
             self.choice = self._choose()
-        self._trials = StrategyTrials(near(self.choice) if self.trial else ())
-        self._take(self._trials.now or self.choice.strategy)
+        names = self._tried = near(self.choice) if self.trial else []
+        seconds: defaultdict[str, list[float]] = defaultdict(list)
+        while names:
+            for name in (*names, *reversed(names)):
+                self._go_on_with(name)
+                took = yield from self._trial(self.choice.expected_s[name])
+                seconds[name].append(took)
+            names = undecided(seconds)
+        if seconds:
+            self.choice = measured(self.choice, seconds)
+        self._go_on_with(self.choice.strategy)
+        self._remembered.clear()
+        self._tried = []
         self._tell()
 
+    def _trial(self, expected_s: float) -> Course[float]:
+        """Some steps of what it does now: the seconds of one, on the slowest rank."""
+        ends = []
+        for _ in range(_LEAD + min(_MOST, max(_FEWEST, round(_TRIAL_S / expected_s))) + 1):
+            yield
+            ends.append(time.perf_counter())
+        timed = ends[_LEAD:]
+        took = statistics.median(b - a for a, b in zip(timed, timed[_ROW:], strict=False)) / _ROW
+        slowest = torch.tensor([took], device=self.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return float(slowest)
+
     def _tell(self) -> None:
-        """What it goes on with, once and on one rank, for the user."""
-        if self.settled and self._taken is not None and not self._told:
-            self._told = True
+        """What it goes on with, for the user."""
+        if self._taken is not None:
             self._say(told(*self._taken, self.schemes))
 
     def _say(self, line: str) -> None:
         if self.rank == 0:
             print(f"{NOTE}{line}", file=sys.stderr, flush=True)
 
-    def _try_on(self, name: str) -> None:
-        """After a step of a trial: the next one, or the fastest, where this was the last of it and no other
-        may be.
-        """
+    def _go_on_with(self, name: str) -> None:
+        """Takes a strategy as it was chosen, with what it remembers if it was tried before."""
         assert self.choice is not None
-        seconds = self._trials.stepped(self.choice.expected_s[name])
-        if seconds is None:
-            return
-        slowest = torch.tensor([seconds], device=self.parameters[0][1].device)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        self._trials.took(float(slowest))
-        if self.settled:
-            self.choice = self._trials.result(self.choice)
-        following = self._trials.now or self.choice.strategy
-        if following != name:
-            self._take(following)
-        if self.settled:
-            self._remembered.clear()
-            self._tell()
+        if self._taken is not None:
+            if name == self._taken[0]:
+                return
+            self.inner.synchronize()
+            self._remembered[self._taken[0]] = self.inner.state_dict()
+        self._take(name, self.choice.mixes[name])
+        if name in self._remembered:
+            self.inner.load_state_dict(self._remembered.pop(name))
 
-    def _take(self, name: str, by_name: Mapping[str, Scheme] | None = None) -> None:
-        """Goes on with another strategy, with these schemes, or those that were chosen for it, and with what
-        it remembers if it was tried before.
-        """
-        if by_name is None:
-            assert self.choice is not None
-            by_name = replace(self.choice, strategy=name).by_name
+    def _take(self, name: str, by_name: Schemes) -> None:
+        """Goes on with another strategy, and with these schemes of parameters."""
         new = _OVERLAPPED[name]() if name in _OVERLAPPED else Averaging(by_name=by_name, scaler=self._scaler)
         self.inner.synchronize()
-        if self._trials.now is not None and self._taken is not None:
-            self._remembered[self._taken[0]] = self.inner.state_dict()
-        self._taken = name, by_name
         self.inner.detach()
-        self.inner = new
+        self.inner, self._taken = new, (name, by_name)
         new.attach(self.model, self.optimizer, self.engine, alike=True)
-        if name in self._remembered:
-            new.load_state_dict(self._remembered.pop(name))
         self._hold_optimizer()
 
     def _choose(self) -> Choice:
         """Rank 0 decides from its own profile; all take part in the probe."""
-        device = self.parameters[0][1].device
-        machine = probe(self.engine, device)
-        profile = self._profiler.profile(self.optimizer)
-        own, threads = cores(device)
+        machine = probe(self.engine, self.device)
+        own, threads = cores(self.device)
         setting = Setting(
             machine=machine,
             world=self.world,
-            cores=self.cores or own,
-            threads=min(threads, self.cores or own),
-            rates=rates(self.schemes, [p.numel() for _, p in self.parameters], self.world, device),
+            cores=own,
+            threads=min(threads, own),
+            rates=rates(self.schemes, [p.numel() for p in self.names], self.world, self.device),
         )
-        return agree(choose(profile, setting, self.schemes))
+        return agree(choose(self._profiler.profile(self.optimizer), setting, self.schemes))
 
     def synchronize(self) -> None:
         self.inner.synchronize()
@@ -266,17 +218,17 @@ class Auto(Strategy):
         return self.inner.no_sync()
 
     def _say_unsettled(self) -> None:
-        if self._trials.now is not None:
-            self._say(unsettled(self._trials.names))
+        if self._tried:
+            self._say(unsettled(self._tried))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         if self._taken is None or not self.settled:
             return {}
         name, by_name = self._taken
         schemes = {parameter: str(scheme) for parameter, scheme in by_name.items()}
         return {"world": self.world, "strategy": name, "schemes": schemes, "inner": self.inner.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Goes on as before, with what compressors held back.
 
         It looks again where the number of ranks has changed, or where what was taken is not allowed any more.
@@ -284,22 +236,23 @@ class Auto(Strategy):
         if state.get("world") != self.world or state["strategy"] not in (*EXACT, *self.schemes):
             return
         self._profiler.remove()
-        self._left, self._trials = 0, StrategyTrials(())
+        self._course.close()
+        self.settled, self._tried = True, []
         self._take(state["strategy"], {name: parse(text) for name, text in state["schemes"].items()})
         self.inner.load_state_dict(state["inner"])
         self._tell()
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> State:
         return self.inner.optimizer_state()
 
-    def asked_state(self) -> dict[str, Any]:
+    def asked_state(self) -> State:
         return self.inner.asked_state()
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         self.inner.load_optimizer_state(state)
 
 
-def told(name: str, by_name: Mapping[str, Scheme], schemes: Sequence[str]) -> str:
+def told(name: str, by_name: Schemes, schemes: Sequence[str]) -> str:
     """One line: what was taken, whether it is exact, and how to have it otherwise."""
     if any(not isinstance(scheme, Float32) for scheme in by_name.values()):
         return f"auto goes on with {name!r}, which is lossy; auto:loss=none keeps gradients exact"
@@ -318,11 +271,13 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
     """The fastest strategy by the model, plain all-reduce unless the gain is worth it."""
     expected = {name: step_s(name, profile, setting) for name in EXACT}
     plain = expected["allreduce"]
-    mixes: dict[str, dict[str, Scheme]] = {}
+    mixes: dict[str, Schemes] = dict.fromkeys(
+        EXACT, dict.fromkeys((layer.name for layer in profile.layers), FLOAT32)
+    )
     for text in schemes:
-        allowed = assign(parse(text), [(layer.name, layer.shape) for layer in profile.layers])
+        allowed = assign(parse(text), profile.shapes)
         mixes[text], expected[text] = mix(profile, setting, allowed)
-    best = min(expected, key=lambda name: expected[name])
+    best = min(expected, key=expected.__getitem__)
     if expected[best] > plain * (1 - MARGIN):
         reason = (
             f"nothing is faster than all-reduce by more than {MARGIN:.0%}: communication hides, or costs less"
@@ -331,25 +286,28 @@ def choose(profile: Profile, setting: Setting, schemes: tuple[str, ...]) -> Choi
         best = "allreduce"
     else:
         reason = f"{best} is expected to take {expected[best] / plain:.0%} of the time of all-reduce"
-    return Choice(
-        strategy=best, expected_s=expected, mixes=mixes, reason=reason, setting=setting, profile=profile
-    )
+    return Choice(strategy=best, expected_s=expected, mixes=mixes, reason=reason)
 
 
 def near(choice: Choice) -> list[str]:
     """Strategies that may be the fastest, if there are several, those that hold something back last, so that
     it waits for as few steps as may be.
     """
-    limit = _NEAR * choice.expected_s[choice.strategy]
-    found = sorted(
-        (seconds, name)
-        for name, seconds in choice.expected_s.items()
-        if seconds <= limit or name == choice.strategy
-    )
-    chosen = [choice.strategy, *(name for _, name in found if name != choice.strategy)][:_TRIED]
-    return (
-        sorted(chosen, key=lambda name: (name == "dgc", choice.expected_s[name])) if len(chosen) > 1 else []
-    )
+    expected = choice.expected_s
+    limit = _NEAR * expected[choice.strategy]
+    found = sorted((name != choice.strategy, seconds, name) for name, seconds in expected.items())
+    tried = [name for _, seconds, name in found if seconds <= limit][:_TRIED]
+    return sorted(tried, key=lambda name: (name == "dgc", expected[name])) if len(tried) > 1 else []
+
+
+def measured(choice: Choice, tried: Mapping[str, Sequence[float]]) -> Choice:
+    """A choice with what was measured: the fastest of those that were in the running to the end."""
+    means = {name: statistics.fmean(seconds) for name, seconds in tried.items()}
+    best = min(_rivals(tried), key=means.__getitem__)
+    shown = {name: f"{seconds * 1e3:.1f} ms" for name, seconds in means.items()}
+    others = ", ".join(f"{name} {took}" for name, took in shown.items() if name != best)
+    reason = f"{best} took {shown[best]} a step here; {others}"
+    return replace(choice, strategy=best, measured_s=means, reason=reason)
 
 
 def _rivals(tried: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
@@ -372,23 +330,17 @@ def undecided(tried: Mapping[str, Sequence[float]]) -> list[str]:
     return [] if len(left) < 2 or doubt < _SURE or often else left
 
 
-def mix(profile: Profile, setting: Setting, allowed: Mapping[str, Scheme]) -> tuple[dict[str, Scheme], float]:
+def mix(profile: Profile, setting: Setting, allowed: Schemes) -> tuple[dict[str, Scheme], float]:
     """Per layer, float32 or the scheme, and the seconds of a step: starting from all compressed, layers go
     back to float32 while that ends the step sooner.
     """
-    uniform = {layer: Load.of(layer, allowed[layer.name], setting) for layer in profile.layers}
-    chosen = dict(uniform)
-    best = first = averaging_s(profile, setting, uniform.values())
+    chosen = dict(allowed)
+    best = first = averaging_s(profile, setting, chosen)
     for layer in order_of(profile.layers):  # the first ready have the most slack
-        kept = chosen[layer]
-        if isinstance(kept.scheme, Float32):
+        if isinstance(allowed[layer.name], Float32):
             continue
-        chosen[layer] = Load.of(layer, FLOAT32, setting)
-        now = averaging_s(profile, setting, chosen.values())
+        plainer = {**chosen, layer.name: FLOAT32}
+        now = averaging_s(profile, setting, plainer)
         if now < best:
-            best = now
-        else:
-            chosen[layer] = kept
-    if best >= first * (1 - _MIXED):
-        chosen, best = uniform, first
-    return {layer.name: load.scheme for layer, load in chosen.items()}, best
+            chosen, best = plainer, now
+    return (chosen, best) if best < first * (1 - _MIXED) else (dict(allowed), first)

@@ -24,7 +24,7 @@ from paceline.train.comm import Job, Ticket
 from paceline.train.compress import Compressor, make
 from paceline.train.compress.messages import together
 from paceline.train.compress.momentum import take_momentum
-from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.base import State, Strategy, Tensors
 
 #: where a state keeps the momentum of uncompressed parameters
 _VELOCITY = "velocity"
@@ -37,8 +37,8 @@ class Means:
 
     def __init__(self, watched: Iterable[nn.Parameter]) -> None:
         self.watched = list(watched)
-        #: None: all of the gradient
-        self._held: dict[nn.Parameter, Tensor | None] = {}
+        #: the mean that was in a gradient before the pass; None: all of the gradient
+        self.held: dict[nn.Parameter, Tensor | None] = {}
         #: parameters whose pass has begun; None where none runs
         self._begun: set[nn.Parameter] | None = None
 
@@ -52,15 +52,15 @@ class Means:
     @property
     def kept(self) -> bool:
         """Whether there are gradients that means are in."""
-        return any(parameter.grad is not None for parameter in self._held)
+        return any(parameter.grad is not None for parameter in self.held)
 
     def keep(self, parameter: nn.Parameter) -> Tensor | None:
         """The mean in its gradient, which a pass will add to; None where there is none."""
         if parameter.grad is None:
-            self._held.pop(parameter, None)
-        elif parameter in self._held and self._held[parameter] is None:
-            self._held[parameter] = parameter.grad.clone()
-        return self._held.get(parameter)
+            self.held.pop(parameter, None)
+        elif parameter in self.held and self.held[parameter] is None:
+            self.held[parameter] = parameter.grad.clone()
+        return self.held.get(parameter)
 
     def untouched(self, parameter: nn.Parameter) -> bool:
         """Whether the pass that runs has not come to its gradient; from now on it has."""
@@ -69,18 +69,10 @@ class Means:
         self._begun.add(parameter)
         return True
 
-    def of(self, parameter: nn.Parameter) -> Tensor | None:
-        """The mean that was in its gradient before the pass."""
-        return self._held.get(parameter)
-
     def end(self) -> None:
         """Ends a pass: gradients are means."""
-        self._held = dict.fromkeys(self.watched)
+        self.held = dict.fromkeys(self.watched)
         self._begun = None
-
-    def clear(self) -> None:
-        """After a step: gradients are no means of what comes."""
-        self._held.clear()
 
 
 class Averager(Strategy):
@@ -111,16 +103,14 @@ class Averager(Strategy):
     def _begin(self) -> None:
         chosen = self._choose()
         self._momentum = take_momentum(chosen, self.optimizer)
-        if self._momentum is not None:
-            self._undo.callback(self._momentum.restore, self.optimizer.param_groups)
+        self._undo.callback(self._momentum.restore, self.optimizer.param_groups)
         options: dict[str, Any] = {"rank": self.rank, "world": self.world, "seed": self.seed}
         self._made = {
             scheme: make(scheme, fused=self.fused, **options) for scheme in dict.fromkeys(chosen.values())
         }
         self.compressors = {name: self._made[scheme] for name, scheme in chosen.items()}
-        self._names = {parameter: name for name, parameter in self.parameters}
         # in float32, the mean of a mean is the mean
-        self._means = Means(p for p in self._names if self._momentum is not None or not self._plain(p))
+        self._means = Means(p for p in self.names if self._momentum.momentum or not self._plain(p))
         if self.scaler is None and self._keeps:
             self._hear_of_scaler()
         self._listen()
@@ -140,7 +130,7 @@ class Averager(Strategy):
     def _keeps(self) -> bool:
         """Whether something of gradients is kept for later steps, in their units."""
         local = any(compressor.local_state for compressor in self._made.values())
-        return local or self._momentum is not None
+        return local or self._momentum.momentum > 0
 
     @property
     @abstractmethod
@@ -149,7 +139,7 @@ class Averager(Strategy):
 
     def _plain(self, parameter: nn.Parameter) -> bool:
         """Whether its gradient goes as it is."""
-        return isinstance(self.compressors[self._names[parameter]].scheme, spec.Float32)
+        return isinstance(self.compressors[self.names[parameter]].scheme, spec.Float32)
 
     # -- passes and steps ------------------------------------------------------------------------------
 
@@ -205,6 +195,12 @@ class Averager(Strategy):
     def _scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
+    def _submit(self, parameters: Iterable[nn.Parameter], job: Job, **options: Any) -> None:
+        """Sends gradients of these parameters on their way."""
+        names = [self.names[parameter] for parameter in parameters]
+        title = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+        self._tickets.append(self.engine.submit(title, job, **options))
+
     def _wait(self) -> None:
         """Returns when all that was sent in the pass has come."""
         tickets, self._tickets = self._tickets, []
@@ -214,7 +210,7 @@ class Averager(Strategy):
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_step(*args, **kwargs)
         self._close(applied=True)
-        self._means.clear()
+        self._means.held.clear()
         return result
 
     def scaled_by(self, scaler: Any) -> None:
@@ -223,8 +219,7 @@ class Averager(Strategy):
         """
         if self.scaler is not None:
             return
-        velocity = self._momentum is not None and self._momentum.velocity
-        if velocity or any(compressor.state for compressor in self._made.values()):
+        if self._momentum.velocity or any(compressor.state for compressor in self._made.values()):
             raise self._unknown_scale()
         self.scaler = scaler
         if self._in_step:
@@ -241,7 +236,7 @@ class Averager(Strategy):
 
     # -- what is sent ----------------------------------------------------------------------------------
 
-    def _mean(self, gradients: Mapping[nn.Parameter, Tensor], plain: Tensor | None) -> Job:
+    def _mean(self, gradients: Tensors, plain: Tensor | None) -> Job:
         """The mean over ranks of gradients, in place where they are compressed; of the others, which lie in
         `plain` then, as views of it.
         """
@@ -250,7 +245,7 @@ class Averager(Strategy):
         for parameter, gradient in gradients.items():
             if parameter not in views:
                 self._decay(parameter, gradient)
-                name = self._names[parameter]
+                name = self.names[parameter]
                 exchanges.append(self.compressors[name].exchange(name, gradient, gradient))
         if self.world > 1 or exchanges:
             yield from together(exchanges, plain)
@@ -260,18 +255,18 @@ class Averager(Strategy):
                 self._accelerate(views)
         return views
 
-    def _accelerate(self, views: Mapping[nn.Parameter, Tensor]) -> None:
+    def _accelerate(self, views: Tensors) -> None:
         """Momentum that was taken over, of gradients that go as they are."""
-        if self._momentum is None:
+        if not self._momentum.momentum:
             return
         for parameter, view in views.items():
             self._decay(parameter, view)
             more = self._first.passes > 0
-            self._momentum.accelerate(self._names[parameter], view, self._scale(), more=more)
+            self._momentum.accelerate(self.names[parameter], view, self._scale(), more=more)
 
     def _decay(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Weight decay that was taken over; like momentum, it is of steps, not of passes."""
-        if self._momentum is not None and self._first.passes == 0:
+        if self._momentum.momentum and self._first.passes == 0:
             self._momentum.decay(parameter, gradient, self._scale())
 
     def wire_bytes(self) -> int:
@@ -282,33 +277,27 @@ class Averager(Strategy):
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def synchronize(self) -> None:
-        """Nothing is ever on its way after a backward pass."""
-
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> State:
         state = super().optimizer_state()
-        if self._momentum is not None:
-            self._momentum.restore(state["param_groups"])
+        self._momentum.restore(state["param_groups"])
         return state
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         super().load_optimizer_state(state)
-        if self._momentum is not None:
-            self._momentum.strip(self.optimizer.param_groups)
+        self._momentum.strip(self.optimizer.param_groups)
 
-    def state_dict(self) -> dict[str, Any]:
-        velocity = self._momentum.velocity if self._momentum is not None else {}
+    def state_dict(self) -> State:
         held = {str(scheme): compressor.state_dict() for scheme, compressor in self._made.items()}
-        return {**held, _VELOCITY: {name: tensor.clone() for name, tensor in velocity.items()}}
+        return {**held, _VELOCITY: _copied(self._momentum.velocity)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         for scheme, compressor in self._made.items():
             if str(scheme) in state:
                 compressor.load_state_dict(state[str(scheme)])
-        if self._momentum is not None:
-            self._momentum.velocity = {name: one.clone() for name, one in state.get(_VELOCITY, {}).items()}
+        if self._momentum.momentum:
+            self._momentum.velocity = _copied(state.get(_VELOCITY, {}))
 
-    def reshard(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def reshard(self, states: Sequence[State]) -> State:
         """The state of this rank, from those of all ranks of a run of another size."""
         shared = {
             str(scheme): type(compressor).reshard(
@@ -320,9 +309,7 @@ class Averager(Strategy):
         return {**shared, _VELOCITY: states[0].get(_VELOCITY, {})}
 
 
-def _laid(
-    gradients: Mapping[nn.Parameter, Tensor], plain: Tensor | None
-) -> Iterable[tuple[nn.Parameter, Tensor]]:
+def _laid(gradients: Tensors, plain: Tensor | None) -> Iterable[tuple[nn.Parameter, Tensor]]:
     """Gradients one behind another in `plain`, as views of it; none where there is no such memory."""
     if plain is None:
         return
@@ -334,6 +321,5 @@ def _laid(
         yield parameter, view
 
 
-def title(names: Sequence[str]) -> str:
-    """What a message with the gradients of these parameters is called."""
-    return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

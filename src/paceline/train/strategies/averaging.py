@@ -9,8 +9,8 @@ Cost of a step: F + max(B, encode + wire + decode of what is ready) with the byt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ from paceline.spec.defaults import ENGINE
 from paceline.train.comm import Job, agree
 from paceline.train.hooks import Gradients, Sequencer
 from paceline.train.probe import cores
-from paceline.train.strategies.averager import Averager, title
+from paceline.train.strategies.averager import Averager
+from paceline.train.strategies.base import State
 
 #: where a state keeps the order in which parameters lie in buckets
 _ORDER = "order"
@@ -69,12 +70,12 @@ class Averaging(Averager):
         self.first_bytes = min(FIRST_BYTES, self.bucket_bytes) if first_bytes is None else first_bytes
 
     def _listen(self) -> None:
-        self._alone = not self._asked and agree(cores(self.parameters[0][1].device)[0] == 1)
+        self._alone = not self._asked and agree(cores(self.device)[0] == 1)
         #: whether buckets are in the order in which gradients became ready in the first step
         self._agreed = False
         self._arrange([name for name, _ in reversed(self.parameters)])
         self._gradients = Gradients(
-            self._names, self._ready, self._done, watched=self._means.watched, before=self._before_adding
+            self.names, self._ready, self._done, watched=self._means.watched, before=self._before_adding
         )
 
     def _arrange(self, names: Sequence[str]) -> None:
@@ -116,8 +117,7 @@ class Averaging(Averager):
             self._set_apart(parameter, parameter.grad)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        names = [self._names[parameter] for parameter in bucket.parameters]
-        self._tickets.append(self.engine.submit(title(names), self._job(bucket)))
+        self._submit(bucket.parameters, self._job(bucket))
 
     def _job(self, bucket: _Bucket) -> Job:
         """The mean over ranks of every gradient of a bucket, in place."""
@@ -134,28 +134,26 @@ class Averaging(Averager):
         self._average_buffers()
         self._wait()
         for parameter in self._means.watched:
-            mean = self._means.of(parameter)
+            mean = self._means.held.get(parameter)
             if mean is not None and parameter.grad is not None:
                 parameter.grad = mean.add_(parameter.grad)
         self._means.end()
         if not self._agreed:  # the order in which gradients became ready, from the first step on
             self._agreed = True
-            self._arrange(agree([self._names[p] for p in dict.fromkeys([*self._seen, *self._names])]))
+            self._arrange(agree([self.names[p] for p in dict.fromkeys([*self._seen, *self.names])]))
         self._seen = {}
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self._gradients.paused():
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._gradients.paused()
 
-    def state_dict(self) -> dict[str, Any]:
-        order = [self._names[parameter] for bucket in self._buckets for parameter in bucket.parameters]
+    def state_dict(self) -> State:
+        order = [self.names[parameter] for bucket in self._buckets for parameter in bucket.parameters]
         return {**super().state_dict(), **({_ORDER: order} if self._agreed else {})}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         # the same buckets from the first step on: where a sum begins depends on its place in one
-        if sorted(state.get(_ORDER, ())) == sorted(self._names.values()):
+        if sorted(state.get(_ORDER, ())) == sorted(self.names.values()):
             self._arrange(state[_ORDER])
             self._agreed = True
 

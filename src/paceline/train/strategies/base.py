@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar
@@ -18,6 +18,10 @@ from paceline.errors import RunError, SpecError
 from paceline.train.comm import Collective, Engine, Job, Ticket
 from paceline.train.hooks import Gradients, trained
 
+#: what checkpoints hold: tensors and plain data
+State = dict[str, Any]
+#: by parameter, its gradient, its mean...
+Tensors = Mapping[nn.Parameter, Tensor]
 #: by which torch's GradScaler knows optimizers whose `step` it calls also where gradients overflowed
 _HEARS = "_step_supports_amp_scaling"
 
@@ -52,6 +56,8 @@ class Strategy(ABC):
         #: whether torch's GradScaler calls this strategy also where gradients overflowed
         self.hears_of_scaler = False
         self._engine: Engine | None = None
+        #: buffers on their way
+        self._buffers_ticket: Ticket | None = None
         #: what `detach` undoes, the last first
         self._undo = ExitStack()
 
@@ -74,12 +80,12 @@ class Strategy(ABC):
         self.model, self.optimizer, self._engine = model, optimizer, engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.parameters = trained(model)
+        self.names = {parameter: name for name, parameter in self.parameters}
+        self.device = self.parameters[0][1].device
         self._refuse_strangers()
         if not alike:
             share_from_first(model)
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self._buffers_ticket: Ticket | None = None
-        self._undo.callback(self._let_optimizer_go)
         self._undo.callback(model.register_forward_pre_hook(self._before_forward).remove)
         self._undo.callback(model.register_state_dict_pre_hook(self._before_state_dict).remove)
         self._hold_optimizer()
@@ -93,23 +99,19 @@ class Strategy(ABC):
         """Raises where the optimizer trains a parameter that this strategy does not keep the same on all
         ranks.
         """
-        known = {id(p) for _, p in self.parameters}
-        strangers = [
-            p
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.requires_grad and id(p) not in known
-        ]
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        strangers = dict.fromkeys(p for p in held if p.requires_grad and p not in self.names)
         if not strangers:
             return
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        if own := [names[id(p)] for p in strangers if id(p) in names]:
-            raise RunError(
-                f"{own[0]!r} needs a gradient now, but did not when the model was parallelized; call"
-                " paceline.train.close(model) and parallelize again"
-            )
+        for name, parameter in self.model.named_parameters():
+            if parameter in strangers:
+                raise RunError(
+                    f"{name!r} needs a gradient now, but did not when the model was parallelized; call"
+                    " paceline.train.close(model) and parallelize again"
+                )
+        shape = tuple(next(iter(strangers)).shape)
         raise SpecError(
-            f"the optimizer trains a parameter of shape {tuple(strangers[0].shape)} that is not the model's"
+            f"the optimizer trains a parameter of shape {shape} that is not the model's"
             " and would differ between ranks; put it into the module that is parallelized, or into an"
             " optimizer of its own"
         )
@@ -130,9 +132,10 @@ class Strategy(ABC):
             for name, call in HELD.items():
                 setattr(self.optimizer, name, MethodType(call, self.optimizer))
         held.by = self
+        self._undo.callback(self._let_optimizer_go)
         self._plain_step: Callable[..., Any] = held.plain["step"]
-        self._plain_state: Callable[[], dict[str, Any]] = held.plain["state_dict"]
-        self._plain_load: Callable[[dict[str, Any]], None] = held.plain["load_state_dict"]
+        self._plain_state: Callable[[], State] = held.plain["state_dict"]
+        self._plain_load: Callable[[State], None] = held.plain["load_state_dict"]
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
         """What `optimizer.step` does now, whoever calls it."""
@@ -177,12 +180,10 @@ class Strategy(ABC):
         finally:
             self.optimizer.__dict__.update(told)  # the scaler takes them away
 
-    @abstractmethod
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # noqa: B027
         """Registers what the strategy needs."""
 
-    @abstractmethod
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027
         """Returns when all parameters are what the last step made them; all ranks call it together."""
 
     def finish(self) -> None:
@@ -193,10 +194,9 @@ class Strategy(ABC):
         """Returns when what is on its way here is there; no other rank needs to call it."""
         self.synchronize()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of backward passes within add up locally; the next one outside brings them together."""
-        yield
+        return nullcontext()
 
     def scaled_by(self, scaler: Any) -> None:  # noqa: B027
         """Says that losses were multiplied by the scale of a `paceline.train.Scaler`, before the step."""
@@ -215,22 +215,22 @@ class Strategy(ABC):
         if held.by is self:
             held.by = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What the strategy itself remembers between steps (not the optimizer's state)."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: State) -> None:  # noqa: B027
         """Takes up where `state_dict` stopped."""
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> State:
         """The optimizer's state as if one process had it all; all ranks take part."""
         return self._plain_state()
 
-    def asked_state(self) -> dict[str, Any]:
+    def asked_state(self) -> State:
         """What `optimizer.state_dict()` gives: the same, on any rank that asks, with the others or alone."""
         return self.optimizer_state()
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         """Takes what `optimizer_state`, or the optimizer itself, once gave; of any world size."""
         self._plain_load(state)
 
@@ -243,10 +243,11 @@ class Strategy(ABC):
 
     def _average_gradients(self, name: str) -> None:
         """Brings gradients together after a pass, all in one."""
-        for _, parameter in self.parameters:
+        gradients = []
+        for parameter in self.names:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for _, parameter in self.parameters if parameter.grad is not None]
+            gradients.append(parameter.grad)
         self.engine.submit(name, average(gradients, self.world)).wait()
 
     def _before_forward(self, *_: Any) -> None:

@@ -7,15 +7,14 @@ strategies: one rank may evaluate alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.errors import RunError, SpecError
+from paceline.errors import RunError
 from paceline.spec.defaults import PLAIN
 from paceline.train.strategies.base import Strategy
 
@@ -30,6 +29,36 @@ class Inner(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
+
+
+class ThroughDDP:
+    """Sends the passes of a model that need gradients through torch's DDP, until it is closed."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        self._model, self._before = model, model.__dict__.get("forward")
+        #: whether there was such a pass since somebody set this to False
+        self.passed = False
+        # parameters are the same already
+        self.ddp: Any = nn.parallel.DistributedDataParallel(Inner(model), init_sync=False, **options)
+        model.forward = MethodType(self._forward, model)
+
+    def _forward(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's own."""
+        if model is not self._model:  # a copy of it
+            return type(model).forward(model, *args, **kwargs)
+        captured = next(model.parameters()).is_meta
+        if captured or not torch.is_grad_enabled():
+            return self.ddp.module(*args, **kwargs)
+        self.passed = True
+        return self.ddp(*args, **kwargs)
+
+    def close(self) -> None:
+        """The model's own passes again."""
+        if self._before is None:
+            self._model.__dict__.pop("forward", None)
+        else:
+            self._model.forward = self._before
+        del self.ddp  # with its hooks
 
 
 class DDP(Strategy):
@@ -51,61 +80,30 @@ class DDP(Strategy):
         static_graph: bool = False,
     ) -> None:
         super().__init__()
-        asked = {"broadcast_buffers": broadcast_buffers}
         self._options: dict[str, Any] = {
-            **{name: value for name, value in asked.items() if value is not None},
             "bucket_cap_mb": bucket_cap_mb,
             "find_unused_parameters": find_unused_parameters,
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "static_graph": static_graph,
         }
-        #: whether there was a forward pass through DDP since the last step
-        self._passed = False
+        if broadcast_buffers is not None:
+            self._options["broadcast_buffers"] = broadcast_buffers
 
     def _begin(self) -> None:
-        if "forward" in self.model.__dict__:
-            self._undo.callback(setattr, self.model, "forward", self.model.forward)
-        else:
-            self._undo.callback(self.model.__dict__.pop, "forward", None)
-        inner = Inner(self.model)
-        # parameters are the same already
-        self._ddp: Any = nn.parallel.DistributedDataParallel(inner, init_sync=False, **self._options)
-        self._undo.callback(delattr, self, "_ddp")  # with its hooks
-        self.model.forward = MethodType(self._forward, self.model)
-
-    def _forward(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """In place of the model's own."""
-        if model is not self.model:  # a copy of it
-            return type(model).forward(model, *args, **kwargs)
-        captured = next(model.parameters()).is_meta
-        if captured or not torch.is_grad_enabled():
-            return self._ddp.module.forward(*args, **kwargs)
-        self._passed = True
-        return self._ddp(*args, **kwargs)
+        self._passes = ThroughDDP(self.model, **self._options)
+        self._undo.callback(self._passes.close)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._passed and not (args or kwargs) and any(p.grad is not None for _, p in self.parameters):
+        there = any(parameter.grad is not None for parameter in self.names)
+        if there and not (self._passes.passed or args or kwargs):
             raise RunError(
                 "there are gradients, but no forward pass went through the model itself, which torch's DDP "
                 "needs to average them; call model(...) in place of its parts or methods, or use allreduce"
             )
         result = self._plain_step(*args, **kwargs)
-        self._passed = False
+        self._passes.passed = False
         return result
 
-    def synchronize(self) -> None:
-        """Nothing is ever on its way after a backward pass."""
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self._ddp.no_sync():
-            yield
-
-
-def refuse_twice(strategy: Strategy) -> None:
-    """Raises where a model that DDP wraps already would be wrapped once more."""
-    if isinstance(strategy, DDP):
-        raise SpecError(
-            "the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
-            "name another strategy, or none"
-        )
+    def no_sync(self) -> AbstractContextManager[None]:
+        passes: AbstractContextManager[None] = self._passes.ddp.no_sync()
+        return passes

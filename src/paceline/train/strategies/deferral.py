@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn, optim
 
 from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job, Ticket, agree
+from paceline.train.comm import Collective, Job, Ticket, agree, single
 from paceline.train.hooks import Gradients, Sequencer, Uses
 from paceline.train.layout import (
     LEAST_BYTES,
     MOST_BYTES,
     Flat,
-    Named,
     Slot,
     cut,
     flatten,
@@ -32,12 +31,12 @@ from paceline.train.layout import (
 )
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.probe import Machine, probe
-from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.arrangement import Arrangement, Factors
 from paceline.train.strategies.awaited import Awaited
-from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.base import State, Strategy
 from paceline.train.strategies.parts import Part, PiecePart
 from paceline.train.strategies.pending import await_with, here
-from paceline.train.strategies.portion import Settings, settings
+from paceline.train.strategies.portion import States, Update, settings
 from paceline.train.strategies.shards import Shards
 
 #: optimizers that treat every element of a parameter by itself, or each layer as `Layerwise` does: pieces of
@@ -62,7 +61,6 @@ _APART = (
 class Entry:
     """A parameter in the hands of a deferred strategy."""
 
-    name: str
     parameter: nn.Parameter
     #: what it travels in
     parts: list[Part] = field(default_factory=list)
@@ -72,11 +70,6 @@ class Entry:
     stand_in: Awaited | None = None
     #: updates of it that are on their way
     updates: list[Ticket] = field(default_factory=list)
-
-    def lies(self, part: Part, flat: Flat, slot: Slot) -> None:
-        """It travels in this part, too; its gradient lies in the slot."""
-        self.parts.append(part)
-        self.place = flat, slot
 
     @property
     def gradient(self) -> Tensor:
@@ -153,12 +146,9 @@ class Deferred(Strategy):
             )
         self.least_bytes, self.most_bytes = least_bytes, most_bytes
         self.clip_norm, self.link_Bps, self.elementwise = clip_norm, link_Bps, elementwise
-        self._machine: Machine | None = None
         #: what travels, as the forward pass needs it; nothing before the end of the first step
         self.parts: list[Part] = []
         self._arrangement: Arrangement | None = None
-        #: what gradients are multiplied by in this update
-        self._scale: float | None = None
         #: where ranks share state out
         self._shards: Shards | None = None
         #: whether the gradients of the last pass have been brought here whole, for somebody who reads them
@@ -167,6 +157,11 @@ class Deferred(Strategy):
         self._outside: list[nn.Parameter] = []
         #: gradients are multiplied by this before the update: the reverse of a loss scale
         self.unscale: float | None = None
+
+    @property
+    def _shared(self) -> bool:
+        """Whether ranks share updates out: there are others, and the strategy does."""
+        return self.shares and self.world > 1
 
     # -- the first step --------------------------------------------------------------------------------
 
@@ -180,7 +175,7 @@ class Deferred(Strategy):
         groups = groups_of(self.optimizer)
         for name, parameter in self.parameters:
             group_of(name, parameter, groups)
-        self._entries = {parameter: Entry(name, parameter) for name, parameter in self.parameters}
+        self._entries = {parameter: Entry(parameter) for parameter in self.names}
         #: when gradients became ready in the first step
         self._seen: dict[nn.Parameter, float] = {}
         self._uses = Uses(self.model, self._entries, self._needed)
@@ -291,18 +286,13 @@ class Deferred(Strategy):
 
     def _bring(self) -> None:
         """Returns when all gradients are here, whole."""
-        for part in self.parts:
-            if part.reduced is not None:
-                part.reduced.wait()
+        for ticket in self._reduced().values():
+            ticket.wait()
         self.synchronize()  # after a step: what it makes of gradients is done
-        asked = [request for part in self.parts if (request := part.reading()) is not None]
-        if not asked or self._shards is None:
-            return
-
-        def job() -> Job:
-            yield asked
-
-        self._shards.together(self.engine.submit("gradients that are read", job(), channel="reads"))
+        asked = [part.reading() for part in self.parts if part.shared]
+        if asked and self._shards is not None:
+            read = self.engine.submit("gradients that are read", single(asked), channel="reads")
+            self._shards.together(read)
 
     def _changed(self) -> None:
         """Before a step: what the user has made of gradients since the pass is what counts."""
@@ -326,18 +316,16 @@ class Deferred(Strategy):
     def _build(self) -> None:
         """After the first step: orders agreed on, everything put in its place."""
         self._uses.seen()
-        names = {parameter: entry.name for parameter, entry in self._entries.items()}
-        order = dict.fromkeys([*self._uses.order, *names])
+        order = dict.fromkeys([*self._uses.order, *self.names])
         used, seen, outside = agree(
             (
-                tuple(names[parameter] for parameter in order),
-                {names[parameter]: seconds for parameter, seconds in self._seen.items()},
+                tuple(self.names[parameter] for parameter in order),
+                {self.names[parameter]: seconds for parameter, seconds in self._seen.items()},
                 tuple(self._uses.outside()),
             )
         )
         factors = self._factors()
         known = Arrangement(
-            world=self.world,
             asked=self._asked(),
             used=used,
             reads=self._uses.reads(),
@@ -354,10 +342,8 @@ class Deferred(Strategy):
         step. A part is ready with the last of its own.
         """
         last = max(seen.values())
-        when = {
-            part: max(seen.get(self._entries[p].name, last) for p in part.parameters) for part in self.parts
-        }
-        ready = sorted(self.parts, key=lambda part: when[part])
+        when = {part: max(seen.get(self.names[p], last) for p in part.parameters) for part in self.parts}
+        ready = sorted(self.parts, key=when.__getitem__)
         return tuple(part.name for part in self._order(ready, when))
 
     def _take_up(self, known: Arrangement) -> None:
@@ -365,70 +351,68 @@ class Deferred(Strategy):
         turn = {name: i for i, name in enumerate(known.order)}
         self._sequencer = Sequencer(sorted(self.parts, key=lambda part: turn.get(part.name, len(turn))))
         self._arrangement = known
-        parameters = dict(self.parameters)
-        self._outside = [parameters[name] for name in known.outside]  # to be there when a step returns
+        # to be there when a step returns
+        self._outside = [parameter for parameter, name in self.names.items() if name in known.outside]
 
     def _place(self, known: Arrangement) -> None:
         """Parameters moved into flat memory in the order of their use, optimizer state shared out."""
         parameters = dict(self.parameters)
         place = {parameters[name]: i for i, name in enumerate(known.used)}
-        special = self._special(known.factors)
-        taken = {parameter for part in special for parameter in part.parameters}
-        rest = [(self._entries[p].name, p) for p in place if p not in taken]
         # as the forward pass needs them
-        parts = [*special, *self._pieces(rest, known.piece_bytes)]
-        self.parts = sorted(parts, key=lambda part: min(place[p] for p in part.parameters))
+        self.parts = sorted(self._cut(known, place), key=lambda part: min(place[p] for p in part.parameters))
         for part in self.parts:
             part.take(self.optimizer.state)
             for flat, slot in part.slots:
-                self._entries[slot.parameter].lies(part, flat, slot)
+                entry = self._entries[slot.parameter]
+                entry.place = flat, slot
+                entry.parts.append(part)
         for parameter in self._entries:
             self.optimizer.state.pop(parameter, None)
-        if self.shares and self.world > 1:
+        if self._shared:
             self._shards = self.engine.attendant = Shards(self.engine, self.parts)
 
-    def _pieces(self, parameters: Sequence[Named], sizes: tuple[int, int]) -> Iterator[Part]:
-        """Flat memory in pieces of so many bytes, at least and at most."""
-        for flat in flatten(parameters, groups_of(self.optimizer), self.world):
-            for piece in cut(flat, self.world, *sizes):
-                shared = self.shares and self.world > 1
-                yield PiecePart(piece, self.optimizer, self.engine, shared=shared)
+    def _cut(self, known: Arrangement, used: Iterable[nn.Parameter]) -> Iterator[Part]:
+        """All parts: layers that exchange factors, and flat memory with the other parameters in pieces."""
+        special = self._special(known.factors)
+        yield from special
+        taken = {parameter for part in special for parameter in part.parameters}
+        rest = [(self.names[p], p) for p in used if p not in taken]
+        for flat in flatten(rest, groups_of(self.optimizer), self.world):
+            for piece in cut(flat, self.world, *known.piece_bytes):
+                yield PiecePart(piece, self.optimizer, self.engine, shared=self._shared)
 
     def _asked(self) -> dict[str, Any]:
-        """What of the user's decides on the arrangement."""
-        return {"least_bytes": self.least_bytes, "most_bytes": self.most_bytes, "link_Bps": self.link_Bps}
+        """What decides on the arrangement: ranks, options and the model."""
+        return {
+            "world": self.world,
+            "least_bytes": self.least_bytes,
+            "most_bytes": self.most_bytes,
+            "link_Bps": self.link_Bps,
+            "parameters": list(self.names.values()),
+            "modules": [name for name, _ in self.model.named_modules()],
+        }
 
-    def _fits(self, known: Arrangement) -> bool:
-        """Whether an arrangement is for this model, asked for as now, on as many ranks."""
-        return (
-            known.world == self.world
-            and known.asked == self._asked()
-            and sorted(known.used) == sorted(name for name, _ in self.parameters)
-            and set(known.reads) <= {name for name, _ in self.model.named_modules()}
-        )
-
+    @cached_property
     def _here(self) -> Machine:
         """The link and the device, measured once."""
-        if self._machine is None:
-            self._machine = probe(self.engine, self.parameters[0][1].device, self.link_Bps)
-        return self._machine
+        return probe(self.engine, self.device, self.link_Bps)
 
-    def _sizes(self, factors: Mapping[str, Any]) -> tuple[int, int]:
+    def _sizes(self, factors: Factors) -> tuple[int, int]:
         """Bytes of pieces, at least and at most; layers that exchange `factors` are in none."""
         least, most = LEAST_BYTES, MOST_BYTES
         total = sum(p.nbytes for name, p in self.parameters if name.rpartition(".")[0] not in factors)
         if self.most_bytes is None and self.world > 1 and total > MOST_BYTES:
-            least, most = piece_bytes(self._here().link_Bps, self.world)
+            least, most = piece_bytes(self._here.link_Bps, self.world)
         most = self.most_bytes or most
         return min(most, self.least_bytes or least), most
 
-    def _factors(self) -> dict[str, tuple[str, int]]:
+    def _factors(self) -> Factors:
         """By the name of a layer, what it exchanges in place of its gradient, and its rows in a step; agreed
         on.
         """
         return {}
 
-    def _special(self, factors: Mapping[str, tuple[str, int]]) -> Sequence[Part]:
+    def _special(self, factors: Factors) -> Sequence[Part]:
         """Parts of parameters that do not travel as pieces."""
         return ()
 
@@ -471,52 +455,42 @@ class Deferred(Strategy):
 
     def _apply(self) -> None:
         """Submits the updates that the reduced gradients are for."""
-        now, reduced = settings(self.optimizer), self._reduced()
-        self._scale, self.unscale = self.unscale, None
-        norms: dict[nn.Parameter, Tensor] = {}
-        jobs = {}
-        if self.clip_norm is not None and reduced:
-            jobs["norm of all gradients"] = self._clip([*reduced], self.clip_norm)
+        reduced = self._reduced()
+        parts, sums = list(reduced), list(reduced.values())
+        update = Update(now=settings(self.optimizer), scale=self.unscale)
+        self.unscale = None
+        norms: list[Ticket] = []
+        if self.clip_norm is not None and parts:
+            clipped = self._clip(parts, self.clip_norm, update)
+            norms.append(self.engine.submit("norm of all gradients", clipped, after=sums))
         if isinstance(self.optimizer, Layerwise):
-            jobs["norms of layers"] = self._layer_norms([*reduced], now, norms)
-        after = [*reduced.values()]
-        for name, job in jobs.items():
-            after.append(self.engine.submit(name, job, after=after[:]))
+            measured = self._layer_norms(parts, update)
+            norms.append(self.engine.submit("norms of layers", measured, after=[*sums, *norms]))
         for part, ticket in reduced.items():
-            self._update(part, self._job(part, now, norms), [ticket, *after[len(reduced) :]])
+            after = [ticket, *norms]
+            done = self.engine.submit(part.name, part.update(update), channel="parameters", after=after)
+            part.reduced = None
+            for parameter in part.parameters:
+                self._entries[parameter].expect(done)
 
-    def _update(self, part: Part, job: Job, after: Sequence[Ticket]) -> None:
-        """Submits the update of a part, for which those wait who read its parameters."""
-        done = self.engine.submit(part.name, job, channel="parameters", after=after)
-        part.reduced = None
-        for parameter in part.parameters:
-            self._entries[parameter].expect(done)
-
-    def _job(self, part: Part, now: Settings, norms: Mapping[nn.Parameter, Tensor]) -> Job:
-        if norms and isinstance(part, PiecePart):
-            yield from part.finish(norms)
-        else:
-            yield from part.update(now, self._scale)
-
-    def _clip(self, parts: Sequence[Part], limit: float) -> Job:
+    def _clip(self, parts: Sequence[Part], limit: float, update: Update) -> Job:
         """Finds the common norm of all gradients, and the scale that it leaves them; updates wait for it."""
         square = torch.stack([part.square() for part in parts]).sum().view(1)
         if self.world > 1:
             yield Collective("sum", [square])
-        unscale = 1.0 if self._scale is None else self._scale
-        self._scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
+        unscale = 1.0 if update.scale is None else update.scale
+        update.scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
 
-    def _layer_norms(self, parts: Sequence[Part], now: Settings, norms: dict[nn.Parameter, Tensor]) -> Job:
+    def _layer_norms(self, parts: Sequence[Part], update: Update) -> Job:
         """For layer-wise optimizers: both norms of every parameter; updates wait for them."""
         place = {parameter: i for i, parameter in enumerate(self._entries)}
-        total = torch.zeros(len(place), 2, device=self.parameters[0][1].device)
+        total = torch.zeros(len(place), 2, device=self.device)
         for part in parts:
-            if isinstance(part, PiecePart):  # such optimizers have no others: `Overlap` sees to it
-                for parameter, squares in part.measure(now, self._scale):
-                    total[place[parameter]] += squares
-        if self.shares and self.world > 1:
+            for parameter, squares in part.measure(update):
+                total[place[parameter]] += squares
+        if self._shared:
             yield Collective("sum", [total])
-        norms |= {parameter: total[i].sqrt() for parameter, i in place.items()}
+        update.norms = dict(zip(place, total.sqrt(), strict=True))
 
     def _needed(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -526,10 +500,8 @@ class Deferred(Strategy):
     def synchronize(self) -> None:
         self._needed(self._entries)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self._gradients.paused():
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._gradients.paused()
 
     def _give_back(self) -> None:
         """Has all of the optimizer's state on all ranks, as it was before."""
@@ -543,20 +515,20 @@ class Deferred(Strategy):
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> State:
         self.synchronize()
         return self._whole((part, part.gathered()) for part in self.parts)
 
-    def asked_state(self) -> dict[str, Any]:
+    def asked_state(self) -> State:
         """The same, also where this rank asks alone: see `shards`."""
         if self._shards is None:
             return self.optimizer_state()
         self.synchronize()
         return self._whole(self._shards.fetch())
 
-    def _whole(self, parts: Iterable[tuple[Part, Sequence[Sequence[Tensor]]]]) -> dict[str, Any]:
+    def _whole(self, parts: Iterable[tuple[Part, Sequence[Sequence[Tensor]]]]) -> State:
         """As the optimizer gives its state, with what ranks keep of each part."""
-        full: dict[Any, dict[str, Any]] = {p: dict(s) for p, s in self.optimizer.state.items()}
+        full: States = {p: dict(s) for p, s in self.optimizer.state.items()}
         for part, rows in parts:
             part.spread(rows, full)
         kept, self.optimizer.state = self.optimizer.state, full  # type: ignore[assignment]
@@ -565,21 +537,21 @@ class Deferred(Strategy):
         finally:
             self.optimizer.state = kept
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {} if self._arrangement is None else self._arrangement.kept()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """After parameters and the optimizer's state: an arrangement that fits is taken up, in place of a
         first step that looks for one.
         """
         known = Arrangement.of(state)
-        if not self.parts and known is not None and self._fits(known):
+        if not self.parts and known is not None and known.asked == self._asked():
             self._uses.know(known.reads)
             with torch.no_grad():
                 self._place(known)
             self._take_up(known)
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         self.synchronize()
         self._plain_load(state)
         for part in self.parts:

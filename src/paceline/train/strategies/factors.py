@@ -1,27 +1,11 @@
-"""Fully connected layers exchange input activations and output errors in place of weight gradients.
-
-The gradient of a weight (n_out x n_in) is E' X with the errors E (b x n_out) and inputs X (b x n_in) of a
-batch, so that ranks can send these factors and multiply afterwards. Bytes that one of P ranks sends, b
-samples on each, 4 bytes an element:
-
-    gradient    2 (P-1)/P n_in n_out
-                reduce-scatter and all-gather
-    rows        (P-1) b n_in + (P-1)/P b n_out + (P-1)/P n_in n_out
-                gather X, each rank gets the columns of E for the rows of the weight that it updates,
-                all-gather of the updated weight
-    factors     (P-1) b (n_in + n_out)
-                gather both; every rank multiplies and updates everything
-
-`rows` is how Lee et al. (MLHPC 2018) treat fully connected layers (they share out columns; the sum of both
-exchanges is the same to a factor of at most P). `factors` is the sufficient factor broadcasting of Xie et al.
-(UAI 2016); it multiplies P times as much.
+"""Training with fully connected layers that exchange input activations and output errors in place of weight
+gradients: what travels, and who multiplies (see `paceline.sync.factors`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -38,89 +22,34 @@ from paceline.train.layout import Flat, Piece, Slot, groups_of
 from paceline.train.strategies.parts import Part
 from paceline.train.strategies.portion import Portion
 
-MODES = ("gradient", "rows", "factors")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A fully connected layer in a step of one rank."""
-
-    n_in: int
-    n_out: int
-    rows: int
-
-    def sent_bytes(self, mode: str, world: int) -> float:
-        """What one rank sends, float32."""
-        others, share = world - 1, (world - 1) / world
-        weight, inputs, errors = self.n_in * self.n_out, self.rows * self.n_in, self.rows * self.n_out
-        elements = {
-            "gradient": 2 * share * weight,
-            "rows": others * inputs + share * (errors + weight),
-            "factors": others * (inputs + errors),
-        }
-        return 4.0 * elements[mode]
-
-    def extra_flops(self, mode: str, world: int) -> float:
-        """Multiplications and additions beyond the local weight gradient, whose product all modes need
-        once.
-        """
-        product = 2.0 * self.rows * self.n_in * self.n_out
-        return product * (world - 1) if mode == "factors" else 0.0
-
-    def choose(self, world: int, link_Bps: float, flops: float) -> str:
-        """The mode of least time on the wire and in products, for a link of `link_Bps` and a device of
-        `flops` per second.
-        """
-        allowed = [mode for mode in MODES if mode != "rows" or self.n_out % world == 0]
-        return min(
-            allowed,
-            key=lambda mode: self.sent_bytes(mode, world) / link_Bps + self.extra_flops(mode, world) / flops,
-        )
-
-
-class FullyConnected:
+def fully_connected(model: nn.Module) -> dict[str, nn.Linear]:
     """Fully connected layers of a model that may exchange factors: float32, with a weight that no other
-    module owns. It counts the rows that they are called with.
+    module owns.
     """
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and module.weight.requires_grad
+        and owners[id(module.weight)] == 1
+        and module.weight.dtype == torch.float32
+    }
 
-    def __init__(self, model: nn.Module) -> None:
-        owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-        self.layers = {
-            name: module
-            for name, module in model.named_modules()
-            if type(module) is nn.Linear
-            and module.weight.requires_grad
-            and owners[id(module.weight)] == 1
-            and module.weight.dtype == torch.float32
-        }
-        self._rows: defaultdict[nn.Module, list[int]] = defaultdict(list)
-        self._handles: list[Any] = []
 
-    def watch(self) -> None:
-        """Counts rows from now on."""
-        self._handles = [layer.register_forward_pre_hook(self._count) for layer in self.layers.values()]
-
-    def _count(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
-            self._rows[layer].append(inputs[0].numel() // inputs[0].shape[-1])
-
-    def seen(self) -> None:
-        """Enough has been counted."""
-        for handle in self._handles:
-            handle.remove()
-
-    def rows(self, uses: Uses, device: torch.device) -> dict[str, int]:
-        """By name, the rows of layers that ran once in the pass, and whose weights nobody else reads; all
-        ranks ask together, and the one with most rows counts.
-        """
-        readers = Counter(key for read in uses.by_module.values() for key in read)
-        fit = {
-            name: calls[0]
-            for name, layer in self.layers.items()
-            if len(calls := self._rows[layer]) == 1 and readers[id(layer.weight)] == 1
-        }
-        most = most_rows([fit.get(name, 0) for name in self.layers], device)
-        return {name: rows for name, rows in zip(self.layers, most, strict=True) if name in fit}
+def rows_of(layers: Mapping[str, nn.Linear], uses: Uses, device: torch.device) -> dict[str, int]:
+    """Rows of layers that ran once in the pass, and whose weights nobody else reads; all ranks ask together,
+    and the one with most rows counts.
+    """
+    readers = Counter(key for read in uses.by_module.values() for key in read)
+    fit = {
+        name: calls[0]
+        for name, layer in layers.items()
+        if len(calls := uses.calls.get(layer, [])) == 1 and readers[id(layer.weight)] == 1
+    }
+    most = most_rows([fit.get(name, 0) for name in layers], device)
+    return {name: rows for name, rows in zip(layers, most, strict=True) if name in fit}
 
 
 def most_rows(mine: list[int], device: torch.device) -> list[int]:

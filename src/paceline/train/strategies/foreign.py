@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.train.split_state import gathered, optimizer_parts
-from paceline.train.strategies.base import Strategy
+from paceline.train.strategies.base import State, Strategy
 
 
 class Foreign(Strategy):
@@ -35,14 +35,8 @@ class Foreign(Strategy):
         """Another optimizer of the same model, which is a run of its own."""
         self._undo.callback(close)
 
-    def _begin(self) -> None:
-        """It has begun already."""
-
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         return self.optimizer.step(*args, **kwargs)
-
-    def synchronize(self) -> None:
-        """What is used is awaited where it is used."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -55,9 +49,9 @@ class Foreign(Strategy):
             for part in parts:
                 part.set_requires_gradient_sync(True, recurse=False)
 
-    def optimizer_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = gathered(self.optimizer.state_dict())
+    def optimizer_state(self) -> State:
+        state: State = gathered(self.optimizer.state_dict())
         return state
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, state: State) -> None:
         self.optimizer.load_state_dict(optimizer_parts(self.optimizer, state))

@@ -8,8 +8,7 @@ Buffers and `no_sync` are DDP's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ from paceline.errors import SpecError
 from paceline.train._torch import after_backward
 from paceline.train.comm import Job
 from paceline.train.hooks import Gradients
-from paceline.train.strategies.averager import Averager, title
+from paceline.train.strategies.averager import Averager
 from paceline.train.strategies.averaging import Averaging
-from paceline.train.strategies.base import Strategy
-from paceline.train.strategies.ddp import refuse_twice
+from paceline.train.strategies.base import Strategy, Tensors
+from paceline.train.strategies.ddp import DDP
 from paceline.train.transport import said
 
 
@@ -71,11 +70,10 @@ class Hooked(Averager):
         done: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else None
         )
-        names = [self._names[parameter] for parameter in gradients]
-        self._tickets.append(self.engine.submit(title(names), self._job(gradients, buffer), future=done))
+        self._submit(gradients, self._job(gradients, buffer), future=done)
         return done
 
-    def _job(self, gradients: Mapping[nn.Parameter, Tensor], buffer: Tensor) -> Job:
+    def _job(self, gradients: Tensors, buffer: Tensor) -> Job:
         """The mean over ranks of a bucket of DDP's, in place; its memory."""
         sizes = [gradient.numel() for parameter, gradient in gradients.items() if self._plain(parameter)]
         plain = buffer if len(sizes) == len(gradients) and sum(sizes) == buffer.numel() else None
@@ -83,7 +81,7 @@ class Hooked(Averager):
             plain = buffer.new_empty(sum(sizes))
         views = yield from self._mean(gradients, plain)
         for parameter, gradient in gradients.items():
-            view, mean = views.get(parameter, gradient), self._means.of(parameter)
+            view, mean = views.get(parameter, gradient), self._means.held.get(parameter)
             if view.data_ptr() != gradient.data_ptr():
                 gradient.copy_(view)
             if mean is not None:
@@ -112,13 +110,12 @@ class Hooked(Averager):
         if torch.is_grad_enabled():  # DDP decides here for the backward pass, too
             self._syncs = bool(self.model.require_backward_grad_sync)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self.model.no_sync():  # type: ignore[operator]
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        passes: AbstractContextManager[None] = self.model.no_sync()  # type: ignore[operator]
+        return passes
 
 
-def _give(means: Mapping[nn.Parameter, Tensor]) -> None:
+def _give(means: Tensors) -> None:
     """Gradients from buckets, after DDP has given those that it gives."""
     for parameter, mean in means.items():
         parameter.grad = mean.clone()
@@ -128,7 +125,11 @@ def within_ddp(strategy: Strategy) -> Strategy:
     """The same strategy for a model that DDP wraps; refused where gradients must not be averaged by
     DDP, too.
     """
-    refuse_twice(strategy)
+    if isinstance(strategy, DDP):
+        raise SpecError(
+            "the model is wrapped in DistributedDataParallel already, which is what 'ddp' does; "
+            "name another strategy, or none"
+        )
     if not isinstance(strategy, Averaging):
         raise SpecError(
             f"{strategy.name!r} keeps replicas the same by itself, but the model is wrapped in"

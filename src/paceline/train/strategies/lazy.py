@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import RunError, SpecError
-from paceline.train.comm import Collective, Job
+from paceline.train.comm import Collective, single
 from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.base import State
 from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.parts import Part, PiecePart
 
@@ -144,11 +145,7 @@ class Lazy(Deferred):
         part.reduced.wait()
         (mean,) = part.gradients
         numbers = torch.stack([tensor.square().sum() for tensor in (latest - mean, latest, mean)])
-
-        def job() -> Job:
-            yield Collective("sum", [numbers])
-
-        self.engine.submit("interval", job()).wait()
+        self.engine.submit("interval", single(Collective("sum", [numbers]))).wait()
         apart, new, added = numbers.tolist()
         direction, magnitude = apart + new <= added, count * new <= added
         if direction and magnitude:
@@ -172,14 +169,14 @@ class Lazy(Deferred):
     def _asked(self) -> dict[str, Any]:
         return {**super()._asked(), "share": self.share}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Also what this rank has added up since it was last sent."""
         state = {**super().state_dict(), "interval": self.interval}
         if self._count_added:
             state |= {"count": self._count_added, "added": [part.piece.grad.clone() for part in self._lazy]}
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.interval, self._count_added = state["interval"], 0
         if self._before is not None and self._arrangement == Arrangement.of(state) and "count" in state:

@@ -32,7 +32,7 @@ from paceline.spec.vocabulary import Mode
 from paceline.train.comm import Collective, Job, agree
 from paceline.train.hooks import Gradients
 from paceline.train.launch import local_ranks
-from paceline.train.strategies.base import Strategy, average
+from paceline.train.strategies.base import State, Strategy, average
 from paceline.train.strategies.island import Island
 
 
@@ -92,7 +92,7 @@ class Drifting(Strategy):
 
     def _join(self) -> None:
         """Makes all replicas the same."""
-        self._mean([p for _, p in self.parameters])
+        self._mean(list(self.names))
         self._average_buffers()
         if self.drop_momentum:
             for entries in self.optimizer.state.values():
@@ -102,20 +102,18 @@ class Drifting(Strategy):
 
     def _mean(self, tensors: list[Tensor]) -> None:
         """The mean over ranks, which must all have come to the same step."""
-        count = torch.tensor([self.steps, -self.steps], device=tensors[0].device)
+        self.engine.submit("parameters", self._together(tensors)).wait()
 
-        def job() -> Job:
-            if self.world > 1:
-                yield Collective("max", [count])
-            last, first = int(count[0]), -int(count[1])
-            if first != last:
-                raise RunError(
-                    f"rank {self.rank} of {self.world}: replicas would be averaged after step {first} of one "
-                    f"rank and step {last} of another; call synchronize() on all ranks, or on none"
-                )
-            yield from average(tensors, self.world)
-
-        self.engine.submit("parameters", job()).wait()
+    def _together(self, tensors: list[Tensor]) -> Job:
+        steps = torch.tensor([self.steps, -self.steps], device=self.device)
+        yield Collective("max", [steps])
+        last, first = int(steps[0]), -int(steps[1])
+        if first != last:
+            raise RunError(
+                f"rank {self.rank} of {self.world}: replicas would be averaged after step {first} of one "
+                f"rank and step {last} of another; call synchronize() on all ranks, or on none"
+            )
+        yield from average(tensors, self.world)
 
     @property
     def _drifted(self) -> bool:
@@ -132,7 +130,7 @@ class Drifting(Strategy):
     def _arrive(self) -> None:
         """Nothing is on its way that this rank has not waited for."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Also this rank's own replica, which is another than the others' between two averages, and its own
         state of the optimizer.
         """
@@ -140,7 +138,7 @@ class Drifting(Strategy):
         state = copy.deepcopy(self._plain_state())
         return {"steps": self.steps, "met": self._met, "model": own, "optimizer": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Of a run on another number of ranks, the first one's: all replicas begin as that one."""
         self.steps, self._met = state["steps"], state.get("met", 0)
         if "model" in state:
@@ -178,7 +176,7 @@ class PostLocalSGD(Drifting):
 
     def _begin(self) -> None:
         super()._begin()
-        self._gradients = Gradients([p for _, p in self.parameters], lambda _: None, self._done)
+        self._gradients = Gradients(self.names, lambda _: None, self._done)
         self._undo.callback(self._gradients.remove)
 
     def _done(self) -> None:
@@ -216,28 +214,28 @@ class DiLoCo(Drifting):
 
     def _begin(self) -> None:
         super()._begin()
-        self._start = [p.detach().clone() for _, p in self.parameters]
+        self._start = [parameter.detach().clone() for parameter in self.names]
         self._outer = torch.optim.SGD(
             self._start, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.outer_momentum > 0
         )
 
     @torch.no_grad()
     def _join(self) -> None:
-        drift = [start - p for start, (_, p) in zip(self._start, self.parameters, strict=True)]
+        drift = [start - now for start, now in zip(self._start, self.names, strict=True)]
         self._mean(drift)
         for start, mean in zip(self._start, drift, strict=True):
             start.grad = mean
         self._outer.step()
         self._outer.zero_grad()
-        for start, (_, parameter) in zip(self._start, self.parameters, strict=True):
+        for start, parameter in zip(self._start, self.names, strict=True):
             parameter.copy_(start)
         self._average_buffers()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         start = [tensor.clone() for tensor in self._start]
         return {**super().state_dict(), "start": start, "outer": self._outer.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         for own, saved in zip(self._start, state["start"], strict=True):
             own.copy_(saved)

@@ -17,19 +17,20 @@ MLHPC 2018.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from paceline.errors import SpecError
+from paceline.sync.factors import MODES, Shape
 from paceline.train.comm import agree
 from paceline.train.optim.layerwise import Layerwise
-from paceline.train.strategies.arrangement import Arrangement
+from paceline.train.strategies.arrangement import Factors
+from paceline.train.strategies.base import State
 from paceline.train.strategies.deferral import Deferred
-from paceline.train.strategies.factors import MODES, FactorPart, FullyConnected, Shape, most_rows
+from paceline.train.strategies.factors import FactorPart, fully_connected, most_rows, rows_of
 from paceline.train.strategies.parts import Part
 
 
@@ -50,60 +51,52 @@ class Overlap(Deferred):
         if fc not in ("auto", *MODES):
             raise SpecError(f"fc must be auto, {', '.join(MODES)}; got {fc!r}")
         self.fc = fc
-        #: the hook by which a run that goes on looks at its rows
-        self._looking = ExitStack()
 
     def _begin(self) -> None:
         super()._begin()
-        self._connected = FullyConnected(self.model)
-        self._undo.push(self._looking)
-        if self.fc != "gradient":
-            self._connected.watch()
-            self._undo.callback(self._connected.seen)
+        self._connected = fully_connected(self.model)
 
     def _asked(self) -> dict[str, Any]:
-        return {**super()._asked(), "fc": self.fc, "layerwise": isinstance(self.optimizer, Layerwise)}
+        more = {"layerwise": isinstance(self.optimizer, Layerwise), "layers": list(self._connected)}
+        return {**super()._asked(), "fc": self.fc, **more}
 
-    def _fits(self, known: Arrangement) -> bool:
-        return super()._fits(known) and set(known.factors) <= set(self._connected.layers)
-
-    def _factors(self) -> dict[str, tuple[str, int]]:
+    def _factors(self) -> Factors:
         if self.world == 1 or self.fc == "gradient" or isinstance(self.optimizer, Layerwise):
             return {}
         found = {}
-        for name, rows in self._connected.rows(self._uses, self.parameters[0][1].device).items():
-            layer = self._connected.layers[name]
+        for name, rows in rows_of(self._connected, self._uses, self.device).items():
+            layer = self._connected[name]
             shape = Shape(n_in=layer.in_features, n_out=layer.out_features, rows=rows)
             mode = self.fc
             if mode == "auto":
-                mode = shape.choose(self.world, self._here().link_Bps, self._here().flops)
+                mode = shape.choose(self.world, self._here.link_Bps, self._here.flops)
             if mode != "gradient" and not (mode == "rows" and shape.n_out % self.world):
                 found[name] = (mode, rows)
         return agree(found)
 
-    def _special(self, factors: Mapping[str, tuple[str, int]]) -> Sequence[Part]:
-        self._connected.seen()
+    def _special(self, factors: Factors) -> Sequence[Part]:
         parts = []
         for name, how in factors.items():
-            layer = self._connected.layers[name]
+            layer = self._connected[name]
             ends = self._gradients, self._layer_ready
             parts.append(FactorPart(name, layer, how, self.optimizer, self.engine, *ends))
             self._undo.callback(layer.__dict__.pop, "forward", None)
         return parts
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         begun = bool(self.parts)
         super().load_state_dict(state)
         if not begun and self._arrangement is not None and self._arrangement.factors:
-            self._looking.callback(self.model.register_forward_hook(self._more_rows).remove)
+            self._looking = self.model.register_forward_hook(self._more_rows)
+            self._undo.callback(self._looking.remove)
 
     def _more_rows(self, *_: Any) -> None:
         """After the first forward pass of a run that goes on: its batch may have grown meanwhile."""
         if not torch.is_grad_enabled() or self._arrangement is None:
             return
-        self._looking.close()
+        self._looking.remove()
         parts = [part for part in self.parts if isinstance(part, FactorPart)]
-        most = most_rows([part.seen for part in parts], self.parameters[0][1].device)
+        most = most_rows([part.seen for part in parts], self.device)
         for part, rows in zip(parts, most, strict=True):
             part.rows = max(part.rows, rows)
         factors = {part.name: (part.mode, part.rows) for part in parts}

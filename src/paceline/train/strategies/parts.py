@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.train.comm import Collective, Engine, Job, Ticket
+from paceline.train.comm import Collective, Engine, Job, Ticket, single
 from paceline.train.layout import Piece
-from paceline.train.optim.layerwise import Layerwise
-from paceline.train.strategies.portion import Portion, Settings, State
+from paceline.train.strategies.base import State
+from paceline.train.strategies.portion import Portion, States, Update
 
 
 class Part(ABC):
@@ -61,17 +61,14 @@ class Part(ABC):
         """Keeps the reduced gradient for the next one to be added to it."""
         self._held = [gradient.clone() for gradient in self.gradients]
 
-    def reading(self) -> Collective | None:
-        """What brings the whole of the reduced gradient here; None where it is here."""
-        if not self.shared:
-            return None
+    def reading(self) -> Collective:
+        """Brings the whole of a reduced gradient here that ranks share out."""
         for portion in self.portions:
             flat = portion.piece.flat
             if not flat.grad.numel():  # of factors, nobody has asked for it so far
                 flat.grad = torch.empty_like(flat.data)
-        return Collective(
-            "gather", self.gradients, [portion.piece.grad for portion in self.portions], last=True
-        )
+        whole = [portion.piece.grad for portion in self.portions]
+        return Collective("gather", self.gradients, whole, last=True)
 
     def take_back(self) -> None:
         """Takes this rank's share of the whole gradient, which somebody may have changed, for the update."""
@@ -79,12 +76,16 @@ class Part(ABC):
             for portion in self.portions:
                 portion.gradient.copy_(portion.piece.flat.grad[portion.own])
 
-    def update(self, now: Settings, scale: float | None) -> Job:
-        """A job: the own portions updated with the settings of now, then everyone's brought here."""
+    def measure(self, update: Update) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Before the update of an optimizer that needs norms of layers: see `Portion`."""
+        for portion in self.portions:
+            yield from portion.measure(update)
+
+    def update(self, update: Update) -> Job:
+        """A job: the own portions updated, then everyone's brought here."""
         self.updates += 1
         for portion in self.portions:
-            portion.prepare(now, scale)
-            portion.update()
+            portion.step(update)
         yield from self.bring()
 
     def bring(self) -> Job:
@@ -100,7 +101,7 @@ class Part(ABC):
 
     # -- the optimizer's state -------------------------------------------------------------------------
 
-    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
+    def take(self, full: Mapping[Any, State]) -> None:
         """Takes its share of the state of whole parameters."""
         for portion in self.portions:
             portion.take(full)
@@ -109,7 +110,7 @@ class Part(ABC):
         """This rank's share of state that ranks share out; nothing where each has all of it."""
         return [value for one in self.portions for value in one.split().values()] if self.shared else []
 
-    def spread(self, rows: Sequence[Sequence[Tensor]], full: State) -> None:
+    def spread(self, rows: Sequence[Sequence[Tensor]], full: States) -> None:
         """Puts its state into the state of whole parameters; `rows`: the `state` of every rank."""
         each = [iter(row) for row in rows] if self.shared else []
         for portion in self.portions:
@@ -120,11 +121,8 @@ class Part(ABC):
         own = self.state()
         if not own:
             return []
-
-        def job() -> Job:
-            return (yield Collective("gather", own))
-
-        rows: list[list[Tensor]] = self.engine.submit(f"state of {self.name}", job()).wait()
+        asked = single(Collective("gather", own))
+        rows: list[list[Tensor]] = self.engine.submit(f"state of {self.name}", asked).wait()
         return rows
 
 
@@ -154,29 +152,3 @@ class PiecePart(Part):
         for row in rows[2:]:
             total.add_(row)
         total.div_(self.world)
-
-    # -- layer-wise optimizers -------------------------------------------------------------------------
-
-    def measure(self, now: Settings, scale: float | None) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """For optimizers that need norms of layers: of each parameter, this rank's share of both squares; the
-        update that follows is prepared.
-        """
-        portion = self.portion
-        assert isinstance(portion.twin, Layerwise)
-        portion.prepare(now, scale)
-        both = portion.twin.measure(portion.values, portion.gradient, portion.group, portion.state)
-        for slot, here, _ in portion.slots():
-            yield slot.parameter, torch.stack([tensor[here].float().square().sum() for tensor in both])
-
-    def finish(self, norms: Mapping[nn.Parameter, Tensor]) -> Job:
-        """A job in place of `update`, once both norms of each parameter are known."""
-        self.updates += 1
-        portion = self.portion
-        assert isinstance(portion.twin, Layerwise)
-        ratios = torch.ones_like(portion.values)
-        for slot, here, _ in portion.slots():
-            if slot.parameter.dim() > 1:
-                first, second = norms[slot.parameter]
-                ratios[here] = portion.twin.ratio(first, second, portion.group)
-        portion.twin.finish(portion.values, portion.gradient, portion.group, portion.state, ratios)
-        yield from self.bring()

@@ -5,18 +5,32 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.train.comm import Engine
 from paceline.train.layout import Piece, Slot
+from paceline.train.optim.layerwise import Layerwise
+from paceline.train.strategies.base import State, Tensors
 
-Settings = Sequence[Mapping[str, Any]]
 #: the optimizer's state, by parameter
-State = dict[Any, dict[str, Any]]
+States = dict[Any, State]
+
+
+@dataclass(slots=True, kw_only=True)
+class Update:
+    """What a step makes of reduced gradients."""
+
+    #: settings of each group of the optimizer
+    now: Sequence[Mapping[str, Any]]
+    #: gradients are multiplied by this
+    scale: float | None
+    #: of each parameter, under a layer-wise optimizer
+    norms: Tensors = field(default_factory=dict)
 
 
 class Portion:
@@ -38,38 +52,58 @@ class Portion:
         return self.twin.param_groups[0]
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """What the optimizer remembers of it."""
-        entries: dict[str, Any] = self.twin.state[self.values]
+        entries: State = self.twin.state[self.values]
         return entries
 
-    def prepare(self, now: Settings, scale: float | None) -> None:
+    def prepare(self, update: Update) -> None:
         """Before an update: the settings of now, and the gradient in true units."""
-        self.group.update(now[self.piece.flat.group])
-        if scale is not None:
-            self.gradient.mul_(scale)
+        self.group.update(update.now[self.piece.flat.group])
+        if update.scale is not None:
+            self.gradient.mul_(update.scale)
 
-    def update(self) -> None:
-        """One step of the optimizer."""
-        self.values.grad = self.gradient
-        self.twin.step()
-        self.values.grad = None
+    def step(self, update: Update) -> None:
+        """One step of the optimizer, the first half of which may have been `measure`."""
+        if isinstance(self.twin, Layerwise):
+            ratios = torch.ones_like(self.values)
+            for slot, here, _ in self.slots():
+                if slot.parameter.dim() > 1:
+                    first, second = update.norms[slot.parameter]
+                    ratios[here] = self.twin.ratio(first, second, self.group)
+            self.twin.finish(self.values, self.gradient, self.group, self.state, ratios)
+        else:
+            self.prepare(update)
+            self.values.grad = self.gradient
+            self.twin.step()
+            self.values.grad = None
+
+    def measure(self, update: Update) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """For an optimizer that needs norms of layers: of each parameter, this rank's share of both squares;
+        the step that follows is prepared.
+        """
+        assert isinstance(self.twin, Layerwise)
+        self.prepare(update)
+        both = self.twin.measure(self.values, self.gradient, self.group, self.state)
+        for slot, here, _ in self.slots():
+            yield slot.parameter, torch.stack([tensor[here].float().square().sum() for tensor in both])
 
     def slots(self) -> Iterator[tuple[Slot, slice, slice]]:
         """Parameters of the piece: which of these elements are theirs, and which of theirs these are."""
         return _overlaps(self.piece.slots, self.own.start, self.own.stop)
 
-    def take(self, full: Mapping[Any, Mapping[str, Any]]) -> None:
+    def take(self, full: Mapping[Any, State]) -> None:
         """Takes its part of the state of whole parameters."""
         self.twin.state.clear()
+        state = self.state
         for slot, here, there in self.slots():
             for name, value in full.get(slot.parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == slot.parameter.shape and value.dim() > 0:
-                    if name not in self.state:
-                        self.state[name] = self.values.new_zeros(self.values.shape, dtype=value.dtype)
-                    self.state[name][here] = value.reshape(-1)[there]
+                    if name not in state:
+                        state[name] = torch.zeros_like(self.values, dtype=value.dtype)
+                    state[name][here] = value.reshape(-1)[there]
                 else:
-                    self.state.setdefault(name, copy.deepcopy(value))
+                    state.setdefault(name, copy.deepcopy(value))
 
     def split(self) -> dict[str, Tensor]:
         """Entries of state that have a number for each element."""
@@ -79,7 +113,7 @@ class Portion:
             if isinstance(value, Tensor) and value.shape == self.values.shape
         }
 
-    def spread(self, rows: Sequence[Iterator[Tensor]], full: State) -> None:
+    def spread(self, rows: Sequence[Iterator[Tensor]], full: States) -> None:
         """Puts its state into that of whole parameters; `rows`: what each rank has `split`, if they share."""
         whole = {
             name: torch.cat([next(row) for row in rows]) if rows else value

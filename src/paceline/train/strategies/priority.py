@@ -8,13 +8,10 @@ Jayarajan et al., Priority-based Parameter Propagation, SysML 2019; Peng et al.,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.parts import Part, PiecePart
-
-T = TypeVar("T")
 
 
 class Priority(Deferred):
@@ -32,31 +29,22 @@ class Priority(Deferred):
     def _order(self, ready: Sequence[Part], when: Mapping[Part, float]) -> Sequence[Part]:
         if self.world == 1:
             return ready
-        machine = self._here()
-        sent = 2 * (self.world - 1) / self.world / machine.reduce_Bps
-
-        def seconds(part: Part) -> float:
-            size = part.piece.bytes if isinstance(part, PiecePart) else 0
-            return machine.latency_s + sent * size
-
-        return urgent_first(ready, ready_s=lambda part: when[part], need=self.parts.index, seconds=seconds)
+        sent = 2 * (self.world - 1) / self.world / self._here.reduce_Bps
+        sizes = [part.piece.bytes if isinstance(part, PiecePart) else 0 for part in ready]
+        seconds = [self._here.latency_s + sent * size for size in sizes]
+        ready_s, need = [when[part] for part in ready], [self.parts.index(part) for part in ready]
+        return [ready[i] for i in urgent_first(ready_s, need, seconds)]
 
 
-def urgent_first(
-    parts: Iterable[T],
-    *,
-    ready_s: Callable[[T], float],
-    need: Callable[[T], float],
-    seconds: Callable[[T], float],
-) -> list[T]:
+def urgent_first(ready_s: Sequence[float], need: Sequence[float], seconds: Sequence[float]) -> list[int]:
     """The order in which parts travel: whenever the link is free, of those that are ready the one needed
     first.
     """
-    waiting, order, now = sorted(parts, key=ready_s), list[T](), 0.0
+    waiting, order, now = sorted(range(len(need)), key=ready_s.__getitem__), list[int](), 0.0
     while waiting:
-        now = max(now, ready_s(waiting[0]))
-        part = min((one for one in waiting if ready_s(one) <= now), key=need)
+        now = max(now, ready_s[waiting[0]])
+        part = min((i for i in waiting if ready_s[i] <= now), key=need.__getitem__)
         waiting.remove(part)
         order.append(part)
-        now += seconds(part)
+        now += seconds[part]
     return order

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import RunError
@@ -49,10 +50,11 @@ class Shards:
     def __init__(self, engine: Engine, parts: Sequence[Part]) -> None:
         self._engine, self._parts = engine, parts
         self._rank, self._world = engine.rank, engine.world
-        self._others = [rank for rank in range(engine.world) if rank != engine.rank]
-        self._token = agree(secrets.token_hex(8))
+        self._others = {*range(engine.world)} - {engine.rank}
+        token = agree(secrets.token_hex(8))
         # held here: the end of the process comes after the user's `destroy_process_group`
-        self._store: Any = default_store()
+        prefix = f"paceline/shards/{token}"
+        self._store: Any = dist.PrefixStore(prefix, default_store())  # type: ignore[attr-defined]
         #: requests that have been looked at
         self._seen = 0
         #: those of them that wait for a decision
@@ -81,23 +83,23 @@ class Shards:
         if not ticket.ends_within(_PATIENCE_S):
             number = self._ask(reads=self.reads, position=self.position)
             while not ticket.ends_within(LOOK_S):
-                for rank in self._others:
-                    if self._there(f"{number}/{rank}/0"):
-                        raise RunError(self._store.get(self._key(f"{number}/{rank}/0")).decode())
+                for answer in (f"{number}/{rank}/0" for rank in self._others):
+                    if self._there(answer):
+                        raise RunError(self._store.get(answer).decode())
         ticket.wait()
 
     def _ask(self, **what: Any) -> int:
         """Has the others know of a request; its number."""
-        number = int(self._store.add(self._key("asks"), 1))
-        self._put(f"ask/{number}", json.dumps({"number": number, "rank": self._rank, **what}))
+        number = int(self._store.add("asks", 1))
+        self._store.set(f"ask/{number}", json.dumps({"number": number, "rank": self._rank, **what}))
         return number
 
     def _messages(self, number: int, rank: int) -> Iterator[bytes]:
         """What a rank sends in answer, as it comes."""
         for name in (f"{number}/{rank}/{at}" for at in itertools.count()):
             self._wait(name, rank)
-            yield self._store.get(self._key(name))
-            self._store.delete_key(self._key(name))
+            yield self._store.get(name)
+            self._store.delete_key(name)
 
     def _wait(self, name: str, rank: int, *, gone: bool = False) -> None:
         """Returns when there is something, or (`gone`) when it was taken away; raises where that rank cannot
@@ -125,38 +127,36 @@ class Shards:
     def look(self) -> None:
         """Answers what has been asked meanwhile; on the engine's thread, between two messages."""
         with contextlib.suppress(*_SILENT):
-            asked = int(self._store.add(self._key("asks"), 0))
-            while self._seen < asked:
-                self._seen += 1
-                ask = json.loads(self._store.get(self._key(f"ask/{self._seen}")))
+            asked = int(self._store.add("asks", 0))
+            for number in range(self._seen + 1, asked + 1):
+                self._seen = number
+                ask = json.loads(self._store.get(f"ask/{number}"))
                 if "updates" not in ask:
                     self._open.append(ask)
                 elif ask["rank"] != self._rank:
-                    self._answer(ask["number"], ask["rank"], ask["updates"])
+                    self._answer(**ask)
             self._open = [ask for ask in self._open if not self._settled(**ask)]
 
-    def _answer(self, number: int, to: int, updates: Sequence[int]) -> None:
-        data = [_bytes(part.state()) for part in self._parts]
-        answer = f"{number}/{self._rank}"
+    def _answer(self, number: int, rank: int, updates: Sequence[int]) -> None:
+        """Sends the shards of this rank to another one."""
+        messages = [_HERE, *itertools.chain(*(_cut(_bytes(part.state())) for part in self._parts))]
         if [part.updates for part in self._parts] != list(updates):
-            self._put(
-                f"{answer}/0",
-                f"rank {to} of {self._world} asked for the optimizer's state between backward() and step(), "
-                f"while rank {self._rank} went on with that step; call optimizer.state_dict() after the step",
+            refusal = (
+                f"rank {rank} of {self._world} asked for the optimizer's state between backward() and step(),"
+                f" while rank {self._rank} went on with that step; call optimizer.state_dict() after the step"
             )
-            return
-        messages = itertools.chain([_HERE], *map(_cut, data))
+            messages = [refusal.encode()]
         for at, message in enumerate(messages):
             if at >= _BEHIND:
-                self._wait(f"{answer}/{at - _BEHIND}", to, gone=True)
-            self._put(f"{answer}/{at}", message)
+                self._wait(f"{number}/{self._rank}/{at - _BEHIND}", rank, gone=True)
+            self._store.set(f"{number}/{self._rank}/{at}", message)
 
     def _settled(self, number: int, rank: int, reads: int, position: int) -> bool:
         """Whether a rank that reads gradients was joined in that, or told that this rank has gone on."""
         if self.reads >= reads or rank == self._rank:
             return True
         if self.position > position:
-            self._put(
+            self._store.set(
                 f"{number}/{self._rank}/0",
                 f"rank {rank} of {self._world} reads or changes p.grad, which all ranks must do together "
                 f"where gradients are shared out, but rank {self._rank} has gone on; do it on all ranks",
@@ -169,10 +169,10 @@ class Shards:
         """
         deadline = time.monotonic() + (CLOSE_S if well else 0.0)
         with contextlib.suppress(*_SILENT):
-            self._put(f"left/{self._rank}", "")
+            self._store.set(f"left/{self._rank}", "")
             self._wait_for_all("left", deadline)
             if self._rank:
-                self._put(f"gone/{self._rank}", "")
+                self._store.set(f"gone/{self._rank}", "")
             else:
                 self._wait_for_all("gone", deadline)
 
@@ -184,14 +184,8 @@ class Shards:
                 return
             time.sleep(_LATER_S)
 
-    def _key(self, name: str) -> str:
-        return f"paceline/shards/{self._token}/{name}"
-
-    def _put(self, name: str, value: str | bytes) -> None:
-        self._store.set(self._key(name), value)
-
     def _there(self, name: str) -> bool:
-        return bool(self._store.check([self._key(name)]))
+        return bool(self._store.check([name]))
 
 
 def _received(like: Sequence[Tensor], messages: Iterator[bytes]) -> list[Tensor]:
