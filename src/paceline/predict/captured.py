@@ -28,7 +28,7 @@ from paceline.predict import captured_work
 from paceline.predict.answer import StepFacts
 from paceline.predict.captured_memory import stage_memory
 from paceline.predict.evidence import network_evidence
-from paceline.predict.interval import CAPTURED_MEMORY, bounded, network_sigma
+from paceline.predict.interval import SPREADS, bounded, network_sigma
 from paceline.predict.layout import Chunk, Layout, Unit, cut, whole
 from paceline.predict.step import Timed
 from paceline.sim.mesh import Mesh
@@ -249,7 +249,7 @@ class Module:
 
     def memory(self, rank: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
-        return bounded(stage_memory(self, rank), CAPTURED_MEMORY)
+        return bounded(stage_memory(self, rank), SPREADS["memory"]["captured"])
 
     def fit(self, fullest: Memory) -> Fit:
         """Whether the fullest stage fits, and what would help."""
