@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.cost import memory as device_memory
-from paceline.predict.rounds import enough
+from paceline.predict.program import enough
 from paceline.sim.schedules import actions, in_flight
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Sharding

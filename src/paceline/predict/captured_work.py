@@ -19,7 +19,7 @@ from paceline.predict.layout import Unit
 from paceline.predict.sharded import ShardedBlock
 from paceline.sim.program import Builder, Label, Program
 from paceline.sim.schedules import kinds
-from paceline.sim.work import END, GATHERS, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
+from paceline.sim.work import END, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
 from paceline.spec.workload import Op
 
 if TYPE_CHECKING:
@@ -125,19 +125,13 @@ class CapturedRanks:
         if not m.plan.sharding.shards_parameters:
             return ()
         root, *blocks = (self._block(unit, kind) for unit in m.units[number])
-        return sharded.transfers(m.plan, kind, root, sorted(blocks, key=lambda block: block.first))
+        blocks.sort(key=lambda block: block.first)
+        return sharded.transfers(m.mesh, kind, root, blocks, REDUCTION)
 
     def _block(self, unit: Unit, kind: str) -> ShardedBlock:
-        m = self.module
         first, end = unit.forward if kind == "F" else unit.backward
-        scattered = ("reduce_scatter", float(unit.bytes), "shard")
-        reduced = ("all_reduce", unit.bytes / m.shards, "replicas")
-        return ShardedBlock(
-            gathers=(m.mesh.label(("all_gather", unit.bytes * m.gathered_share, "shard"), GATHERS),),
-            scatters=tuple(m.mesh.label(sent, REDUCTION) for sent in (scattered, reduced)),
-            first=first,
-            end=end,
-        )
+        gathered = unit.bytes * self.module.gathered_share
+        return ShardedBlock(gathered=gathered, scattered=float(unit.bytes), first=first, end=end)
 
     # -- the step ----------------------------------------------------------------------------------
 

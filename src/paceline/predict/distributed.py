@@ -216,9 +216,7 @@ class TransformerStep:
         limit = power_sigma(seconds, packed, self.cluster.device)
         network = network_sigma(self.mesh, 1e8, ("tp", "cp", "dp", "pp"))
         spent = packed.groups.total(seconds)
-        return self.errors.sigma(
-            spent, limit, exposed=exposed / step, network=network, bubble=bubble / step
-        )
+        return self.errors.sigma(spent, limit, exposed=exposed / step, network=network, bubble=bubble / step)
 
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""

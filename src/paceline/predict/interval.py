@@ -26,6 +26,7 @@ from paceline.sim.mesh import Mesh
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
 from paceline.spec.prediction import Evidence, Memory
+from paceline.spec.vocabulary import DeviceKind
 
 #: half-width of a 90 % interval in standard deviations
 Z90 = 1.645
@@ -130,12 +131,14 @@ def of_device(device: Device, curves: Curves) -> tuple[str, Spread]:
     """What the operators of a device are named in an answer, and their spread: least with curves of its own,
     most where another architecture's stand in.
     """
-    kind, new = device.kind, curves.name not in (device.name, device.architecture)
-    if kind == "gpu":
+    kind, new = str(device.kind), curves.name not in (device.name, device.architecture)
+    if device.kind is DeviceKind.GPU:
         kind = "new" if new else "alike"
         if device.calibration or curves.name == device.name or device.name in curves.devices:
             kind = "own"
-    return device.architecture if new and device.kind != "cpu" else device.name, SPREADS["devices"][kind]
+    return device.architecture if new and device.kind is not DeviceKind.CPU else device.name, SPREADS[
+        "devices"
+    ][kind]
 
 
 def network_sigma(mesh: Mesh, size: float, axes: Iterable[str]) -> float:

@@ -42,7 +42,7 @@ class RankParts:
         held = [self.schedule.chunks_of(rank, pp, each) for rank in range(pp)]
         whole, last = self.model.layers, pp * each - 1
         more, over = divmod(whole + 2, pp * each)
-        if last and not over and whole % (last + 1):  # one layer fewer beside the embedding and beside the head
+        if last and not over and whole % (last + 1):  # the embedding and the head stand for a layer each
             layers = {chunk: more - (chunk in (0, last)) for chunk in range(last + 1)}
         else:  # the first chunks of a stage have one more
             counts = zip(stage_layers(whole, pp, each), held, strict=True)
@@ -101,9 +101,9 @@ class RankParts:
         """Parameters on one rank of the tensors of a layer, the embedding or the head, in the order in which
         a forward pass uses them, and whether they are experts'.
         """
-        m, table, experts = self.model, self.model.vocab * self.model.hidden, ()
+        m, table = self.model, self.model.vocab * self.model.hidden
+        dense, experts = m.layer_tensors, tuple[int, ...]()
         if kind == "layer":
-            dense = m.layer_tensors
             experts = m.feed_tensors(m.ffn) * (m.experts // self.plan.ep)
         elif kind == "embedding":
             dense = table, m.embedding_parameters - table

@@ -35,7 +35,7 @@ def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
         kept = sum(gradient.parameter_bytes for gradient in layer)
         yield Message(
             gradients=layer,
-            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in (trade if cheaper else whole)),
+            reduce=side.mesh.labels(trade if cheaper else whole, REDUCTION),
             gather=(side.mesh.label(("all_gather", kept, axis), GATHERS),),
             spared_s=spared_s(side, layer) if cheaper else 0.0,
         )
