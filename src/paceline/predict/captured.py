@@ -119,11 +119,12 @@ class Module:
     @cached_property
     def units(self) -> list[list[Unit]]:
         """Of each chunk, what is in none of its blocks, then its blocks."""
-        blocks = self.layout.units[1:]
-        return [
-            chunk.with_rest(size, [unit for unit in blocks if unit.forward[0] in range(*chunk.forward)])
-            for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True)
-        ]
+        out = []
+        for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True):
+            blocks = [unit for unit in self.layout.units if unit.forward[0] in range(*chunk.forward)]
+            rest = max(0, size - sum(unit.bytes for unit in blocks))
+            out.append([Unit(rest, chunk.forward, chunk.backward), *blocks])
+        return out
 
     @property
     def gathered_share(self) -> float:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from paceline.cost.collectives import sigma
 from paceline.cost.memory import plain_fit, with_more
-from paceline.predict.answer import breakdown, fullest
+from paceline.predict.answer import breakdown
 from paceline.predict.interval import Z90, around
-from paceline.spec.prediction import DistributedPrediction
+from paceline.spec.prediction import DistributedPrediction, fullest
 from paceline.sync.accuracy import accuracy
 from paceline.sync.rarely import ADDED, OUTER, WAITING, Added, Replica
 

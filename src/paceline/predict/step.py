@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from paceline.cost.expanded import Expanded
 from paceline.cost.host import HostCurve, default_host
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import PackedOps, pack
+from paceline.predict.answer import leading
 from paceline.predict.evidence import device_evidence
 from paceline.predict.interval import SPREADS, Errors, around, bounded, module_errors
 from paceline.sim.cuts import written_out
@@ -99,7 +99,7 @@ def predict(
         flops=workload.flops,
         parameters=workload.parameter_count,
         kernels=float(step.kernels.sum()),
-        bound_by="host" if hosted else most_of((part.bound_by, part.seconds) for part in breakdown),
+        bound_by="host" if hosted else leading((part.bound_by, part.seconds) for part in breakdown),
         breakdown=breakdown,
         phases=step.phases(workload),
         memory=found,
@@ -207,14 +207,6 @@ class Timed:
         what = f"workload {workload.name}: {workload.parameter_count:,} parameters"
         yield what, "measured", f"captured with {versions}"
         yield from ((line, "warning", "capture") for line in workload.warnings)
-
-
-def most_of(amounts: Iterable[tuple[str, float]]) -> str:
-    """The name under which amounts add up to most; the host where there are none."""
-    totals: dict[str, float] = defaultdict(float)
-    for name, amount in amounts:
-        totals[name] += amount
-    return max(totals, key=lambda name: totals[name], default="host")
 
 
 def details(op: Op) -> dict[str, object]:
