@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,8 +140,6 @@ class Module:
     @property
     def update_share(self) -> float:
         """Of the optimizer's state and work, what one rank has."""
-        if self.plan.sharding is Sharding.NONE:
-            return 1.0
         return self.way.update_share(self.mesh.replicas) if self.shards == 1 else 1 / self.shards
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -161,16 +160,23 @@ class Module:
         )
 
     @cached_property
-    def gradients(self) -> list[Gradient]:
-        """In the order in which the model lists its parameters."""
-        turns = {parameter.name: (turn, place) for turn, (parameter, place) in enumerate(self.layout.ready())}
-        trained = [parameter for parameter in self.workload.parameters if parameter.name in turns]
-        return [self._gradient(parameter, *turns[parameter.name]) for parameter in trained]
+    def gradients(self) -> list[list[Gradient]]:
+        """Of each stage of the pipeline, in the order in which the model lists its parameters."""
+        ready = enumerate(self.layout.ready())
+        made = {parameter.name: self._gradient(parameter, turn, at) for turn, (parameter, at) in ready}
+        listed = [made[p.name] for p in self.workload.parameters if p.name in made]
+        held = map(self.mesh.chunks, range(self.plan.pp))
+        return [[gradient for gradient in listed if gradient.ready[0] in mine] for mine in held]
 
     def _gradient(self, parameter: Parameter, turn: int, place: int) -> Gradient:
         home, width = self.homes[parameter.name], ITEMSIZE[parameter.dtype]
-        layer = parameter.name.rpartition(".")[0]
+        layer, seconds = parameter.name.rpartition(".")[0], (0.0, 0.0)
         half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
+        made = self.layout.complete(parameter) - 1
+        linear = layer in self._linear
+        if linear and made >= 0:  # seconds of the operator that makes it, and of its arithmetic
+            arithmetic_s = self.timed.costs.compute_s[self.timed.step.index[made]]
+            seconds = float(self.seconds[1][made]), float(arithmetic_s)
         return Gradient(
             name=parameter.name,
             shape=parameter.shape,
@@ -181,8 +187,8 @@ class Module:
             needed=home,
             ready_s=float(self._ends[place]),
             layer=layer,
-            rows=self.workload.units_per_step if layer in self._products else 0,
-            product_s=self._product_s(parameter) if layer in self._products else (0.0, 0.0),
+            rows=self.workload.units_per_step * linear,
+            product_s=seconds,
         )
 
     @cached_property
@@ -191,31 +197,19 @@ class Module:
         return np.cumsum([0.0, *self.seconds[1]])
 
     @cached_property
-    def _products(self) -> set[str]:
+    def _linear(self) -> set[str]:
         """Fully connected layers, each of which multiplies as many rows as there are samples, or tokens."""
         return {
             op.module for op in self.operators if op.phase == "forward" and op.kind == "gemm" and op.flops
         }
 
-    def _product_s(self, parameter: Parameter) -> tuple[float, float]:
-        """Seconds of the operator that makes a gradient, and of its arithmetic."""
-        place = self.layout.complete(parameter) - 1
-        if place < 0:
-            return 0.0, 0.0
-        return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
-
-    @cached_property
-    def side(self) -> Side:
-        """The ranks, as a way of synchronising sees them."""
-        backward_s = float(self.seconds[1][: self.layout.update].sum())
-        return Side(mesh=self.mesh, chip=self.timed.chip, timing=self.timing, backward_s=backward_s)
-
     @cached_property
     def messages(self) -> list[list[Message]]:
         """What each stage of the pipeline exchanges once in a step."""
-        held = map(self.mesh.chunks, range(self.plan.pp))
-        stages = [[g for g in self.gradients if g.ready[0] in mine] for mine in held]
-        return [list(self.way.messages(self.side, mine)) if self.reduces_whole else [] for mine in stages]
+        backward_s = float(self.seconds[1][: self.layout.update].sum())
+        side = Side(mesh=self.mesh, chip=self.timed.chip, timing=self.timing, backward_s=backward_s)
+        stages = self.gradients if self.reduces_whole else [[] for _ in self.gradients]
+        return [list(self.way.messages(side, mine)) for mine in stages]
 
     @property
     def reduces_whole(self) -> bool:
@@ -259,9 +253,9 @@ class Module:
     @property
     def replica_size(self) -> tuple[float, float]:
         """Parameters of the device that holds most, and bytes of one element of a gradient."""
-        held = [self.mesh.chunks(rank) for rank in range(self.plan.pp)]
-        stages = [sum(g.numel for g in self.gradients if g.ready[0] in mine) for mine in held]
-        return max(stages), round(max((g.parameter_bytes / g.numel for g in self.gradients), default=4))
+        counts = [sum(gradient.numel for gradient in mine) for mine in self.gradients]
+        widths = (gradient.parameter_bytes / gradient.numel for gradient in chain(*self.gradients))
+        return max(counts), round(max(widths, default=4))
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, exposed communication by its

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def stage_memory(module: Module, rank: int) -> Memory:
     """Of one device of a stage."""
-    kind, mine, part = module.plan.sharding, module.mesh.chunks(rank), 1 / module.shards
+    kind, part = module.plan.sharding, 1 / module.shards
     share = module.in_stage(module.parameter_bytes, rank) / max(1, sum(module.parameter_bytes))
     more, inside = _for_a_moment(module, rank)
     found = device_memory.memory(
@@ -35,7 +35,7 @@ def stage_memory(module: Module, rank: int) -> Memory:
         inside=inside,
         accumulated=module.plan.micro_batches > 1,
     )
-    trained = sum(gradient.numel for gradient in module.gradients if gradient.needed[0] in mine)
+    trained = sum(gradient.numel for gradient in module.gradients[rank])
     return device_memory.with_more(found, module.way.state_bytes * trained)
 
 
