@@ -17,7 +17,7 @@ from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.expanded import Expanded
-from paceline.cost.host import HostCurve, default_host
+from paceline.cost.host import default_host
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import PackedOps, pack
 from paceline.predict.answer import leading
@@ -43,7 +43,6 @@ class Conditions:
     """
 
     framework: Framework | None = None
-    host: HostCurve | None = None
     host_speed: float = 1.0
     curves: Curves | None = None
     #: in place of the framework's way to bring gradients together
@@ -144,17 +143,13 @@ class Timed:
 
     @staticmethod
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
-        target, curves, host = (
-            chip(device),
-            conditions.curves or curves_for(device),
-            conditions.host or default_host(),
-        )
+        target, curves = chip(device), conditions.curves or curves_for(device)
         packed = pack(workload)
         costs = sustained(times(packed, target, curves), packed, device)
         framework = conditions.modules
         # a step that XLA compiled is issued in one call, while the one before it runs
         scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
-        step = Expanded.of(workload, packed, costs, host, 0.0 if compiled(device) else scale)
+        step = Expanded.of(workload, packed, costs, default_host(), 0.0 if compiled(device) else scale)
         return Timed(
             workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework)
         )
