@@ -170,13 +170,9 @@ class Module:
 
     def _gradient(self, parameter: Parameter, turn: int, place: int) -> Gradient:
         home, width = self.homes[parameter.name], ITEMSIZE[parameter.dtype]
-        layer, seconds = parameter.name.rpartition(".")[0], (0.0, 0.0)
+        layer = parameter.name.rpartition(".")[0]
         half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
-        made = self.layout.complete(parameter) - 1
         linear = layer in self._linear
-        if linear and made >= 0:  # seconds of the operator that makes it, and of its arithmetic
-            arithmetic_s = self.timed.costs.compute_s[self.timed.step.index[made]]
-            seconds = float(self.seconds[1][made]), float(arithmetic_s)
         return Gradient(
             name=parameter.name,
             shape=parameter.shape,
@@ -188,13 +184,20 @@ class Module:
             ready_s=float(self._ends[place]),
             layer=layer,
             rows=self.workload.units_per_step * linear,
-            product_s=seconds,
+            product_s=self._product_s(parameter) if linear else (0.0, 0.0),
         )
 
     @cached_property
     def _ends(self) -> Array:
         """Seconds of the device until so many operators are done, while nothing is in the way."""
         return np.cumsum([0.0, *self.seconds[1]])
+
+    def _product_s(self, parameter: Parameter) -> tuple[float, float]:
+        """Seconds of the operator that makes a gradient, and of its arithmetic."""
+        place = self.layout.complete(parameter) - 1
+        if place < 0:
+            return 0.0, 0.0
+        return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
 
     @cached_property
     def _linear(self) -> set[str]:

@@ -41,21 +41,25 @@ def stage_memory(module: Module, rank: int) -> Memory:
 
 def _for_a_moment(module: Module, rank: int) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by kind that a rank holds besides its share: for the whole step, and while a block runs."""
-    kind, gathered = module.plan.sharding, module.gathered_share
+    kind = module.plan.sharding
     if kind is Sharding.ZERO2:
         buckets = [full_bytes(message.gradients) for message in module.messages[rank]]
         return {"gradients": max(buckets, default=0.0)}, {}
     if not kind.shards_parameters:
         copied = kind is not Sharding.NONE and module.style.copies  # buckets hold gradients once more
         return {"gradients": module.in_stage(module.gradient_bytes, rank) if copied else 0.0}, {}
-    # what is in no block, and the blocks at hand
+    return _gathered(module, rank)
+
+
+def _gathered(module: Module, rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The same of sharded parameters: what is in no block, and the blocks at hand."""
     units = [module.units[number] for number in module.mesh.chunks(rank)]
     roots = sum(root.bytes for root, *_ in units)
     sizes = sorted((unit.bytes for _, *blocks in units for unit in blocks), reverse=True)
     at_hand = sum(sizes[: 1 + module.plan.prefetch])
     # gradients of one unit are whole when all are there
-    more = {"parameters": roots * gathered, "gradients": 0 if sizes else roots}
-    return more, {"parameters": at_hand * gathered, "gradients": max(sizes, default=0)}
+    more = {"parameters": roots * module.gathered_share, "gradients": 0 if sizes else roots}
+    return more, {"parameters": at_hand * module.gathered_share, "gradients": max(sizes, default=0)}
 
 
 def live(module: Module, rank: int) -> float:

@@ -14,25 +14,28 @@ from paceline.sync.way import Message
 
 def role(chunks: tuple[int, ...], messages: Sequence[Message], update: Label) -> Role:
     """What the ranks of a stage do besides their passes; places are those of the messages' gradients."""
-    reduces, gathers, regathers = list[Transfer](), list[Transfer](), list[Label]()
+    gathers, regathers = list[Transfer](), list[Label]()
     for message in messages:
-        gradients, chunk = message.gradients, message.gradients[-1].ready[0]
-        # when the last of them is complete, or all at the end
-        complete = max(gradient.ready for gradient in gradients if gradient.ready[0] == chunk)
-        release = complete[1] if message.early else END
-        reduces.append(Transfer(message.reduce, release, chunk=chunk, before=_coding(message.encode_s)))
         if message.gather and message.gathers_early:
-            first, needed = min(gradient.needed for gradient in gradients)
+            first, needed = min(gradient.needed for gradient in message.gradients)
             gathers.append(Transfer(message.gather, needed=needed, chunk=first))
         else:
             regathers += message.gather
     return Role(
         chunks=chunks,
-        reduces=tuple(reduces),
+        reduces=tuple(map(reduced, messages)),
         gathers=tuple(sorted(gathers, key=lambda transfer: (transfer.chunk, transfer.needed))),
         update=(*_coding(sum(message.decode_s for message in messages)), update),
         regathers=tuple(regathers),
     )
+
+
+def reduced(message: Message) -> Transfer:
+    """Reduces gradients when the last of them is complete, or all at the end."""
+    chunk, _ = message.gradients[-1].ready
+    complete = max(gradient.ready for gradient in message.gradients if gradient.ready[0] == chunk)
+    release = complete[1] if message.early else END
+    return Transfer(message.reduce, release, chunk=chunk, before=_coding(message.encode_s))
 
 
 def _coding(seconds: float) -> tuple[Label, ...]:

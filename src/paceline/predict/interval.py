@@ -54,6 +54,7 @@ def _read() -> dict[str, dict[str, Spread]]:
 
 #: spreads by what they are of
 SPREADS = _read()
+OPERATORS, FRAMEWORKS, MODELS = SPREADS["operators"], SPREADS["frameworks"], SPREADS["models"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,9 @@ def module_errors(device: Device, curves: Curves, framework: Framework) -> Error
     on one device.
     """
     known, strange = SPREADS["modules"], framework.name == "torch-1"
-    usual = known["torch"] if framework.host_scale == 1.0 else SPREADS["frameworks"]["new"]
+    usual = known["torch"] if framework.host_scale == 1.0 else FRAMEWORKS["new"]
     return Errors(
-        group=SPREADS["operators"]["strange_group" if strange else "group"],
+        group=OPERATORS["strange_group" if strange else "group"],
         common=(of_device(device, curves), (framework.name, known.get(framework.name, usual))),
     )
 
@@ -113,17 +114,17 @@ def transformer_errors(
     """
     name, where = framework.name, device.architecture
     known = SPREADS["transformers"].get(name)
-    found = known or SPREADS["frameworks"]["new"]
+    found = known or FRAMEWORKS["new"]
     if not named:
-        found = SPREADS["frameworks"]["unnamed"]
+        found = FRAMEWORKS["unnamed"]
     common, measured = [(name, found)], known.on if known else ()
     if not any(pair.startswith(f"{where} ") for pair in measured):
         common.append(of_device(device, curves))
     elif f"{where} {precision}" not in measured and precision in ("fp8", "fp4"):
-        common.append((f"{precision} on {where} with {name}", SPREADS["models"]["new_precision"]))
+        common.append((f"{precision} on {where} with {name}", MODELS["new_precision"]))
     if experts:
-        common.append(("experts", SPREADS["models"]["experts"]))
-    group = min(SPREADS["operators"]["large_group"], found, key=lambda spread: spread.sigma)
+        common.append(("experts", MODELS["experts"]))
+    group = min(OPERATORS["large_group"], found, key=lambda spread: spread.sigma)
     return Errors(group=group, common=tuple(common))
 
 
@@ -136,9 +137,8 @@ def of_device(device: Device, curves: Curves) -> tuple[str, Spread]:
         kind = "new" if new else "alike"
         if device.calibration or curves.name == device.name or device.name in curves.devices:
             kind = "own"
-    return device.architecture if new and device.kind is not DeviceKind.CPU else device.name, SPREADS[
-        "devices"
-    ][kind]
+    strange = new and device.kind is not DeviceKind.CPU
+    return device.architecture if strange else device.name, SPREADS["devices"][kind]
 
 
 def network_sigma(mesh: Mesh, size: float, axes: Iterable[str]) -> float:

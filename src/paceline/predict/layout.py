@@ -213,13 +213,18 @@ def cut(layout: Layout, issue: Array, device: Array, count: int) -> list[Chunk]:
     """
     found, out = places(layout.workload), list[Chunk]()
     fine = backward_places(layout.workload, [place.operator for place in found], layout.visits)
-    passes, parts = np.flatnonzero(fine >= 0), len(found) + 1
-    weights = [np.bincount(fine[passes], each[passes], parts) for each in (device, issue)]
+    passes = fine >= 0
+    weights = [np.bincount(fine[passes], each[passes], len(found) + 1) for each in (device, issue)]
     sends = [*(place.bytes for place in found), 0.0]
     for first, last in pairwise([-1, *balanced(np.maximum(*weights), count - 1), len(found)]):
         mine = (first < fine) & (fine <= last)
-        forward, backward = _range(mine & ~layout.back), _range(mine & layout.back)
-        out.append(Chunk(forward=forward, backward=backward, parts=last - first, sends=sends[last]))
+        chunk = Chunk(
+            forward=_range(mine & ~layout.back),
+            backward=_range(mine & layout.back),
+            parts=last - first,
+            sends=sends[last],
+        )
+        out.append(chunk)
     return out
 
 

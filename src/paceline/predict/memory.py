@@ -13,7 +13,7 @@ what it reserves has to fit beside the context and the buffers of the communicat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from paceline.cost import memory as device_memory
 from paceline.cost.transformer import backward_bytes, head_bytes, saved_bytes
 from paceline.sim.schedules import in_flight
 from paceline.spec.cluster import Cluster
+from paceline.spec.framework import Framework
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import Memory
 from paceline.spec.vocabulary import Offload, Precision, Recompute, Sharding
@@ -58,17 +59,12 @@ class Kept:
 
 def stage_memory(step: TransformerStep, stage: StageLayers, index: int) -> Memory:
     """What a device of the stage at `index` holds when most is live."""
-    state, live, slack = kept(step, stage), activations(step, stage, index), step.framework.slack
-    loss, layer = passing(step, stage)
-    backward = layer + state.reduced
-    where = "loss" if loss > backward else "backward"
-    coming = max(loss, backward) + state.gathered + placeholders(step)
+    state, live = kept(step, stage), activations(step, stage, index)
+    where, coming = _fuller(step, stage, state)
     blocks = list(update_blocks(step, stage))
-    taken, update = slack * (live + coming), max(blocks, default=0.0)
+    taken, update = _taken(step.framework, live + coming, blocks), max(blocks, default=0.0)
     if live + coming < update:
         where, live, coming = "update", 0.0, update
-    # flat buffers as large as a rank's part find no room among freed activations
-    taken = taken + cached(blocks) if step.framework.state == "deepspeed" else max(taken, update)
     workspace = device_memory.workspace_bytes(step.cluster.device)
     sizes = (state.parameters, state.gradients, state.optimizer, live, coming, workspace)
     by_kind = dict(zip(MEMORY_KINDS, map(int, sizes), strict=True))
@@ -80,6 +76,21 @@ def stage_memory(step: TransformerStep, stage: StageLayers, index: int) -> Memor
         available_bytes=int(available_bytes(step)),
         peak_at=f"stage {index}, {where}",
     )
+
+
+def _taken(framework: Framework, passing: float, blocks: Sequence[float]) -> float:
+    """Bytes that the allocator reserves for what comes and goes in passes, and for blocks of the update."""
+    taken = framework.slack * passing
+    # flat buffers as large as a rank's part find no room among freed activations
+    return taken + cached(blocks) if framework.state == "deepspeed" else max(taken, *blocks, 0.0)
+
+
+def _fuller(step: TransformerStep, stage: StageLayers, state: Kept) -> tuple[str, float]:
+    """Where in a backward pass most comes and goes, and how much."""
+    loss, layer = passing(step, stage)
+    backward = layer + state.reduced
+    where = "loss" if loss > backward else "backward"
+    return where, max(loss, backward) + state.gathered + placeholders(step)
 
 
 # -- what is kept ----------------------------------------------------------------------------------
@@ -110,21 +121,29 @@ def kept(step: TransformerStep, stage: StageLayers) -> Kept:
 
 def _by_framework(step: TransformerStep, stage: StageLayers) -> Kept:
     """State as the framework holds it."""
-    f, low, kind, shards = step.framework, step.sent.parameter_bytes, step.plan.sharding, step.mesh.shards
-    whole, torch = step.parts.whole(stage), f.state == "torch"
-    # parameters of which a rank has the state where that is sharded
-    part = step.parts.shared(stage, shards, min(shards, step.mesh.group("expert-dp").size))
+    f, low, kind = step.framework, step.sent.parameter_bytes, step.plan.sharding
+    whole, part, torch = step.parts.whole(stage), _part(step, stage), f.state == "torch"
     if kind.shards_parameters or (torch and kind is Sharding.ZERO2):
         return _sharded(step, stage, part)
     gradients, optimizer = part if kind.shards_gradients else whole, whole if kind.whole else part
     if torch and low < MASTER:  # parameters in fp32, cast by autocast and kept so for the backward pass
-        buckets = shards > 1 and kind is not Sharding.NONE
+        buckets = step.mesh.shards > 1 and kind is not Sharding.NONE
         return Kept((MASTER + low) * whole, MASTER * (1 + buckets) * whole, MOMENTS * optimizer)
-    each = f.kept_gradients or (MASTER if f.fp32_gradients else low)
-    if f.state == "deepspeed" and f.fp32_gradients:
-        each += low
-    state = MOMENTS + (MASTER if low < MASTER else 0)
-    return Kept(low * whole, each * gradients, state * optimizer)
+    master = MASTER * (low < MASTER)
+    return Kept(low * whole, _gradient_bytes(f, low) * gradients, (MOMENTS + master) * optimizer)
+
+
+def _gradient_bytes(framework: Framework, low: int) -> float:
+    """Of a gradient as it is kept, where parameters are computed with in so many bytes."""
+    f = framework
+    both = low if f.state == "deepspeed" and f.fp32_gradients else 0
+    return (f.kept_gradients or (MASTER if f.fp32_gradients else low)) + both
+
+
+def _part(step: TransformerStep, stage: StageLayers) -> float:
+    """Parameters of which a rank has the state where that is sharded."""
+    shards = step.mesh.shards
+    return step.parts.shared(stage, shards, min(shards, step.mesh.group("expert-dp").size))
 
 
 def _sharded(step: TransformerStep, stage: StageLayers, part: float) -> Kept:
@@ -182,21 +201,24 @@ def update_blocks(step: TransformerStep, stage: StageLayers) -> Iterator[float]:
     for its norm, and all of the part flat and in fp32; with bf16, each gradient in fp32 to add it up, and
     all of them in bf16 to reduce them. torch's Adam makes square roots of all second moments.
     """
-    plan, f, low, whole = step.plan, step.framework, step.sent.parameter_bytes, step.parts.whole(stage)
+    plan, state, whole = step.plan, step.framework.state, step.parts.whole(stage)
     part = whole if plan.sharding.whole else whole / step.mesh.shards
     if plan.adapters or plan.offload is Offload.OPTIMIZER:
         return
-    if f.state == "torch":
+    if state == "torch":
         yield 4.0 * part
-    elif f.state == "deepspeed" and not step.sent.sharded:
-        table = step.parts.table * (stage.first or stage.last)
-        largest = max(table, *(size for size, _ in step.parts.tensors("layer")))
-        yield low * largest
-        if f.fp32_gradients:
-            yield from (4 * largest, low * whole)
-        else:
-            piece, bucket = min(largest, part), max(min(DEEPSPEED_BUCKET, whole), largest)
-            yield from (low * bucket, 4 * piece, 8 * piece, low * part, 4 * part)
+    elif state == "deepspeed" and not step.sent.sharded:
+        yield from _flat_buffers(step, stage, whole, part)
+
+
+def _flat_buffers(step: TransformerStep, stage: StageLayers, whole: float, part: float) -> tuple[float, ...]:
+    """Of DeepSpeed's optimizers, for a rank's part of the whole."""
+    low, table = step.sent.parameter_bytes, step.parts.table * (stage.first or stage.last)
+    largest = max(table, *(size for size, _ in step.parts.tensors("layer")))
+    if step.framework.fp32_gradients:
+        return low * largest, 4 * largest, low * whole
+    piece, bucket = min(largest, part), max(min(DEEPSPEED_BUCKET, whole), largest)
+    return low * largest, low * bucket, 4 * piece, 8 * piece, low * part, 4 * part
 
 
 def activations(step: TransformerStep, stage: StageLayers, index: int) -> float:

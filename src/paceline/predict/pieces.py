@@ -25,13 +25,12 @@ Stretch = tuple[Sequence[Collective], Sequence[int], Sequence[Collective]]
 def stretches(piece: Piece) -> Iterator[Stretch]:
     """The operators of a piece from one collective to the next."""
     alone = sorted((c for c in piece.collectives if not c.behind), key=lambda c: c.at)
-    hiding = {c.behind[0]: c.behind for c in piece.collectives if c.behind}
-    edges = sorted({*hiding, *(c.at for c in alone), len(piece.ops)})
+    edges = {*((c.behind or (c.at,))[0] for c in piece.collectives), len(piece.ops)}
     before, at = -1, 0
     while at < len(piece.ops):
-        ops = hiding.get(at) or range(at, next(edge for edge in edges if edge > at))
-        ahead = [c for c in alone if before < c.at <= at]
-        yield ahead, ops, [c for c in piece.collectives if c.behind[:1] == (at,)]
+        beside = [c for c in piece.collectives if c.behind[:1] == (at,)]
+        ops = beside[0].behind if beside else range(at, min(edge for edge in edges if edge > at))
+        yield [c for c in alone if before < c.at <= at], ops, beside
         before, at = at, at + len(ops)
     yield [c for c in alone if c.at > before], (), ()
 
@@ -67,10 +66,7 @@ class PieceTasks:
         if again is Recompute.FULL:
             runs.insert(0, (LAYER, "recomputation"))
         elif again is Recompute.SELECTIVE:
-            those = self.timed.again(again)
-            seconds = float(self.timed.device_s(LAYER)[those].sum())
-            builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
-            host_s = float(self.timed.issue(LAYER)[those].sum())
+            host_s = self._again(builder)
         for run in runs:
             self._operators(builder, *run)
         wait_s = sum(self.wait(each) for each, _ in runs)
@@ -88,6 +84,13 @@ class PieceTasks:
             lack = max(0.0, self.copying_s - max(seconds, waits.host_s))
         more = {line: late for line, late in (("host", waits.seconds), (TITLES["host"], lack)) if late}
         return replace(waits, seconds=seconds + lack, parts={**engine.breakdown(body, found), **more})
+
+    def _again(self, builder: Builder) -> float:
+        """What a selective recomputation runs again; the host's seconds to issue it."""
+        again = self.timed.again(Recompute.SELECTIVE)
+        seconds = float(self.timed.device_s(LAYER)[again].sum())
+        builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
+        return float(self.timed.issue(LAYER)[again].sum())
 
     # -- the host ----------------------------------------------------------------------------------
 

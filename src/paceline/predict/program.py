@@ -126,21 +126,23 @@ class Rank:
         waits, left, ran = defaultdict(list, awaited), list(passed.transfers[::-1]), list[int]()
         begin = () if ahead else self.last()
 
-        def release(done: int) -> None:
-            """Issues the collectives that may start when so many pieces are done."""
-            while left and left[-1].release <= done:
-                transfer = left.pop()
-                waits[transfer.needed] += self.send(PASS_STREAM, transfer.sends, self.last())
-
         for n, piece in enumerate(passed.pieces):
-            release(n)
+            self.release(left, n, waits)
             ran.append(self.run(piece, [*after, *waits[n]], begin, micro_batch))
             for label in encoded.get(n + 1, ()):
                 ran[-1] = self.add(label)
-        release(END)
+        self.release(left, END, waits)
         if passed.transfers:
             ran[-1] = self.add(JOIN, waits[END])
         return ran
+
+    def release(self, left: list[Transfer], done: int, waits: dict[int, list[int]]) -> None:
+        """Takes the collectives that may start when so many pieces are done, and issues them; pieces wait for
+        them.
+        """
+        while left and left[-1].release <= done:
+            transfer = left.pop()
+            waits[transfer.needed] += self.send(PASS_STREAM, transfer.sends, self.last())
 
 
 @dataclass
@@ -292,10 +294,7 @@ class StepWriter:
         passed = work.passes[chunk, kind]
         if not (awaited or beside or work.runs_ahead):
             return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
-        encoded: dict[int, list[Label]] = defaultdict(list)
-        for transfer in beside:
-            encoded[max(1, transfer.release)] += transfer.before
-        return rank.run_pass(passed, work.runs_ahead, after, awaited, encoded, micro_batch)
+        return rank.run_pass(passed, work.runs_ahead, after, awaited, _encoded(beside), micro_batch)
 
     def _reduced(self, rank: Rank, chunk: int) -> list[Transfer]:
         """Gradients that are reduced while a chunk's last pass goes on."""
@@ -338,3 +337,11 @@ class StepWriter:
             rank.send(STEP_STREAM, role.regathers, rank.last())
             if self.work.after is not None or role.regathers:
                 rank.add(self.work.after or JOIN, rank.last(STEP_STREAM))
+
+
+def _encoded(reduces: Sequence[Transfer]) -> dict[int, list[Label]]:
+    """What encodes gradients, by the number of pieces that it follows."""
+    out: dict[int, list[Label]] = defaultdict(list)
+    for transfer in reduces:
+        out[max(1, transfer.release)] += transfer.before
+    return out

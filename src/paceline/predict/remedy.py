@@ -100,21 +100,25 @@ def changed(step: TransformerStep) -> Iterator[tuple[str, TransformerStep]]:
 
 def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """Changes to a plan that save memory, in words, those that usually cost least time first."""
-    shared, kind, recompute = plan.dp * plan.cp > 1, plan.sharding, plan.recompute
-    tried: tuple[Change, ...] = (
-        ("sp", plan.tp > 1 and not plan.sp, {"sp": True}),
-        ("zero1", shared and kind.whole, {"sharding": Sharding.ZERO1}),
-        ("recompute=selective", recompute is Recompute.NONE, {"recompute": Recompute.SELECTIVE}),
-        (f"mbs={plan.mbs // 2}", plan.mbs > 1, {"mbs": plan.mbs // 2}),
-        ("recompute=full", recompute is not Recompute.FULL, {"recompute": Recompute.FULL}),
-        *(_wider(plan, axis) for axis in AXES),
-        ("fsdp", shared and plan.pp == 1 and not kind.shards_parameters, {"sharding": Sharding.FSDP}),
-        *(
-            (f"offload={what}", plan.offload is Offload.NONE, {"offload": what})
-            for what in (Offload.OPTIMIZER, Offload.ACTIVATIONS)
-        ),
-    )
-    yield from ((words, replace(plan, **fields)) for words, helps, fields in tried if helps)
+    for words, helps, fields in (*_cheap(plan), *(_wider(plan, axis) for axis in AXES), *_dear(plan)):
+        if helps:
+            yield words, replace(plan, **fields)
+
+
+def _cheap(plan: Plan) -> Iterator[Change]:
+    shared, recompute = plan.dp * plan.cp > 1, plan.recompute
+    yield "sp", plan.tp > 1 and not plan.sp, {"sp": True}
+    yield "zero1", shared and plan.sharding.whole, {"sharding": Sharding.ZERO1}
+    yield "recompute=selective", recompute is Recompute.NONE, {"recompute": Recompute.SELECTIVE}
+    yield f"mbs={plan.mbs // 2}", plan.mbs > 1, {"mbs": plan.mbs // 2}
+    yield "recompute=full", recompute is not Recompute.FULL, {"recompute": Recompute.FULL}
+
+
+def _dear(plan: Plan) -> Iterator[Change]:
+    whole = plan.dp * plan.cp > 1 and not plan.sharding.shards_parameters
+    yield "fsdp", whole and plan.pp == 1, {"sharding": Sharding.FSDP}
+    for what in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
+        yield f"offload={what}", plan.offload is Offload.NONE, {"offload": what}
 
 
 def _wider(plan: Plan, axis: str) -> Change:

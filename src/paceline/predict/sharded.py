@@ -22,6 +22,12 @@ class ShardedBlock:
     first: int = 0
     end: int = END
 
+    def gather(self, mesh: Mesh, release: int) -> Transfer:
+        return Transfer(mesh.labels(gather(self.gathered), GATHERS), release, self.first)
+
+    def scatter(self, mesh: Mesh, release: int, reduction: str) -> Transfer:
+        return Transfer(mesh.labels(scatter(self.scattered, mesh.shards), reduction), release)
+
 
 def gather(size: float) -> list[Exchange]:
     """What makes sharded parameters of so many bytes whole."""
@@ -43,22 +49,15 @@ def transfers(
     A block is gathered when there is memory for it: when the one before those gathered ahead is done.
     Gradients of blocks may be put off ("W"): these have their parameters still, and only scatter.
     """
-
-    def gathered(block: ShardedBlock, release: int) -> Transfer:
-        return Transfer(mesh.labels(gather(block.gathered), GATHERS), release, block.first)
-
-    def scattered(block: ShardedBlock, release: int) -> Transfer:
-        return Transfer(mesh.labels(scatter(block.scattered, mesh.shards), reduction), release)
-
     out: list[Transfer] = []
     # of what may start at the same time, torch sends gradients first
     if kind in "BW":
-        out += (scattered(block, block.end) for block in blocks)
+        out += (block.scatter(mesh, block.end, reduction) for block in blocks)
     if kind in "BI" and root is not None:
-        out.append(scattered(root, END))
+        out.append(root.scatter(mesh, END, reduction))
     if kind == "F" and root is not None:
-        out.append(gathered(root, 0))
+        out.append(root.gather(mesh, 0))
     if kind == "F" or (kind != "W" and mesh.plan.reshard):
         starts = [0] * mesh.plan.prefetch + [block.first for block in blocks]
-        out += map(gathered, blocks, starts)
+        out += (block.gather(mesh, start) for start, block in zip(starts, blocks, strict=False))
     return tuple(sorted(out, key=lambda transfer: transfer.release))

@@ -103,17 +103,21 @@ class Sizes:
 
     def role(self, rank: int, mine: Sequence[ChunkLayers]) -> Role:
         """What the ranks of a stage do besides their passes."""
-        update = Label("update", "optimizer", self.step.update_s)
-        return exchange.role(tuple(number for number, _ in mine), self._messages(rank, mine), update)
+        s, messages = self.step, tuple[Message, ...]()
+        if s.sent.replicated:
+            gradients = self._gradients(self._completed(rank, mine))
+            backward_s = max((gradient.ready_s for gradient in gradients), default=0.0)
+            side = Side(mesh=s.mesh, chip=s.timed.chip, timing=s.sent.buckets, backward_s=backward_s)
+            messages = tuple(s.way.messages(side, gradients))
+        update = Label("update", "optimizer", s.update_s)
+        return exchange.role(tuple(number for number, _ in mine), messages, update)
 
-    def _messages(self, rank: int, mine: Sequence[ChunkLayers]) -> tuple[Message, ...]:
-        """What the gradients of a stage are exchanged by: its tensors', as they become complete while nothing
-        is in the way.
+    def _gradients(self, chunks: Sequence[ChunkLayers]) -> list[Gradient]:
+        """Those of the tensors of a stage, the last first; they become complete while nothing is in the
+        way.
         """
         s, at, found = self.step, 0.0, list[Gradient]()
-        if not s.sent.replicated:
-            return ()
-        for chunk, layers in self._completed(rank, mine):
+        for chunk, layers in chunks:
             names = self.names((chunk, layers))
             for n in reversed(range(len(names))):
                 at += self.piece(f"{names[n]}.backward").seconds
@@ -131,8 +135,7 @@ class Sizes:
                         layer=f"{chunk}.{n}",
                     )
                     found.append(gradient)
-        side = Side(mesh=s.mesh, chip=s.timed.chip, timing=s.sent.buckets, backward_s=at)
-        return tuple(s.way.messages(side, found[::-1]))
+        return found[::-1]
 
     def _completed(self, rank: int, mine: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """The chunks of a stage in the order in which their gradients are complete."""

@@ -40,10 +40,10 @@ class RankParts:
         """The chunks of each stage."""
         pp, each = self.plan.pp, self.schedule.chunks_per_rank(self.plan.vpp)
         held = [self.schedule.chunks_of(rank, pp, each) for rank in range(pp)]
-        whole, last = self.model.layers, pp * each - 1
-        more, over = divmod(whole + 2, pp * each)
-        if last and not over and whole % (last + 1):  # the embedding and the head stand for a layer each
-            layers = {chunk: more - (chunk in (0, last)) for chunk in range(last + 1)}
+        whole, total = self.model.layers, pp * each
+        more, over = divmod(whole + 2, total)
+        if total > 1 and not over and whole % total:  # the embedding and the head stand for a layer each
+            layers = {chunk: more - (chunk in (0, total - 1)) for chunk in range(total)}
         else:  # the first chunks of a stage have one more
             counts = zip(stage_layers(whole, pp, each), held, strict=True)
             layers = {c: (count + each - 1 - i) // each for count, mine in counts for i, c in enumerate(mine)}

@@ -183,15 +183,15 @@ class Timed:
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""
         yield from device_evidence(self.device, self.chip, sorted(self.matrix_dtypes), self.curves)
+        for name in self.curves.inherited:
+            what = f"curves not fitted for {self.curves.name} come from {name}"
+            yield Evidence(what=what, kind="derived", source="scaled by the datasheet")
         for what, kind, source in self._remarks():
             yield Evidence(what=what, kind=kind, source=source)
         yield from self.errors.evidence()
 
     def _remarks(self) -> Iterator[tuple[str, str, str]]:
-        """Of curves that were not fitted, and of the workload: what, its kind, its source."""
-        for name in self.curves.inherited:
-            what = f"curves not fitted for {self.curves.name} come from {name}"
-            yield what, "derived", "scaled by the datasheet"
+        """Of the workload: what, its kind, its source."""
         workload, spent = self.workload, self.step.by_group(self.packed)
         total, most = sum(spent.values()) or 1.0, sorted(spent, key=lambda group: -spent[group])[:4]
         leading = ", ".join(f"{group} {100 * spent[group] / total:.0f} %" for group in most)
