@@ -207,12 +207,16 @@ class Module:
         }
 
     @cached_property
+    def side(self) -> Side:
+        """The ranks, as a way of synchronising sees them."""
+        backward_s = float(self.seconds[1][: self.layout.update].sum())
+        return Side(mesh=self.mesh, chip=self.timed.chip, timing=self.timing, backward_s=backward_s)
+
+    @cached_property
     def messages(self) -> list[list[Message]]:
         """What each stage of the pipeline exchanges once in a step."""
-        backward_s = float(self.seconds[1][: self.layout.update].sum())
-        side = Side(mesh=self.mesh, chip=self.timed.chip, timing=self.timing, backward_s=backward_s)
-        stages = self.gradients if self.reduces_whole else [[] for _ in self.gradients]
-        return [list(self.way.messages(side, mine)) for mine in stages]
+        sent = self.way.messages
+        return [list(sent(self.side, mine)) if self.reduces_whole else [] for mine in self.gradients]
 
     @property
     def reduces_whole(self) -> bool:
