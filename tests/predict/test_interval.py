@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.catalog import clusters, devices, frameworks, transformers
-from paceline.predict import interval
-from paceline.predict.interval import GROUP, Z90, Errors, Spread, around, bounded
+from paceline.predict.interval import SPREADS, Z90, Errors, Spread, around, bounded, of_device
 
 shares = st.lists(st.floats(0.01, 1), min_size=1, max_size=8).map(
     lambda parts: {str(i): part / sum(parts) for i, part in enumerate(parts)}
 )
 NODE = "1xdgx-h100"
+GROUP = SPREADS["operators"]["group"]
 
 
 def errors(*sigmas):
@@ -33,13 +33,13 @@ def test_the_value_lies_within(value, sigma):
 
 @given(shares, st.floats(0, 0.5))
 def test_an_unmeasured_device_widens(parts, extra):
-    known = errors(0.03).device_sigma(parts)
-    assert errors(0.03, extra).device_sigma(parts) == pytest.approx(math.hypot(known, extra))
+    known = errors(0.03).sigma(parts)
+    assert errors(0.03, extra).sigma(parts) == pytest.approx(math.hypot(known, extra))
     assert 0 < known <= math.hypot(GROUP.sigma, 0.03) + 1e-12
 
 
 def test_errors_of_many_groups_cancel():
-    assert errors().device_sigma({"a": 0.5, "b": 0.5}) < errors().device_sigma({"a": 1.0})
+    assert errors().sigma({"a": 0.5, "b": 0.5}) < errors().sigma({"a": 1.0})
 
 
 def width(p):
@@ -73,10 +73,10 @@ def test_an_architecture_without_curves_is_never_measured():
 
 
 def test_every_known_framework_has_a_spread():
-    known = {*interval.MODULE_FRAMEWORKS, *interval.TRANSFORMER_FRAMEWORKS}
+    known = {*SPREADS["modules"], *SPREADS["transformers"]}
     assert known <= set(frameworks.names())
     transformer_frameworks = {name for name in frameworks.names() if frameworks.get(name).runs != "modules"}
-    assert transformer_frameworks == set(interval.TRANSFORMER_FRAMEWORKS)
+    assert transformer_frameworks == set(SPREADS["transformers"])
 
 
 def test_memory_has_an_interval():
@@ -87,10 +87,11 @@ def test_memory_has_an_interval():
     assert bounded(m, Spread(sigma=0.0, source="a test")).peak_low_bytes == m.peak_bytes
 
 
-def test_devices_with_their_own_curves_are_trusted_most():
-    assert interval._device(devices.get("h200"), _curves("h200")).sigma == 0.0
-    assert interval._device(devices.get("h100-sxm"), _curves("h100-sxm")) is interval.LIKE_DEVICE
-    assert interval._device(devices.get("mi300x"), _curves("mi300x")) is interval.NEW_DEVICE
+@pytest.mark.parametrize(("device", "kind"), [("h200", "own"), ("h100-sxm", "alike"), ("mi300x", "new")])
+def test_devices_with_their_own_curves_are_trusted_most(device, kind):
+    _, spread = of_device(devices.get(device), _curves(device))
+    assert spread is SPREADS["devices"][kind]
+    assert spread.sigma >= SPREADS["devices"]["own"].sigma == 0.0
 
 
 def _curves(name):

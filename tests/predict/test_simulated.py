@@ -8,7 +8,6 @@ import pytest
 
 from paceline.catalog import clusters, transformers
 from paceline.predict.distributed import TransformerStep
-from paceline.predict.rounds import folded
 from paceline.predict.simulated import predict, simulation
 from paceline.spec.plan import SCHEDULES, Plan, resolve
 from paceline.spec.transformer import Transformer
@@ -123,7 +122,7 @@ def test_rounds_of_micro_batches_are_alike(words):
     simulated = simulation(TransformerStep.of(MODEL, CLUSTER, plan, None, None))
     short, whole = (
         {name: seconds for name, seconds in found.items() if seconds > 1e-12}  # less is rounding
-        for found in (folded(plan, simulated.at), simulated.spent(simulated.freest()))
+        for found in (simulated.parts(), simulated.spent(simulated.freest()))
     )
     assert short == pytest.approx(whole, rel=1e-6, abs=1e-9)
 

@@ -24,7 +24,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.synchronisation import AVERAGES, Relaxation, compressions, relaxed_words
 from paceline.spec.vocabulary import Mode
 from paceline.sync.accuracy import _KNOWN, accuracy
-from paceline.sync.overlapped import traded
+from paceline.sync.overlapped import in_priority, traded
 from paceline.sync.way import by_layer
 
 ETHERNET = clusters.get("4xp100-node-10gbe")
@@ -224,13 +224,18 @@ def test_servers_take_codes_and_send_sums_of_them():
 def test_fully_connected_layers_trade_gradients_for_activations():
     """VGG's first of them has 103 M weights and 25,088 inputs: a batch of 8 is far less to send."""
     made = asked(workload("vgg11", 8, 224), ETHERNET, Plan.parse("overlap"))
-    layers = {layer[0].layer: layer for layer in by_layer(made.gradients)}
+    layers = {layer[0].layer: layer for layer in by_layer(made.gradients[0])}
     trade = traded(made.side, layers["classifier.0"])
     whole = sum(gradient.bytes for gradient in layers["classifier.0"])
     assert (
         0 < sum(made.mesh.send(*sent) for sent in trade) < made.mesh.send("reduce_scatter", whole, "dp") / 5
     )
     assert traded(made.side, layers["features.0"]) == []
+
+
+def test_priority_sends_nothing_for_a_stage_without_gradients():
+    made = asked(workload(), ETHERNET, Plan.parse("priority"))
+    assert list(in_priority(made.side, [])) == []
 
 
 def test_priority_hides_what_is_left_behind_the_next_forward_pass():

@@ -1,6 +1,7 @@
 """The answer about a step: where its time goes becomes a prediction with interval, breakdown and bottleneck.
 
-Whatever a step was made from says what it is besides its time (`Asked`); the rest is the same for all.
+Whatever a step was made from (`simulated.Asked`) says what it is besides its time: what its ranks do, what
+they hold, and how sure that is; the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from paceline.cost import money
 from paceline.predict.interval import around
 from paceline.predict.program import Simulation
 from paceline.queueing.order_statistics import slowest_normal
-from paceline.sim.work import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS, StepWork
+from paceline.sim.work import BUBBLE, CODING, GATHERS, REDUCTION, TITLES, TRANSFERS
 from paceline.spec.cluster import Cluster
-from paceline.spec.plan import Plan
-from paceline.spec.prediction import DistributedPrediction, Evidence, Fit, Memory, Part, Stage
+from paceline.spec.prediction import DistributedPrediction, Evidence, Part, Stage, fullest
 from paceline.sync.way import Way
+
+if TYPE_CHECKING:
+    from paceline.predict.simulated import Asked
 
 #: parts that are communication that nothing hides
 EXPOSED = (*TITLES.values(), GATHERS, TRANSFERS, REDUCTION)
@@ -26,7 +29,7 @@ EXPOSED = (*TITLES.values(), GATHERS, TRANSFERS, REDUCTION)
 WAITS = (GATHERS, TRANSFERS, REDUCTION, BUBBLE)
 STRAGGLERS = "stragglers"
 #: what bounds each part; all others are communication
-_BOUNDS = {
+BOUNDS = {
     "forward": "compute",
     "backward": "compute",
     "recomputation": "compute",
@@ -53,79 +56,16 @@ class StepFacts:
     peak_flops: float
 
 
-class Asked(Protocol):
-    """A model on the ranks of a resolved plan, with its operators timed."""
-
-    @property
-    def cluster(self) -> Cluster: ...
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def way(self) -> Way: ...
-
-    def work(self) -> StepWork: ...
-
-    def facts(self) -> StepFacts: ...
-
-    def layers(self, rank: int) -> int:
-        """Of a stage of the pipeline."""
-
-    def memory(self, rank: int) -> Memory:
-        """Of one device of a stage."""
-
-    def fit(self, fullest: Memory) -> Fit: ...
-
-    def sigma(self, step: float, exposed: float, bubble: float) -> float:
-        """Standard deviation of the logarithm of a step of so many seconds."""
-
-    def provenance(self) -> Iterable[Evidence]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSpent:
-    """Where the seconds of a step go, from the point of view of the stage that waits least."""
-
-    parts: Mapping[str, float]
-
-    @property
-    def step_s(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def bubble_s(self) -> float:
-        return self.parts.get(BUBBLE, 0.0)
-
-    @property
-    def exposed_s(self) -> float:
-        """Of communication that nothing hides."""
-        return sum(self.parts.get(name, 0.0) for name in EXPOSED)
-
-    def with_stragglers(self, share: float) -> TimeSpent:
-        """The same where all wait for the slowest rank, whose computation takes a share more."""
-        computed = sum(seconds for name, seconds in self.parts.items() if name not in WAITS)
-        return TimeSpent({**self.parts, STRAGGLERS: share * computed})
-
-    def bound_by(self) -> str:
-        """What most of the step goes to; an update is computation."""
-        totals: dict[str, float] = defaultdict(float)
-        for name, seconds in self.parts.items():
-            bound = _BOUNDS.get(name, "communication")
-            totals["compute" if bound == "memory" else bound] += seconds
-        return max(totals, key=lambda name: totals[name])
-
-    def breakdown(self) -> tuple[Part, ...]:
-        return breakdown(self.parts, _BOUNDS)
-
-
 def answer(asked: Asked, simulation: Simulation, trace: bool = False) -> DistributedPrediction:
     """The prediction for a simulated step."""
-    parts = simulation.spent(simulation.freest()) if trace else simulation.parts()
-    spent = TimeSpent(parts).with_stragglers(straggling(asked.cluster))
-    step, plan, facts = spent.step_s, asked.plan, asked.facts()
-    low, high = around(step, asked.sigma(step, spent.exposed_s, spent.bubble_s))
-    device, stages = asked.cluster.device, tuple(_stages(asked, simulation))
+    parts = dict(simulation.spent(simulation.freest()) if trace else simulation.parts())
+    computed = sum(seconds for name, seconds in parts.items() if name not in WAITS)
+    parts[STRAGGLERS] = straggling(asked.cluster) * computed
+    step, lines = sum(parts.values()), breakdown(parts, BOUNDS)
+    exposed, bubble = sum(parts.get(name, 0.0) for name in EXPOSED), parts.get(BUBBLE, 0.0)
+    low, high = around(step, asked.sigma(step, exposed, bubble))
+    plan, facts, device = asked.plan, asked.facts(), asked.cluster.device
+    stages = tuple(_stages(asked, simulation))
     return DistributedPrediction(
         model=facts.model,
         cluster=asked.cluster.name,
@@ -145,10 +85,11 @@ def answer(asked: Asked, simulation: Simulation, trace: bool = False) -> Distrib
         flops=facts.flops,
         parameters=facts.parameters,
         micro_batches=plan.micro_batches,
-        exposed_s=spent.exposed_s,
-        bubble_s=spent.bubble_s,
-        bound_by=spent.bound_by(),
-        breakdown=spent.breakdown(),
+        exposed_s=exposed,
+        bubble_s=bubble,
+        # an update is computation
+        bound_by=leading(("compute" if p.bound_by == "memory" else p.bound_by, p.seconds) for p in lines),
+        breakdown=lines,
         stages=stages,
         fit=asked.fit(fullest(stages)),
         provenance=(*asked.provenance(), *coding_evidence(asked.way, parts)),
@@ -168,9 +109,12 @@ def _stages(asked: Asked, simulation: Simulation) -> Iterator[Stage]:
         )
 
 
-def fullest(stages: Iterable[Stage]) -> Memory:
-    """The memory of the stage that holds most."""
-    return max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+def leading(amounts: Iterable[tuple[str, float]]) -> str:
+    """The name under which amounts add up to most; the host where there are none."""
+    totals: dict[str, float] = defaultdict(float)
+    for name, amount in amounts:
+        totals[name] += amount
+    return max(totals, key=lambda name: totals[name], default="host")
 
 
 def breakdown(parts: Mapping[str, float], bounds: Mapping[str, str]) -> tuple[Part, ...]:

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from paceline.predict import captured_work
 from paceline.predict.answer import StepFacts
 from paceline.predict.captured_memory import stage_memory
 from paceline.predict.evidence import network_evidence
-from paceline.predict.interval import CAPTURED_MEMORY, bounded, network_sigma
+from paceline.predict.interval import SPREADS, bounded, network_sigma
 from paceline.predict.layout import Chunk, Layout, Unit, cut, whole
 from paceline.predict.step import Timed
 from paceline.sim.mesh import Mesh
@@ -119,11 +120,12 @@ class Module:
     @cached_property
     def units(self) -> list[list[Unit]]:
         """Of each chunk, what is in none of its blocks, then its blocks."""
-        blocks = self.layout.units[1:]
-        return [
-            chunk.with_rest(size, [unit for unit in blocks if unit.forward[0] in range(*chunk.forward)])
-            for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True)
-        ]
+        out = []
+        for chunk, size in zip(self.chunks, self.parameter_bytes, strict=True):
+            blocks = [unit for unit in self.layout.units if unit.forward[0] in range(*chunk.forward)]
+            rest = max(0, size - sum(unit.bytes for unit in blocks))
+            out.append([Unit(rest, chunk.forward, chunk.backward), *blocks])
+        return out
 
     @property
     def gathered_share(self) -> float:
@@ -138,8 +140,6 @@ class Module:
     @property
     def update_share(self) -> float:
         """Of the optimizer's state and work, what one rank has."""
-        if self.plan.sharding is Sharding.NONE:
-            return 1.0
         return self.way.update_share(self.mesh.replicas) if self.shards == 1 else 1 / self.shards
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -160,16 +160,19 @@ class Module:
         )
 
     @cached_property
-    def gradients(self) -> list[Gradient]:
-        """In the order in which the model lists its parameters."""
-        turns = {parameter.name: (turn, place) for turn, (parameter, place) in enumerate(self.layout.ready())}
-        trained = [parameter for parameter in self.workload.parameters if parameter.name in turns]
-        return [self._gradient(parameter, *turns[parameter.name]) for parameter in trained]
+    def gradients(self) -> list[list[Gradient]]:
+        """Of each stage of the pipeline, in the order in which the model lists its parameters."""
+        ready = enumerate(self.layout.ready())
+        made = {parameter.name: self._gradient(parameter, turn, at) for turn, (parameter, at) in ready}
+        listed = [made[p.name] for p in self.workload.parameters if p.name in made]
+        held = map(self.mesh.chunks, range(self.plan.pp))
+        return [[gradient for gradient in listed if gradient.ready[0] in mine] for mine in held]
 
     def _gradient(self, parameter: Parameter, turn: int, place: int) -> Gradient:
         home, width = self.homes[parameter.name], ITEMSIZE[parameter.dtype]
         layer = parameter.name.rpartition(".")[0]
         half = self.style.half_when_mixed and Precision(self.workload.precision).autocast
+        linear = layer in self._linear
         return Gradient(
             name=parameter.name,
             shape=parameter.shape,
@@ -180,8 +183,8 @@ class Module:
             needed=home,
             ready_s=float(self._ends[place]),
             layer=layer,
-            rows=self.workload.units_per_step if layer in self._products else 0,
-            product_s=self._product_s(parameter) if layer in self._products else (0.0, 0.0),
+            rows=self.workload.units_per_step * linear,
+            product_s=self._product_s(parameter) if linear else (0.0, 0.0),
         )
 
     @cached_property
@@ -189,19 +192,19 @@ class Module:
         """Seconds of the device until so many operators are done, while nothing is in the way."""
         return np.cumsum([0.0, *self.seconds[1]])
 
-    @cached_property
-    def _products(self) -> set[str]:
-        """Fully connected layers, each of which multiplies as many rows as there are samples, or tokens."""
-        return {
-            op.module for op in self.operators if op.phase == "forward" and op.kind == "gemm" and op.flops
-        }
-
     def _product_s(self, parameter: Parameter) -> tuple[float, float]:
         """Seconds of the operator that makes a gradient, and of its arithmetic."""
         place = self.layout.complete(parameter) - 1
         if place < 0:
             return 0.0, 0.0
         return float(self.seconds[1][place]), float(self.timed.costs.compute_s[self.timed.step.index[place]])
+
+    @cached_property
+    def _linear(self) -> set[str]:
+        """Fully connected layers, each of which multiplies as many rows as there are samples, or tokens."""
+        return {
+            op.module for op in self.operators if op.phase == "forward" and op.kind == "gemm" and op.flops
+        }
 
     @cached_property
     def side(self) -> Side:
@@ -212,9 +215,8 @@ class Module:
     @cached_property
     def messages(self) -> list[list[Message]]:
         """What each stage of the pipeline exchanges once in a step."""
-        held = map(self.mesh.chunks, range(self.plan.pp))
-        stages = [[g for g in self.gradients if g.ready[0] in mine] for mine in held]
-        return [list(self.way.messages(self.side, mine)) if self.reduces_whole else [] for mine in stages]
+        sent = self.way.messages
+        return [list(sent(self.side, mine)) if self.reduces_whole else [] for mine in self.gradients]
 
     @property
     def reduces_whole(self) -> bool:
@@ -249,7 +251,7 @@ class Module:
 
     def memory(self, rank: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
-        return bounded(stage_memory(self, rank), CAPTURED_MEMORY)
+        return bounded(stage_memory(self, rank), SPREADS["memory"]["captured"])
 
     def fit(self, fullest: Memory) -> Fit:
         """Whether the fullest stage fits, and what would help."""
@@ -258,9 +260,9 @@ class Module:
     @property
     def replica_size(self) -> tuple[float, float]:
         """Parameters of the device that holds most, and bytes of one element of a gradient."""
-        held = [self.mesh.chunks(rank) for rank in range(self.plan.pp)]
-        stages = [sum(g.numel for g in self.gradients if g.ready[0] in mine) for mine in held]
-        return max(stages), round(max((g.parameter_bytes / g.numel for g in self.gradients), default=4))
+        counts = [sum(gradient.numel for gradient in mine) for mine in self.gradients]
+        widths = (gradient.parameter_bytes / gradient.numel for gradient in chain(*self.gradients))
+        return max(counts), round(max(widths, default=4))
 
     def sigma(self, step: float, exposed: float, bubble: float) -> float:
         """Standard deviation of the logarithm: operators by their groups, exposed communication by its

@@ -8,19 +8,19 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cost.expanded import Expanded
 from paceline.predict import exchange, sharded
-from paceline.predict.layout import Unit
 from paceline.predict.sharded import ShardedBlock
+from paceline.predict.step import details
 from paceline.sim.program import Builder, Label, Program
 from paceline.sim.schedules import kinds
-from paceline.sim.work import END, GATHERS, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
-from paceline.spec.workload import Op
+from paceline.sim.work import END, REDUCTION, TRANSFERS, Pass, Role, StepWork, Transfer
 
 if TYPE_CHECKING:
     from paceline.predict.captured import Module
@@ -42,9 +42,14 @@ class CapturedRanks:
 
     module: Module
 
+    @property
+    def step(self) -> Expanded:
+        """The operators of the step, one after another."""
+        return self.module.timed.step
+
     def work(self) -> StepWork:
         m = self.module
-        sends = [("send_recv", chunk.sends, "pp") for chunk in m.chunks[:-1]]
+        sends = (("send_recv", chunk.sends, "pp") for chunk in m.chunks[:-1])
         return StepWork(
             title=f"{m.workload.name} on {m.cluster.name}",
             roles=tuple(map(self._in_pieces, self.roles)),
@@ -53,7 +58,7 @@ class CapturedRanks:
                 for number in range(len(m.chunks))
                 for kind in kinds(m.plan.schedule)
             },
-            hops={number: (m.mesh.label(sent, TRANSFERS),) for number, sent in enumerate(sends)},
+            hops={number: m.mesh.labels([sent], TRANSFERS) for number, sent in enumerate(sends)},
             contention=m.style.contention,
             runs_ahead=True,
         )
@@ -66,9 +71,10 @@ class CapturedRanks:
         gradients spare.
         """
         m, device = self.module, self.module.seconds[1].copy()
-        for message in (message for mine in m.messages for message in mine if message.spared_s):
-            matrix = next(gradient for gradient in message.gradients if gradient.product_s[0])
-            device[matrix.ready[1] - 1] -= message.spared_s
+        for message in chain(*m.messages):
+            if message.spared_s:
+                places = (gradient.ready[1] for gradient in message.gradients if gradient.product_s[0])
+                device[next(places) - 1] -= message.spared_s
         if m.plan.micro_batches > 1:  # each backward pass adds to what is there: two reads and a write
             kept = m.shards if m.plan.sharding.shards_gradients else 1
             for chunk, size in zip(m.chunks, m.gradient_bytes, strict=True):
@@ -79,7 +85,7 @@ class CapturedRanks:
     def parts(self) -> NDArray[np.str_]:
         """The line of the breakdown of each operator."""
         phases = [segment.phase for segment in self.module.workload.segments]
-        return np.array([PARTS.get(phase, phase) for phase in phases])[self.module.timed.step.segment]
+        return np.array([PARTS.get(phase, phase) for phase in phases])[self.step.segment]
 
     def piece(self, name: str, part: str, first: int, last: int) -> Label:
         """Operators one after another as one task."""
@@ -87,98 +93,83 @@ class CapturedRanks:
         return replace(
             _stretch(name, part, self.module.seconds[0][first:last], device),
             parts={str(line): float(device[parts == line].sum()) for line in np.unique(parts)},
-            reads_back=bool((self.module.timed.step.syncs == last - 1).any()),
+            reads_back=bool((self.step.syncs == last - 1).any()),
             body=self._in_detail(first, last) if self.module.detailed else None,
         )
 
     def _in_detail(self, first: int, last: int) -> Program:
         """Operators as a program of their own, for a trace."""
         builder = Builder()
-        device = builder.stream(0)
-        for place in range(first, last):
-            op = self.module.operators[place]
-            builder.add(device, Label(op.name, op.phase, float(self.device[place]), details=_details(op)))
+        stream, device = builder.stream(0), self.device.tolist()
+        for op, seconds in zip(self.module.operators[first:last], device[first:last], strict=True):
+            builder.add(stream, Label(op.name, op.phase, seconds, details=details(op)))
         return builder.build()
 
     # -- passes ------------------------------------------------------------------------------------
 
     def passed(self, number: int, kind: str) -> Pass:
         """One direction of one micro-batch through a chunk."""
-        edges, name = self.edges[number, kind != "F"], "forward" if kind == "F" else "backward"
+        part, edges = "forward" if kind == "F" else "backward", self.edges[number, kind != "F"]
+        moved = tuple(_located(transfer, edges) for transfer in self.sharded(number, kind))
         weight_s = self._weight_s(number) if kind in "IW" else 0.0
-        pieces = [Label("weight gradients", name, weight_s)]
-        if kind != "W":
-            pieces = [self.piece(f"{name} of chunk {number}", name, *edge) for edge in pairwise(edges)]
-        moved = [_located(transfer, edges) for transfer in self.sharded(number, kind)]
-        return Pass(kind, tuple(pieces), tuple(moved), weight_s if kind == "I" else 0.0)
+        if kind == "W":
+            return Pass(kind, (Label("weight gradients", part, weight_s),), moved)
+        pieces = (self.piece(f"{part} of chunk {number}", part, *edge) for edge in pairwise(edges))
+        return Pass(kind, tuple(pieces), moved, weight_s)
 
     def _weight_s(self, number: int) -> float:
         """Seconds of a chunk's backward pass that a schedule may put off: gradients of weights."""
-        timed, (first, last) = self.module.timed, self.module.chunks[number].backward
-        products = timed.packed.kinds.map(lambda kind: float(kind in ("gemm", "conv")))[timed.step.index]
-        own = self.parts[first:last] == "backward"
-        return WEIGHT_SHARE * float((self.device * products)[first:last][own].sum())
+        products = self.module.timed.packed.kinds.map(lambda kind: float(kind in ("gemm", "conv")))
+        own = self.device * products[self.step.index] * (self.parts == "backward")
+        return WEIGHT_SHARE * float(own[slice(*self.module.chunks[number].backward)].sum())
 
     def sharded(self, number: int, kind: str) -> tuple[Transfer, ...]:
         """Gathers and scatters of a chunk's blocks; places are operators."""
-        m = self.module
+        m, found = self.module, list[ShardedBlock]()
         if not m.plan.sharding.shards_parameters:
             return ()
-        root, *blocks = (self._block(unit, kind) for unit in m.units[number])
-        return sharded.transfers(m.plan, kind, root, sorted(blocks, key=lambda block: block.first))
-
-    def _block(self, unit: Unit, kind: str) -> ShardedBlock:
-        m = self.module
-        first, end = unit.forward if kind == "F" else unit.backward
-        scattered = ("reduce_scatter", float(unit.bytes), "shard")
-        reduced = ("all_reduce", unit.bytes / m.shards, "replicas")
-        return ShardedBlock(
-            gathers=(m.mesh.label(("all_gather", unit.bytes * m.gathered_share, "shard"), GATHERS),),
-            scatters=tuple(m.mesh.label(sent, REDUCTION) for sent in (scattered, reduced)),
-            first=first,
-            end=end,
-        )
+        for size, forward, backward in m.units[number]:
+            gathered, (first, end) = size * m.gathered_share, forward if kind == "F" else backward
+            found.append(ShardedBlock(gathered=gathered, scattered=float(size), first=first, end=end))
+        root, *blocks = found
+        blocks.sort(key=lambda block: block.first)
+        return sharded.transfers(m.mesh, kind, root, blocks, REDUCTION)
 
     # -- the step ----------------------------------------------------------------------------------
 
     @cached_property
     def roles(self) -> list[Role]:
         """What each stage does besides its passes; places are operators."""
-        m = self.module
-        return [
-            exchange.role(m.mesh.chunks(rank), mine, self.update(rank))
-            for rank, mine in enumerate(m.messages)
-        ]
+        chunks, messages = self.module.mesh.chunks, self.module.messages
+        return [exchange.role(chunks(rank), mine, self.update(rank)) for rank, mine in enumerate(messages)]
 
     def update(self, rank: int) -> Label:
         """The update of a stage's parameters, or of a rank's share of them, and copies into buckets."""
         m, first = self.module, self.module.layout.update
         mine = m.in_stage(m.gradient_bytes, rank)
         stage = mine / max(1, sum(m.gradient_bytes))
-        whole, latency = self.device[first:], m.timed.costs.latency_s[m.timed.step.index[first:]]
+        whole, latency = self.device[first:], m.timed.costs.latency_s[self.step.index[first:]]
         fixed = np.minimum(whole, latency)
         device = stage * (fixed + (whole - fixed) * m.update_share)
         device[:1] += m.reduces_whole * 2 * m.style.copies * mine / m.timed.chip.bandwidth
         label = _stretch("update", "optimizer", stage * m.seconds[0][first:], device)
-        if m.detailed and m.plan.pp == 1:
-            return replace(label, body=self._in_detail(first, len(self.device)))
-        return label
+        shown = m.detailed and m.plan.pp == 1
+        return replace(label, body=self._in_detail(first, len(self.device)) if shown else None)
 
     @cached_property
     def edges(self) -> dict[tuple[int, bool], Edges]:
-        """Where the passes of each chunk, forward and backward (True), are cut."""
-        numbers = range(len(self.module.chunks))
-        return {(number, back): self._edges(number, back) for number in numbers for back in (False, True)}
-
-    def _edges(self, number: int, back: bool) -> Edges:
-        """Where something is released, waited for or read back."""
-        chunk = self.module.chunks[number]
-        first, last = chunk.backward if back else chunk.forward
-        of_step = [t for role in self.roles for t in (role.reduces if back else role.gathers)]
-        waits = [t for t in of_step if t.chunk == number] + list(self.sharded(number, "FB"[back]))
-        places = {place for transfer in waits for place in (transfer.release, transfer.needed)}
-        places.update((self.module.timed.step.syncs + 1).tolist())
-        return [first, *sorted(place for place in places if first < place < last), last]
+        """Where the passes of each chunk, forward and backward (True), are cut: where something is released,
+        waited for or read back.
+        """
+        out = {}
+        for number, chunk in enumerate(self.module.chunks):
+            for back, (first, last) in ((False, chunk.forward), (True, chunk.backward)):
+                of_step = chain(*(role.reduces if back else role.gathers for role in self.roles))
+                waits = [*(t for t in of_step if t.chunk == number), *self.sharded(number, "FB"[back])]
+                places = {place for transfer in waits for place in (transfer.release, transfer.needed)}
+                places.update((self.step.syncs + 1).tolist())
+                out[number, back] = [first, *sorted(place for place in places if first < place < last), last]
+        return out
 
     def _in_pieces(self, role: Role) -> Role:
         """A role whose places are pieces."""
@@ -208,9 +199,3 @@ def _located(transfer: Transfer, edges: Sequence[int]) -> Transfer:
         for place in (transfer.release, transfer.needed)
     )
     return replace(transfer, release=release, needed=END if needed == len(edges) - 1 else needed)
-
-
-def _details(op: Op) -> dict[str, object]:
-    """What a trace says of an operator."""
-    moved = op.bytes_read + op.bytes_written
-    return {"module": op.module, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops, "bytes": moved}

@@ -25,7 +25,7 @@ from paceline.predict import memory, remedy, sizes
 from paceline.predict.answer import StepFacts
 from paceline.predict.evidence import device_evidence, network_evidence
 from paceline.predict.gradients import Exchanges
-from paceline.predict.interval import COUNTED_MEMORY, Errors, bounded, network_sigma, transformer_errors
+from paceline.predict.interval import SPREADS, Errors, bounded, network_sigma, transformer_errors
 from paceline.predict.pieces import PieceTasks
 from paceline.predict.stages import RankParts, StageLayers
 from paceline.sim.mesh import Mesh
@@ -187,7 +187,7 @@ class TransformerStep:
 
     def memory(self, rank: int) -> Memory:
         """Bytes of one device of a stage, by kind, when most is live."""
-        return bounded(memory.stage_memory(self, self.parts.stages[rank], rank), COUNTED_MEMORY)
+        return bounded(memory.stage_memory(self, self.parts.stages[rank], rank), SPREADS["memory"]["counted"])
 
     def fit(self, fullest: Memory) -> Fit:
         """Whether the fullest stage fits, and what would help."""
@@ -216,7 +216,7 @@ class TransformerStep:
         limit = power_sigma(seconds, packed, self.cluster.device)
         network = network_sigma(self.mesh, 1e8, ("tp", "cp", "dp", "pp"))
         spent = packed.groups.total(seconds)
-        return self.errors.step_sigma(spent, exposed / step, network, bubble / step, limit)
+        return self.errors.sigma(spent, limit, exposed=exposed / step, network=network, bubble=bubble / step)
 
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""

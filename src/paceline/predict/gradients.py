@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.cost.tape import Shape
+from paceline.predict import sharded
 from paceline.predict.stages import RankParts
 from paceline.sim.mesh import Mesh
 from paceline.sim.work import Exchange
@@ -72,14 +73,13 @@ class Exchanges:
 
     def unshard(self, parameters: float) -> list[Exchange]:
         """What makes sharded parameters whole."""
-        return [("all_gather", parameters * self.parameter_bytes, "shard")]
+        return sharded.gather(parameters * self.parameter_bytes)
 
     def scatter(self, parameters: float) -> list[Exchange]:
         """What reduces their gradients and leaves each rank its part."""
         if self.plan.adapters:
             return []
-        size = parameters * self.gradient_bytes
-        return [("reduce_scatter", size, "shard"), ("all_reduce", size / self.mesh.shards, "replicas")]
+        return sharded.scatter(parameters * self.gradient_bytes, self.mesh.shards)
 
     def whole(self, dense: float, experts: float) -> tuple[list[Exchange], list[Exchange]]:
         """What reduces the gradients of so many parameters in full, and gathers them after the update."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from paceline.cost.host_link import link_rate
 from paceline.cost.pieces import LAYER, TimedPieces
@@ -19,13 +18,8 @@ from paceline.sim.work import TITLES
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Offload, Recompute
 
-
-class Stretch(NamedTuple):
-    """A stretch of a piece's operators: collectives that they wait for, and those beside them."""
-
-    ahead: Sequence[Collective]
-    ops: Sequence[int]
-    beside: Sequence[Collective]
+#: operators of a piece in a row, with collectives that they wait for, and those beside them
+Stretch = tuple[Sequence[Collective], Sequence[int], Sequence[Collective]]
 
 
 def stretches(piece: Piece) -> Iterator[Stretch]:
@@ -36,9 +30,9 @@ def stretches(piece: Piece) -> Iterator[Stretch]:
     while at < len(piece.ops):
         beside = [c for c in piece.collectives if c.behind[:1] == (at,)]
         ops = beside[0].behind if beside else range(at, min(edge for edge in edges if edge > at))
-        yield Stretch([c for c in alone if before < c.at <= at], ops, beside)
+        yield [c for c in alone if before < c.at <= at], ops, beside
         before, at = at, at + len(ops)
-    yield Stretch([c for c in alone if c.at > before], (), ())
+    yield [c for c in alone if c.at > before], (), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +44,6 @@ class PieceTasks:
     framework: Framework
     shape: Shape
     _made: dict[str, Label] = field(default_factory=dict, compare=False)
-
-    @property
-    def recompute(self) -> Recompute:
-        return self.mesh.plan.recompute
 
     def piece(self, name: str) -> Label:
         """A piece; a layer's backward pass with what it runs again."""
@@ -72,22 +62,24 @@ class PieceTasks:
     def _piece(self, name: str) -> Label:
         builder, part = Builder(), name.rpartition(".")[2]
         runs, host_s = [(name, part)], 0.0
-        if name == "layer.backward" and self.recompute is Recompute.FULL:
+        again = self.mesh.plan.recompute if name == "layer.backward" else Recompute.NONE
+        if again is Recompute.FULL:
             runs.insert(0, (LAYER, "recomputation"))
-        elif name == "layer.backward" and self.recompute is Recompute.SELECTIVE:
+        elif again is Recompute.SELECTIVE:
             host_s = self._again(builder)
         for run in runs:
             self._operators(builder, *run)
-        body, wait_s = builder.build(), sum(self.wait(each) for each, _ in runs)
+        wait_s = sum(self.wait(each) for each, _ in runs)
         host_s += sum(self.timed.host_s(each) for each, _ in runs)
         if self.framework.blocking:  # the host waits for every kernel before it issues the next
             wait_s, host_s = host_s, 0.0
+        body = builder.build()
         return self._label(Label(name, part, wait_s, host_s=host_s, body=body), body)
 
     def _label(self, waits: Label, body: Program) -> Label:
         """What the event engine finds of a piece, with the seconds in which its device waits for the host."""
-        found = engine.run(body, self.framework.contention)
-        seconds, lack = found.seconds + waits.seconds, 0.0
+        found, lack = engine.run(body, self.framework.contention), 0.0
+        seconds = found.seconds + waits.seconds
         if waits.name.startswith("layer"):
             lack = max(0.0, self.copying_s - max(seconds, waits.host_s))
         more = {line: late for line, late in (("host", waits.seconds), (TITLES["host"], lack)) if late}
@@ -95,7 +87,7 @@ class PieceTasks:
 
     def _again(self, builder: Builder) -> float:
         """What a selective recomputation runs again; the host's seconds to issue it."""
-        again = self.timed.again(self.recompute)
+        again = self.timed.again(Recompute.SELECTIVE)
         seconds = float(self.timed.device_s(LAYER)[again].sum())
         builder.add(builder.stream(0), Label(LAYER, "recomputation", seconds))
         return float(self.timed.issue(LAYER)[again].sum())
@@ -120,43 +112,40 @@ class PieceTasks:
         """Seconds to copy what a layer saves to the host's memory, or back."""
         if self.mesh.plan.offload is not Offload.ACTIVATIONS:
             return 0.0
-        return saved_bytes(self.shape, self.recompute) / self.host_Bps
+        return saved_bytes(self.shape, self.mesh.plan.recompute) / self.host_Bps
 
     # -- operators and collectives -----------------------------------------------------------------
 
     def _operators(self, builder: Builder, name: str, part: str) -> None:
         device, seconds = builder.stream(0), self.timed.device_s(name)
-        for stretch in stretches(self.timed.pieces[name].piece):
-            for collective in stretch.ahead:
-                self._await(builder, collective, 1.0)
-            beside = [task for c in stretch.beside for task in self._beside(builder, c)]
-            if stretch.ops:
-                builder.add(device, Label(name, part, float(seconds[list(stretch.ops)].sum())))
-            if stretch.beside:
-                builder.add(device, JOIN, beside)
+        for ahead, ops, beside in stretches(self.timed.pieces[name].piece):
+            for collective in ahead:
+                self._send(builder, collective, 1.0)
+            # the first of several parts cannot hide
+            exposed = [(c, 1 / c.parts if c.parts > 1 else 0.0) for c in beside]
+            hidden = [task for c, share in exposed for task in self._send(builder, c, share)]
+            if ops:
+                builder.add(device, Label(name, part, float(seconds[list(ops)].sum())))
+            if beside:
+                builder.add(device, JOIN, hidden)
 
-    def _beside(self, builder: Builder, collective: Collective) -> list[int]:
-        """A collective beside the operators that follow; the first of several parts cannot hide."""
-        if collective.parts == 1:
-            return self._send(builder, collective, 1.0)
-        first = 1 / collective.parts
-        self._await(builder, collective, first)
-        return self._send(builder, collective, 1 - first, counted=False)
-
-    def _await(self, builder: Builder, collective: Collective, share: float) -> None:
-        """A share of a collective that the device waits for."""
-        tasks = self._send(builder, collective, share)
-        if tasks:
-            builder.add(builder.stream(0), JOIN, tasks)
-
-    def _send(self, builder: Builder, c: Collective, share: float, counted: bool = True) -> list[int]:
-        """A share of a collective, after what the device has done so far; one of the shares is counted."""
-        seconds = self._send_s(c)
+    def _send(self, builder: Builder, c: Collective, awaited: float) -> list[int]:
+        """A collective after what the device has done so far, which waits for a share of it; the task of the
+        rest. One of both is counted.
+        """
+        device, stream = builder.stream(0), builder.stream(0, c.axis)
+        seconds, sent = self._send_s(c), (c.op, c.size)
         if not seconds:
             return []
-        sent = (c.op, c.size) if counted else ("", 0.0)
-        label = Label(c.op, TITLES[c.axis], share * seconds, *sent, c.axis, crowds=True)
-        return [builder.add(builder.stream(0, c.axis), label, builder.last(builder.stream(0)))]
+
+        def add(share: float) -> list[int]:
+            label = Label(c.op, TITLES[c.axis], share * seconds, *sent, c.axis, crowds=True)
+            return [builder.add(stream, label, builder.last(device))]
+
+        if awaited:
+            builder.add(device, JOIN, add(awaited))
+            sent = "", 0.0
+        return add(1 - awaited) if awaited < 1 else []
 
     def _send_s(self, c: Collective) -> float:
         return self.mesh.send(c.op, c.size, c.axis)

@@ -8,18 +8,20 @@ A pass is a program of its own whose seconds are one task of the step. Only what
 written out there: the pieces of the last backward pass, beside which gradients are reduced, and of the first
 forward pass, beside which updated parameters are gathered; and all of them where the host runs ahead. Then
 the second of two steps is the answer, which the host began during the first.
+
+Many micro-batches come at the price of a few: once a pipeline is full, another round of them takes what the
+one before it took.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from paceline.predict.rounds import folded
 from paceline.sim import engine
 from paceline.sim.detail import written_out
 from paceline.sim.program import COMPUTE, HOST, JOIN, LAUNCHED, Builder, Label, Program
@@ -32,14 +34,26 @@ from paceline.spec.schedules import Action
 
 #: streams of collectives: of every micro-batch, and of the step
 PASS_STREAM, STEP_STREAM = "shard", "dp"
-
-
+#: times as many micro-batches as stages, from which on all rounds of them are alike
+ROUNDS = 3
 #: of no piece, nothing
 NONE: Mapping[int, Any] = MappingProxyType({})
 #: pieces of a pass, and the tasks that each waits for
 Waits = Mapping[int, list[int]]
-#: by chunk and piece, the gathers that it waits for
-Gathers = dict[int, dict[int, list[int]]]
+
+
+def enough(plan: Plan) -> int:
+    """Micro-batches that show how every further round goes; as many are left over in the last one as in the
+    plan.
+    """
+    over = plan.micro_batches % plan.pp
+    return max(ROUNDS, over + 1) * plan.pp + over
+
+
+@lru_cache(maxsize=65536)
+def _issue(seconds: float) -> Label:
+    """What the host issues."""
+    return Label("issue", "host", seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +61,14 @@ class Rank:
     """The tasks of one role of a program, as they are written."""
 
     builder: Builder
-    role: int
-    #: what the host issues, by seconds
-    _issues: dict[float, Label]
+    role: int = 0
 
     def stream(self, kind: str) -> int:
         return self.builder.stream(self.role, kind)
 
     def last(self, kind: str = COMPUTE) -> list[int]:
         """The task that stands last on a stream, if there is one."""
-        return self.builder.last(self.builder.stream(self.role, kind))
+        return self.builder.last(self.stream(kind))
 
     def add(
         self,
@@ -67,7 +79,7 @@ class Rank:
         micro_batch: int = -1,
     ) -> int:
         """Appends a task to one of its streams."""
-        return self.builder.add(self.builder.stream(self.role, kind), label, after, also, micro_batch)
+        return self.builder.add(self.stream(kind), label, after, also, micro_batch)
 
     def run(
         self, piece: Label, after: Sequence[int], begin: Sequence[int] = (), micro_batch: int = -1
@@ -80,17 +92,14 @@ class Rank:
         if not piece.host_s:
             return self.add(piece, after, micro_batch=micro_batch)
         issued = self.last(HOST)
-        issue = self.add(self._issue(piece.host_s), begin, HOST)
+        issue = self.add(_issue(piece.host_s), begin, HOST)
         self.add(piece, [*after, *issued], micro_batch=micro_batch)
         if piece.drain_s:
-            issue = self.add(self._issue(piece.drain_s), [issue], LAUNCHED)
+            issue = self.add(_issue(piece.drain_s), [issue], LAUNCHED)
         end = self.add(JOIN, [issue])
         if piece.reads_back:
             self.add(JOIN, [end], HOST)
         return end
-
-    def _issue(self, seconds: float) -> Label:
-        return self._issues.setdefault(seconds, Label("issue", "host", seconds))
 
     def send(self, kind: str, sends: Sequence[Label], after: Sequence[int], also: int = -1) -> list[int]:
         """Collectives one after another on a stream; the last of them, if there is one."""
@@ -99,6 +108,33 @@ class Rank:
             if label.seconds:
                 task = [self.add(label, [*after, *task], kind, also)]
         return task
+
+    def run_pass(
+        self,
+        passed: Pass,
+        ahead: bool,
+        after: Sequence[int] = (),
+        awaited: Waits = NONE,
+        encoded: Mapping[int, Sequence[Label]] = NONE,
+        micro_batch: int = -1,
+    ) -> list[int]:
+        """The pieces of a pass, which the host may run `ahead` of, with its collectives before them and
+        behind; returns the task that ends each.
+
+        `awaited` are tasks that pieces wait for besides; what is `encoded` follows pieces.
+        """
+        waits, left, ran = defaultdict(list, awaited), list(passed.transfers[::-1]), list[int]()
+        begin = () if ahead else self.last()
+
+        for n, piece in enumerate(passed.pieces):
+            self.release(left, n, waits)
+            ran.append(self.run(piece, [*after, *waits[n]], begin, micro_batch))
+            for label in encoded.get(n + 1, ()):
+                ran[-1] = self.add(label)
+        self.release(left, END, waits)
+        if passed.transfers:
+            ran[-1] = self.add(JOIN, waits[END])
+        return ran
 
     def release(self, left: list[Transfer], done: int, waits: dict[int, list[int]]) -> None:
         """Takes the collectives that may start when so many pieces are done, and issues them; pieces wait for
@@ -115,10 +151,8 @@ class Simulation:
 
     work: StepWork
     plan: Plan
+    #: passes as one task, whatever the number of micro-batches
     _whole: dict[Pass, Label] = field(default_factory=dict)
-    _issues: dict[float, Label] = field(default_factory=dict)
-
-    # -- passes ------------------------------------------------------------------------------------
 
     def whole(self, passed: Pass) -> Label:
         """A pass as one task."""
@@ -128,7 +162,7 @@ class Simulation:
 
     def _fold(self, passed: Pass) -> Label:
         builder = Builder()
-        self.write(Rank(builder, 0, self._issues), passed)
+        Rank(builder).run_pass(passed, self.work.runs_ahead)
         body = builder.build()
         found = self._run(body)
         parts = engine.breakdown(body, found, idle="host")
@@ -137,39 +171,11 @@ class Simulation:
         parts = {**parts, passed.part: max(0.0, parts.get(passed.part, 0.0) - passed.put_off_s)}
         return Label(passed.name, passed.part, sum(parts.values()), parts=parts)
 
-    def write(
-        self,
-        rank: Rank,
-        passed: Pass,
-        after: Sequence[int] = (),
-        awaited: Waits = NONE,
-        encoded: Mapping[int, Sequence[Label]] = NONE,
-        micro_batch: int = -1,
-    ) -> list[int]:
-        """The pieces of a pass, with its collectives ahead of them and behind; returns the task that ends
-        each.
-
-        `awaited` are tasks that pieces wait for besides; what is `encoded` follows pieces.
-        """
-        waits, left, ran = defaultdict(list, awaited), list(passed.transfers[::-1]), list[int]()
-        begin = () if self.work.runs_ahead else rank.last()
-        for n, piece in enumerate(passed.pieces):
-            rank.release(left, n, waits)
-            ran.append(rank.run(piece, [*after, *waits[n]], begin, micro_batch))
-            for label in encoded.get(n + 1, ()):
-                ran[-1] = rank.add(label)
-        rank.release(left, END, waits)
-        if passed.transfers:
-            ran[-1] = rank.add(JOIN, waits[END])
-        return ran
-
-    # -- the step ----------------------------------------------------------------------------------
-
     @cached_property
     def program(self) -> Program:
         """Every role, from the first forward pass to the update."""
         builder = Builder()
-        ranks = [Rank(builder, number, self._issues) for number in range(self.plan.pp)]
+        ranks = [Rank(builder, number) for number in range(self.plan.pp)]
         if self.work.runs_ahead:
             StepWriter(self, ranks).write()
         self._first = len(builder)
@@ -188,7 +194,7 @@ class Simulation:
     @property
     def since(self) -> float:
         """When the step begins that is the answer."""
-        return float(self.found.end[: self._first].max(initial=0.0)) if len(self.program) else 0.0
+        return float(self.found.end[: self._first].max(initial=0.0))
 
     def collectives(self, role: int) -> Iterator[tuple[str, float, str]]:
         """(operation, bytes, axis) of what a role sends in the step that is the answer."""
@@ -202,15 +208,18 @@ class Simulation:
         """The stage that waits least."""
         return min(range(self.plan.pp), key=lambda rank: self.spent(rank).get(BUBBLE, 0.0))
 
-    def at(self, plan: Plan) -> Simulation:
-        """The same with another number of micro-batches."""
-        if plan == self.plan:
-            return self
-        return Simulation(self.work, plan, self._whole, self._issues)
-
     def parts(self) -> dict[str, float]:
-        """Where the time of the stage that waits least goes, many micro-batches at the price of a few."""
-        return folded(self.plan, self.at)
+        """Where the time of the stage that waits least goes; of many micro-batches, from what a few take and
+        a round more.
+        """
+        plan, few = self.plan, enough(self.plan)
+        if plan.micro_batches <= few + 2 * plan.pp:
+            return self.spent(self.freest())
+        batches = (count * plan.dp * plan.mbs for count in (few, few + plan.pp))
+        less, more = (replace(self, plan=replace(plan, gbs=gbs)) for gbs in batches)
+        rank, times = more.freest(), (plan.micro_batches - few) / plan.pp
+        one, other = (defaultdict(float, each.spent(rank)) for each in (less, more))
+        return {name: one[name] + times * (other[name] - one[name]) for name in {**one, **other}}
 
     def stage_s(self, rank: int) -> tuple[float, float]:
         """Seconds of a stage's passes of one micro-batch, forward and backward."""
@@ -234,8 +243,8 @@ class StepWriter:
     #: of each pass, what the next chunk waits for; of each chunk, the tasks that end its last pass
     _sent: dict[tuple[int, str, int], list[int]] = field(default_factory=dict)
     _ended: dict[int, list[int]] = field(default_factory=dict)
-    #: of each rank, gathers that no pass has waited for yet
-    _gathered: list[Gathers] = field(default_factory=list)
+    #: of each chunk, gathers that pieces of its first pass wait for
+    _gathered: dict[int, dict[int, list[int]]] = field(default_factory=lambda: defaultdict(dict))
 
     @property
     def work(self) -> StepWork:
@@ -254,7 +263,8 @@ class StepWriter:
 
     def write(self) -> None:
         """Passes in the order of the schedule, gradients reduced, updates."""
-        self._gathered = list(map(self._gather, self.ranks))
+        for rank in self.ranks:
+            self._gather(rank)
         for number, action in in_order(self.order, len(self.last)):
             rank, (chunk, kind, micro_batch) = self.ranks[number], action
             ran = self._pass(rank, action)
@@ -265,32 +275,30 @@ class StepWriter:
         self._reduce()
         self._update()
 
+    def _gather(self, rank: Rank) -> None:
+        """Gathers parameters that the last update left in parts."""
+        begin = rank.last()
+        for transfer in self.work.roles[rank.role].gathers:
+            task = rank.send(STEP_STREAM, transfer.sends, begin)
+            if task:
+                self._gathered[transfer.chunk][transfer.needed] = task
+
     def _pass(self, rank: Rank, action: Action) -> list[int]:
         """A pass, piece by piece where pieces have something to wait for; the tasks that end them."""
         work, (chunk, kind, micro_batch) = self.work, action
         after = [task for source in sources(action, len(self.last)) for task in self._sent[source]]
         if work.before is not None and kind == "F" and chunk < len(self.ranks):
             rank.add(work.before, micro_batch=micro_batch)
-        awaited = self._gathered[rank.role].pop(chunk, NONE) if kind == "F" else NONE
-        reduces = self._beside(rank.role, chunk) if action == self.last[chunk] else []
+        awaited = self._gathered.pop(chunk, NONE) if kind == "F" else NONE
+        beside = self._reduced(rank, chunk) if action == self.last[chunk] else []
         passed = work.passes[chunk, kind]
-        if awaited or reduces or work.runs_ahead:
-            return self.simulation.write(rank, passed, after, awaited, _encoded(reduces), micro_batch)
-        return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
+        if not (awaited or beside or work.runs_ahead):
+            return [rank.add(self.simulation.whole(passed), after, micro_batch=micro_batch)]
+        return rank.run_pass(passed, work.runs_ahead, after, awaited, _encoded(beside), micro_batch)
 
-    def _beside(self, number: int, chunk: int) -> list[Transfer]:
+    def _reduced(self, rank: Rank, chunk: int) -> list[Transfer]:
         """Gradients that are reduced while a chunk's last pass goes on."""
-        return [t for t in self.work.roles[number].reduces if t.chunk == chunk and t.release != END]
-
-    def _gather(self, rank: Rank) -> Gathers:
-        """Gathers parameters that the last update left in parts; by chunk and piece, what waits for it."""
-        out: Gathers = defaultdict(dict)
-        begin = rank.last()
-        for transfer in self.work.roles[rank.role].gathers:
-            task = rank.send(STEP_STREAM, transfer.sends, begin)
-            if task:
-                out[transfer.chunk][transfer.needed] = task
-        return out
+        return [t for t in self.work.roles[rank.role].reduces if t.chunk == chunk and t.release != END]
 
     def _hop(self, rank: Rank, action: Action, after: list[int]) -> list[int]:
         """Takes what a pass leaves to the rank of the next one; returns what that has to wait for."""

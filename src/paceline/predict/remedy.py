@@ -40,12 +40,9 @@ def fit(step: TransformerStep, fullest: Memory) -> Fit:
     found = plain_fit(fullest)
     if found.fits:
         return found
-    tried = [(words, _try(step, other)) for words, other in changes(step.plan)]
-    sizes = [(words, most(other).reserved_bytes) for words, other in tried if other is not None]
+    sizes = ((words, most(other).reserved_bytes) for words, other in changed(step))
     single = sorted((remedy for remedy in sizes if remedy[1] < found.needed_bytes), key=itemgetter(1))
-    near = nearest(step)
-    first = (f"plan {near[0]}", near[1]) if near is not None else _larger(step)
-    return replace(found, remedies=(*([first] if first else []), *single))
+    return replace(found, remedies=(*(nearest(step) or _larger(step)), *single))
 
 
 def most(step: TransformerStep) -> Memory:
@@ -54,52 +51,51 @@ def most(step: TransformerStep) -> Memory:
     return max(memories, key=lambda memory: memory.reserved_bytes)
 
 
-def nearest(step: TransformerStep) -> Remedy | None:
-    """The plan that fits after the fewest changes, the cheaper ones first, and what it would reserve."""
-    plans, seen = [step.plan], {str(step.plan)}
+def nearest(step: TransformerStep, words: str = "plan") -> list[Remedy]:
+    """The plan that fits after the fewest changes, the cheaper ones first, and what it would reserve; none
+    where none was found.
+    """
+    steps, seen = [step], {str(step.plan)}
     for _ in range(DEPTH):
-        left: list[tuple[int, Plan]] = []
-        for other in (other for plan in plans for _, other in changes(plan)):
-            tried = _try(step, other)
-            if tried is None or str(tried.plan) in seen:
+        left: list[tuple[int, TransformerStep]] = []
+        for other in (other for one in steps for _, other in changed(one)):
+            if str(other.plan) in seen:
                 continue
-            seen.add(str(tried.plan))
-            memory = most(tried)
+            seen.add(str(other.plan))
+            memory = most(other)
             if memory.fits:
-                return str(tried.plan), memory.reserved_bytes
-            left.append((memory.reserved_bytes, tried.plan))
-        plans = [plan for _, plan in sorted(left, key=itemgetter(0))[:BREADTH]]
-    return None
+                return [(f"{words} {other.plan}", memory.reserved_bytes)]
+            left.append((memory.reserved_bytes, other))
+        steps = [other for _, other in sorted(left, key=itemgetter(0))[:BREADTH]]
+    return []
 
 
-def _larger(step: TransformerStep) -> Remedy | None:
+def _larger(step: TransformerStep) -> list[Remedy]:
     """The nearest plan that fits on the smallest cluster of 2, 4, 8, ...
 
     times as many nodes, where none fits on this one.
     """
-    for power in range(1, GROWTH + 1):
-        cluster = replace(step.cluster, nodes=step.cluster.nodes * 2**power)
-        plan = replace(
-            step.plan,
-            dp=step.plan.dp * 2**power,
-            gbs=step.plan.gbs * 2**power,
-            sharding=Sharding.DDP if step.plan.sharding is Sharding.NONE else step.plan.sharding,
-        )
-        near = nearest(replace(step, cluster=cluster, plan=plan))
-        if near is not None:
-            return f"{cluster.device_count} devices and plan {near[0]}", near[1]
-    return None
+    for times in (2**power for power in range(1, GROWTH + 1)):
+        plan, cluster = step.plan, replace(step.cluster, nodes=step.cluster.nodes * times)
+        sharding = Sharding.DDP if plan.sharding is Sharding.NONE else plan.sharding
+        plan = replace(plan, dp=plan.dp * times, gbs=plan.gbs * times, sharding=sharding)
+        words = f"{cluster.device_count} devices and plan"
+        near = nearest(replace(step, cluster=cluster, plan=plan), words)
+        if near:
+            return near
+    return []
 
 
-def _try(step: TransformerStep, plan: Plan) -> TransformerStep | None:
-    """The step under another plan on the same cluster, for its memory alone: its operators are still those of
-    the first.
+def changed(step: TransformerStep) -> Iterator[tuple[str, TransformerStep]]:
+    """The step after each change that it can take, in words, for its memory alone: its operators are still
+    those of the first.
     """
-    try:
-        whole = resolve(plan, step.cluster.device_count, step.model)
-    except PacelineError:
-        return None
-    return step.replanned(whole)
+    for words, plan in changes(step.plan):
+        try:
+            whole = resolve(plan, step.cluster.device_count, step.model)
+        except PacelineError:
+            continue
+        yield words, step.replanned(whole)
 
 
 def changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -118,16 +114,16 @@ def _cheap(plan: Plan) -> Iterator[Change]:
     yield "recompute=full", recompute is not Recompute.FULL, {"recompute": Recompute.FULL}
 
 
+def _dear(plan: Plan) -> Iterator[Change]:
+    whole = plan.dp * plan.cp > 1 and not plan.sharding.shards_parameters
+    yield "fsdp", whole and plan.pp == 1, {"sharding": Sharding.FSDP}
+    for what in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
+        yield f"offload={what}", plan.offload is Offload.NONE, {"offload": what}
+
+
 def _wider(plan: Plan, axis: str) -> Change:
     """Half of the data-parallel ranks go to another axis."""
     dp, degree = plan.dp // 2, 2 * getattr(plan, axis)
     kind = plan.sharding if dp * plan.cp > 1 or axis == "cp" else Sharding.NONE
     fields = {axis: degree, "dp": dp, "sharding": kind, "shard": 0}
     return f"{axis}={degree} dp={dp}", plan.dp % 2 == 0, fields
-
-
-def _dear(plan: Plan) -> Iterator[Change]:
-    whole = plan.dp * plan.cp > 1 and not plan.sharding.shards_parameters
-    yield "fsdp", whole and plan.pp == 1, {"sharding": Sharding.FSDP}
-    for what in (Offload.OPTIMIZER, Offload.ACTIVATIONS):
-        yield f"offload={what}", plan.offload is Offload.NONE, {"offload": what}

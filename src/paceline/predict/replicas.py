@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from paceline.cost.collectives import sigma
 from paceline.cost.memory import plain_fit, with_more
-from paceline.predict.answer import breakdown, fullest
+from paceline.predict.answer import breakdown
 from paceline.predict.interval import Z90, around
-from paceline.spec.prediction import DistributedPrediction
-from paceline.sync.accuracy import accuracy
+from paceline.spec.prediction import DistributedPrediction, fullest
 from paceline.sync.rarely import ADDED, OUTER, WAITING, Added, Replica
 
 #: what bounds the parts that are added; all others are communication
@@ -21,12 +20,8 @@ BOUNDS = {WAITING: "bubble", OUTER: "memory"}
 
 def predict(replica: Replica) -> DistributedPrediction:
     """The step of a replica with what its way of synchronising adds."""
-    return answer(replica, ADDED[replica.plan.relax.mode](replica))
-
-
-def answer(replica: Replica, more: Added) -> DistributedPrediction:
-    """The prediction of a replica by itself with an exchange added."""
-    alone, parts = replica.alone, _parts(replica, more)
+    alone, more = replica.alone, ADDED[replica.plan.relax.mode](replica)
+    parts = _parts(replica, more)
     step = sum(parts.values())
     exposed = sum(seconds for name, seconds in more.seconds.items() if name not in BOUNDS and seconds > 0)
     low, high = around(step, _sigma(replica, exposed / step))
@@ -36,7 +31,6 @@ def answer(replica: Replica, more: Added) -> DistributedPrediction:
     exposed += alone.exposed_s
     return replace(
         alone,
-        plan=str(replica.plan),
         step_s=step,
         step_s_low=low,
         step_s_high=high,
@@ -49,7 +43,6 @@ def answer(replica: Replica, more: Added) -> DistributedPrediction:
         stages=stages,
         fit=plain_fit(fullest(stages)),
         provenance=(*alone.provenance, *more.remarks),
-        accuracy=accuracy(replica.plan.relax),
         energy_j=alone.energy_j and alone.energy_j * longer,
         cost_per_unit=alone.cost_per_unit and alone.cost_per_unit * longer / more.used,
     )
@@ -69,7 +62,6 @@ def _sigma(replica: Replica, sent: float) -> float:
     """Standard deviation of the logarithm of a step, a share of which goes to what is sent."""
     alone, network = replica.alone, 0.0
     if replica.replicas > 1:
-        group = replica.cluster.group(replica.replicas, replica.stride)
-        network = float(sigma(1e7, group, replica.cluster, replica.library))
+        network = float(sigma(1e7, replica.group(replica.replicas), replica.cluster, replica.mesh.library))
     own = math.log(alone.step_s_high / alone.step_s) / Z90
     return math.hypot((1 - sent) * own, sent * network)

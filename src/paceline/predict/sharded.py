@@ -7,42 +7,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.sim.program import Label
-from paceline.sim.work import END, Transfer
-from paceline.spec.plan import Plan
+from paceline.sim.mesh import Mesh
+from paceline.sim.work import END, GATHERS, Exchange, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedBlock:
     """Parameters that are gathered together."""
 
-    #: what makes them whole, and what reduces their gradients and leaves each rank its part
-    gathers: tuple[Label, ...]
-    scatters: tuple[Label, ...]
+    #: bytes of the parameters as they are gathered, and of their gradients as they are reduced
+    gathered: float
+    scattered: float
     #: places in a pass: where it first needs them, and where it has used them
     first: int = 0
     end: int = END
 
+    def gather(self, mesh: Mesh, release: int) -> Transfer:
+        return Transfer(mesh.labels(gather(self.gathered), GATHERS), release, self.first)
+
+    def scatter(self, mesh: Mesh, release: int, reduction: str) -> Transfer:
+        return Transfer(mesh.labels(scatter(self.scattered, mesh.shards), reduction), release)
+
+
+def gather(size: float) -> list[Exchange]:
+    """What makes sharded parameters of so many bytes whole."""
+    return [("all_gather", size, "shard")]
+
+
+def scatter(size: float, shards: int) -> list[Exchange]:
+    """What reduces their gradients and leaves each rank its part."""
+    return [("reduce_scatter", size, "shard"), ("all_reduce", size / shards, "replicas")]
+
 
 def transfers(
-    plan: Plan, kind: str, root: ShardedBlock | None, blocks: Sequence[ShardedBlock]
+    mesh: Mesh, kind: str, root: ShardedBlock | None, blocks: Sequence[ShardedBlock], reduction: str
 ) -> tuple[Transfer, ...]:
     """The collectives of one pass by release, given its blocks in the order in which it runs them, and what
-    is in none of them, which stays whole through the forward and the backward pass.
+    is in none of them, which stays whole through the forward and the backward pass; `reduction` is the line
+    of the breakdown that gradients belong to.
 
     A block is gathered when there is memory for it: when the one before those gathered ahead is done.
     Gradients of blocks may be put off ("W"): these have their parameters still, and only scatter.
     """
-    roots = [root] if root is not None else []
     out: list[Transfer] = []
     # of what may start at the same time, torch sends gradients first
     if kind in "BW":
-        out += (Transfer(block.scatters, block.end) for block in blocks)
-    if kind in "BI":
-        out += (Transfer(block.scatters, END) for block in roots)
-    if kind == "F":
-        out += (Transfer(block.gathers, 0, block.first) for block in roots)
-    if kind == "F" or (kind != "W" and plan.reshard):
-        starts = [0] * plan.prefetch + [block.first for block in blocks]
-        out += (Transfer(b.gathers, start, b.first) for start, b in zip(starts, blocks, strict=False))
+        out += (block.scatter(mesh, block.end, reduction) for block in blocks)
+    if kind in "BI" and root is not None:
+        out.append(root.scatter(mesh, END, reduction))
+    if kind == "F" and root is not None:
+        out.append(root.gather(mesh, 0))
+    if kind == "F" or (kind != "W" and mesh.plan.reshard):
+        starts = [0] * mesh.plan.prefetch + [block.first for block in blocks]
+        out += (block.gather(mesh, start) for start, block in zip(starts, blocks, strict=False))
     return tuple(sorted(out, key=lambda transfer: transfer.release))

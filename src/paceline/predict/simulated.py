@@ -48,7 +48,9 @@ def predict(
     every_step = predict_step(made, trace)
     if made.plan.relax.mode.every_step:
         return every_step
-    return replicas.predict(replica(made, every_step))
+    parameters, gradient_bytes = made.replica_size
+    replica = Replica(alone=every_step, mesh=made.mesh, parameters=parameters, gradient_bytes=gradient_bytes)
+    return replicas.predict(replica)
 
 
 def asked(
@@ -102,20 +104,3 @@ def alone_on_islands(plan: Plan) -> Plan:
             "plan cannot run: islands of a transformer are its replicas; leave island out and give tp or pp"
         )
     return replace(plan, relax=replace(plan.relax, island=1)) if plan.relax.mode.averages_rarely else plan
-
-
-def replica(made: Asked, alone: DistributedPrediction) -> Replica:
-    """A replica of a step, which has run alone."""
-    parameters, gradient_bytes = made.replica_size
-    p = made.plan
-    return Replica(
-        alone=alone,
-        cluster=made.cluster,
-        plan=p,
-        library=made.mesh.library,
-        replicas=p.dp,
-        stride=p.tp * p.cp,
-        width=p.tp * p.pp,
-        parameters=parameters,
-        gradient_bytes=gradient_bytes,
-    )

@@ -41,14 +41,13 @@ class RankParts:
         pp, each = self.plan.pp, self.schedule.chunks_per_rank(self.plan.vpp)
         held = [self.schedule.chunks_of(rank, pp, each) for rank in range(pp)]
         whole, total = self.model.layers, pp * each
-        # one layer fewer beside the embedding and beside the head
-        if whole % total and (whole + 2) % total == 0 and total > 1:
-            return [tuple((c, (whole + 2) // total - (c in (0, total - 1))) for c in mine) for mine in held]
-        spread = [divmod(count, each) for count in stage_layers(whole, pp, each)]
-        return [
-            tuple((c, least + (i < more)) for i, c in enumerate(mine))
-            for mine, (least, more) in zip(held, spread, strict=True)
-        ]
+        more, over = divmod(whole + 2, total)
+        if total > 1 and not over and whole % total:  # the embedding and the head stand for a layer each
+            layers = {chunk: more - (chunk in (0, total - 1)) for chunk in range(total)}
+        else:  # the first chunks of a stage have one more
+            counts = zip(stage_layers(whole, pp, each), held, strict=True)
+            layers = {c: (count + each - 1 - i) // each for count, mine in counts for i, c in enumerate(mine)}
+        return [tuple((chunk, layers[chunk]) for chunk in mine) for mine in held]
 
     @cached_property
     def stages(self) -> list[StageLayers]:
@@ -102,38 +101,13 @@ class RankParts:
         """Parameters on one rank of the tensors of a layer, the embedding or the head, in the order in which
         a forward pass uses them, and whether they are experts'.
         """
-        m, norm = self.model, [self.model.hidden] * (2 if self.model.norm == "layer" else 1)
-        table = m.vocab * m.hidden
-        copied = table * (m.tied and not self.ends_together)
-        dense = {
-            "embedding": [table, m.embedding_parameters - table],
-            "layer": [*norm, *_attention(m), *norm, *_mixed(m)],
-            "head": [*norm, m.head_parameters - sum(norm) + copied],
-        }[kind]
-        experts = _feed(m, m.ffn) * (m.experts // self.plan.ep) if kind == "layer" else []
+        m, table = self.model, self.model.vocab * self.model.hidden
+        dense, experts = m.layer_tensors, tuple[int, ...]()
+        if kind == "layer":
+            experts = m.feed_tensors(m.ffn) * (m.experts // self.plan.ep)
+        elif kind == "embedding":
+            dense = table, m.embedding_parameters - table
+        else:
+            copied = table * (m.tied and not self.ends_together)
+            dense = *m.norm_tensors, m.head_parameters - sum(m.norm_tensors) + copied
         return [(count / self.plan.tp, False) for count in dense if count] + [(n, True) for n in experts]
-
-
-def _attention(m: Transformer) -> list[int]:
-    """Elements of the tensors of attention; one product makes queries, keys and values of classic models."""
-    if m.kv_rank:
-        return [m.attention_parameters]
-    widths = (m.q_size, m.kv_size, m.kv_size) if m.gated else (m.q_size + 2 * m.kv_size,)
-    ahead = [count for width in widths for count in _linear(m, m.hidden, width)]
-    return ahead + _linear(m, m.q_size, m.hidden)
-
-
-def _mixed(m: Transformer) -> list[int]:
-    """Of what follows attention, experts left out."""
-    if not m.experts:
-        return _feed(m, m.ffn)
-    shared = _feed(m, m.shared_ffn) if m.shared_ffn else []
-    return [m.hidden * m.experts, *shared]
-
-
-def _feed(m: Transformer, width: int) -> list[int]:
-    return _linear(m, m.hidden, width) * (2 if m.gated else 1) + _linear(m, width, m.hidden)
-
-
-def _linear(m: Transformer, inputs: int, outputs: int) -> list[int]:
-    return [inputs * outputs, *[outputs] * m.bias]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -18,19 +17,21 @@ from paceline.cost import money
 from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.expanded import Expanded
-from paceline.cost.host import HostCurve, default_host
+from paceline.cost.host import default_host
 from paceline.cost.operators import OpTimes, power_sigma, sustained, times
 from paceline.cost.pack import PackedOps, pack
+from paceline.predict.answer import leading
 from paceline.predict.evidence import device_evidence
-from paceline.predict.interval import CAPTURED_MEMORY, Errors, around, bounded, module_errors
+from paceline.predict.interval import SPREADS, Errors, around, bounded, module_errors
+from paceline.sim.cuts import written_out
 from paceline.sim.streams import steady_step
 from paceline.sim.timeline import Span, Timeline
 from paceline.spec import synchronisation as synchronisations
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
-from paceline.spec.prediction import Evidence, Part, Prediction
+from paceline.spec.prediction import Evidence, Prediction
 from paceline.spec.synchronisation import Synchronisation
-from paceline.spec.workload import Workload
+from paceline.spec.workload import Op, Workload
 
 Array = NDArray[np.float64]
 
@@ -42,7 +43,6 @@ class Conditions:
     """
 
     framework: Framework | None = None
-    host: HostCurve | None = None
     host_speed: float = 1.0
     curves: Curves | None = None
     #: in place of the framework's way to bring gradients together
@@ -68,7 +68,7 @@ def predict(
     """Step time with interval, memory, breakdown and provenance."""
     workload = as_run(workload, device)
     timed = Timed.of(workload, device, conditions)
-    step, found = timed.step, bounded(memory_model.memory(workload, device), CAPTURED_MEMORY)
+    step, found = timed.step, bounded(memory_model.memory(workload, device), SPREADS["memory"]["captured"])
     step_s, starts, ends = steady_step(step.issue, step.device, step.syncs)
     if device.kind == "cpu":  # the cores that issue are those that compute
         step_s = step.host_s + float(step.device.sum())
@@ -77,6 +77,7 @@ def predict(
     kernel_low, kernel_high = around(step.device_s, timed.sigma)
     low, high = around(step_s, timed.step_sigma(step_s))
     breakdown = step.breakdown(timed.packed, timed.costs)
+    hosted = step.host_s > 1.02 * float(step.device.sum())
     return Prediction(
         model=workload.name,
         device=device.name,
@@ -97,7 +98,7 @@ def predict(
         flops=workload.flops,
         parameters=workload.parameter_count,
         kernels=float(step.kernels.sum()),
-        bound_by="host" if step.host_s > 1.02 * float(step.device.sum()) else _leading(breakdown),
+        bound_by="host" if hosted else leading((part.bound_by, part.seconds) for part in breakdown),
         breakdown=breakdown,
         phases=step.phases(workload),
         memory=found,
@@ -106,7 +107,7 @@ def predict(
         energy_j=money.energy_j(device, step_s),
         price=money.basis(device),
         cost_per_unit=money.per_unit(device, step_s, workload.units_per_step),
-        timeline=_timeline(workload, step, starts, ends) if trace else None,
+        timeline=_timeline(timed, starts, ends) if trace else None,
     )
 
 
@@ -142,17 +143,13 @@ class Timed:
 
     @staticmethod
     def of(workload: Workload, device: Device, conditions: Conditions) -> Timed:
-        target, curves, host = (
-            chip(device),
-            conditions.curves or curves_for(device),
-            conditions.host or default_host(),
-        )
+        target, curves = chip(device), conditions.curves or curves_for(device)
         packed = pack(workload)
         costs = sustained(times(packed, target, curves), packed, device)
         framework = conditions.modules
         # a step that XLA compiled is issued in one call, while the one before it runs
         scale = framework.host_scale / conditions.host_speed * device.calibration.get("host", 1.0)
-        step = Expanded.of(workload, packed, costs, host, 0.0 if compiled(device) else scale)
+        step = Expanded.of(workload, packed, costs, default_host(), 0.0 if compiled(device) else scale)
         return Timed(
             workload, device, target, curves, packed, costs, step, module_errors(device, curves, framework)
         )
@@ -161,7 +158,7 @@ class Timed:
     def sigma(self) -> float:
         """Standard deviation of the logarithm of device time."""
         limit = power_sigma(self.step.spent(self.packed), self.packed, self.device)
-        return math.hypot(self.errors.device_sigma(self.step.by_group(self.packed)), limit)
+        return self.errors.sigma(self.step.by_group(self.packed), limit)
 
     def step_sigma(self, step_s: float) -> float:
         """The same of a step of so many seconds, which the host's error concerns as far as the host sets its
@@ -170,7 +167,7 @@ class Timed:
         device_s, host_s, hosted = self.step.device_s, self.step.host_s, 0.0
         if host_s > 0.5 * device_s:
             hosted = min(1.0, max(0.0, (host_s - device_s) / max(step_s, 1e-12) * 2 + 0.5))
-        return math.hypot((1 - hosted) * self.sigma, hosted * self.errors.host.sigma)
+        return math.hypot((1 - hosted) * self.sigma, hosted * SPREADS["operators"]["host"].sigma)
 
     @property
     def matrix_dtypes(self) -> set[str]:
@@ -186,18 +183,15 @@ class Timed:
     def provenance(self) -> Iterator[Evidence]:
         """What the times rest on."""
         yield from device_evidence(self.device, self.chip, sorted(self.matrix_dtypes), self.curves)
-        for what, kind, source in (*self._scaled(), *self._captured()):
+        for name in self.curves.inherited:
+            what = f"curves not fitted for {self.curves.name} come from {name}"
+            yield Evidence(what=what, kind="derived", source="scaled by the datasheet")
+        for what, kind, source in self._remarks():
             yield Evidence(what=what, kind=kind, source=source)
         yield from self.errors.evidence()
 
-    def _scaled(self) -> Iterator[tuple[str, str, str]]:
-        """Curves that were not fitted: what, its kind, its source."""
-        for name in self.curves.inherited:
-            what = f"curves not fitted for {self.curves.name} come from {name}"
-            yield what, "derived", "scaled by the datasheet"
-
-    def _captured(self) -> Iterator[tuple[str, str, str]]:
-        """The same of the workload."""
+    def _remarks(self) -> Iterator[tuple[str, str, str]]:
+        """Of the workload: what, its kind, its source."""
         workload, spent = self.workload, self.step.by_group(self.packed)
         total, most = sum(spent.values()) or 1.0, sorted(spent, key=lambda group: -spent[group])[:4]
         leading = ", ".join(f"{group} {100 * spent[group] / total:.0f} %" for group in most)
@@ -210,29 +204,17 @@ class Timed:
         yield from ((line, "warning", "capture") for line in workload.warnings)
 
 
-def _leading(breakdown: tuple[Part, ...]) -> str:
-    totals: dict[str, float] = defaultdict(float)
-    for part in breakdown:
-        totals[part.bound_by] += part.seconds
-    return max(totals, key=lambda label: totals[label]) if totals else "host"
+def details(op: Op) -> dict[str, object]:
+    """What a trace says of an operator."""
+    moved = op.bytes_read + op.bytes_written
+    return {"module": op.module, "dtype": op.dtype, "dims": list(op.dims), "flops": op.flops, "bytes": moved}
 
 
-def _timeline(workload: Workload, step: Expanded, starts: Array, ends: Array) -> Timeline:
-    ops = [op for segment in workload.segments for op in segment.ops]
-    issued = np.cumsum(step.issue)
-    spans = []
-    for position, index in enumerate(step.index):
-        op = ops[index]
-        details = {
-            "module": op.module,
-            "phase": op.phase,
-            "dtype": op.dtype,
-            "dims": list(op.dims),
-            "flops": op.flops,
-            "bytes": op.bytes_read + op.bytes_written,
-        }
-        at = float(issued[position] - step.issue[position])
-        spans.append(Span(op.name, "host", at, float(issued[position]), op.phase, {}))
-        start, end = float(starts[position]), float(ends[position])
-        spans.append(Span(op.name, "device", start, end, op.phase, details))
-    return Timeline(tuple(spans), f"{workload.name} on one device")
+def _timeline(timed: Timed, starts: Array, ends: Array) -> Timeline:
+    """What host and device do when."""
+    issued, spans = np.cumsum(timed.step.issue), []
+    times = np.column_stack([issued - timed.step.issue, issued, starts, ends]).tolist()
+    for (_, op), (issue, left, start, end) in zip(written_out(timed.workload), times, strict=True):
+        spans.append(Span(op.name, "host", issue, left, op.phase, {}))
+        spans.append(Span(op.name, "device", start, end, op.phase, {"phase": op.phase, **details(op)}))
+    return Timeline(tuple(spans), f"{timed.workload.name} on one device")

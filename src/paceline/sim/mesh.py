@@ -97,6 +97,10 @@ class Mesh:
             self._labels[exchange, part] = label
         return self._labels[exchange, part]
 
+    def labels(self, exchanges: Iterable[Exchange], part: str) -> tuple[Label, ...]:
+        """Collectives one after another as tasks."""
+        return tuple(self.label(exchange, part) for exchange in exchanges)
+
     def share(self, axes: tuple[str, ...]) -> Sequence[float]:
         """The pace of collectives over several axes at once, each as a share of its pace alone; groups beside
         them send at the same time.

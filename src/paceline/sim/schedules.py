@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from paceline.errors import PlanError
@@ -74,8 +74,14 @@ def in_flight(schedule: str, index: int, pp: int, micro_batches: int, vpp: int =
 @lru_cache(maxsize=65536)
 def _walked(schedule: Schedule, index: int, pp: int, micro_batches: int, vpp: int) -> float:
     """`in_flight`, counted along a rank's actions."""
-    live = most = 0
-    for action in schedule.actions(index, pp, micro_batches, vpp):
-        live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
+    chunks = schedule.chunks_per_rank(vpp)
+    return most_live(schedule.actions(index, pp, micro_batches, vpp), [1] * pp * chunks) / chunks
+
+
+def most_live(order: Iterable[Action], sizes: Sequence[float]) -> float:
+    """The most activations at once along a rank's actions, which leave so many in each chunk of the model."""
+    live = most = 0.0
+    for action in order:
+        live += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0) * sizes[action.chunk]
         most = max(most, live)
-    return most / schedule.chunks_per_rank(vpp)
+    return most

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -324,16 +324,32 @@ def resolve(
         devices, node_devices = where.device_count, where.node_devices
     else:
         devices = where
-    filled = _fill(plan, devices, node_devices, model)
-    found = list(problems(filled, devices, model))
+    filled = fill(plan, devices, node_devices, model)
+    return checked(plan, filled, devices, lambda other: problems(other, devices, model), model)
+
+
+def checked(
+    given: Plan,
+    filled: Plan,
+    devices: int,
+    wrong: Callable[[Plan], Iterable[str]],
+    model: Transformer | None = None,
+    *,
+    contradictions: Iterable[str] = (),
+) -> Plan:
+    """A filled plan; PlanError where something is wrong with it or contradicts what is given, with the
+    nearest plan that can run.
+    """
+    found = [*contradictions, *wrong(filled)]
     if found:
-        suggestion = _nearest_plan(plan, filled, devices, model)
+        suggestion = _nearest_plan(given, filled, devices, wrong, model)
         hint = f"; nearest feasible plan: {suggestion}" if suggestion else ""
         raise PlanError("plan cannot run: " + "; ".join(found) + hint)
     return filled
 
 
-def _fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
+def fill(plan: Plan, devices: int, node_devices: int, model: Transformer | None) -> Plan:
+    """The plan with what it leaves out."""
     dp = plan.dp or max(1, devices // plan.replica_ranks)
     mbs = plan.mbs or (max(1, plan.gbs // dp) if plan.gbs and plan.gbs < dp * 2 else 1)
     usual = "interleaved" if plan.vpp > 1 else "1f1b"
@@ -453,7 +469,9 @@ def meshes(devices: int) -> list[Degrees]:
     return [Degrees(**mesh, dp=left) for mesh, left in found]
 
 
-def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | None) -> Plan | None:
+def _nearest_plan(
+    given: Plan, filled: Plan, devices: int, wrong: Callable[[Plan], Iterable[str]], model: Transformer | None
+) -> Plan | None:
     """The feasible plan that differs least from the one asked for: degrees and sizes by their ratios, words
     by whether they are the same.
     """
@@ -466,7 +484,7 @@ def _nearest_plan(given: Plan, filled: Plan, devices: int, model: Transformer | 
                     continue
                 for candidate in _variants(mesh, given, model):
                     distance = _away(candidate, given, _SIZES) + _other_words(candidate, filled)
-                    if (best is None or distance < best[0]) and not any(problems(candidate, devices, model)):
+                    if (best is None or distance < best[0]) and not any(wrong(candidate)):
                         best = distance, candidate
     return best[1] if best else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,11 @@ class Stage:
     memory: Memory
 
 
+def fullest(stages: Iterable[Stage]) -> Memory:
+    """The memory of the stage that holds most."""
+    return max((stage.memory for stage in stages), key=lambda memory: memory.peak_bytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedPrediction:
     """One training step of a transformer under a plan on a cluster. Seconds, bytes; `throughput` in tokens
@@ -177,7 +182,7 @@ class DistributedPrediction:
     @property
     def memory(self) -> Memory:
         """Of a device of the fullest stage."""
-        return max((stage.memory for stage in self.stages), key=lambda memory: memory.peak_bytes)
+        return fullest(self.stages)
 
     @property
     def peak_bytes(self) -> int:

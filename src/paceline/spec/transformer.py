@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from paceline.errors import SpecError, UnknownSizes
@@ -82,47 +83,66 @@ class Transformer:
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
-    def _norm_parameters(self) -> int:
-        return self.hidden * (2 if self.norm == NormKind.LAYER else 1)
+    # -- elements of tensors, in the order in which a forward pass uses them -----------------------
 
-    def _feed(self, ffn: int) -> int:
-        inner = 2 if self.gated else 1
-        biases = ffn * inner + self.hidden if self.bias else 0
-        return (inner + 1) * self.hidden * ffn + biases
+    def _linear(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Weights and biases of a fully connected layer."""
+        return inputs * outputs, *[outputs] * self.bias
+
+    def feed_tensors(self, width: int) -> tuple[int, ...]:
+        """Of a feed-forward of so many hidden units."""
+        ahead = self._linear(self.hidden, width) * (2 if self.gated else 1)
+        return ahead + self._linear(width, self.hidden)
+
+    @property
+    def norm_tensors(self) -> tuple[int, ...]:
+        """Of a norm: scales, and shifts where it has a mean."""
+        return (self.hidden,) * (2 if self.norm == NormKind.LAYER else 1)
 
     @cached_property
-    def attention_parameters(self) -> int:
+    def attention_tensors(self) -> tuple[int, ...]:
+        """One product makes queries, keys and values of classic models; those of latent attention are
+        counted together.
+        """
         if self.kv_rank:
             keys = self.heads * (self.head_dim + self.rotary_dim)
             down = self.hidden * (self.q_rank + self.kv_rank + self.rotary_dim)
-            return (
-                down
-                + self.q_rank * (keys + 1)
-                + self.kv_rank * (2 * self.q_size + 1)
-                + self.q_size * self.hidden
-            )
-        wide = self.q_size + 2 * self.kv_size
-        return self.hidden * (wide + self.q_size) + (wide + self.hidden if self.bias else 0)
+            queries, values = self.q_rank * (keys + 1), self.kv_rank * (2 * self.q_size + 1)
+            return (down + queries + values + self.q_size * self.hidden,)
+        apart = (self.q_size, self.kv_size, self.kv_size)
+        ahead = [self._linear(self.hidden, width) for width in (apart if self.gated else (sum(apart),))]
+        return (*chain(*ahead), *self._linear(self.q_size, self.hidden))
+
+    @cached_property
+    def dense_feed_tensors(self) -> tuple[int, ...]:
+        """Of a layer's feed-forward, or of what it has beside its experts: the router and what all share."""
+        if not self.experts:
+            return self.feed_tensors(self.ffn)
+        return self.hidden * self.experts, *(self.feed_tensors(self.shared_ffn) if self.shared_ffn else ())
+
+    @cached_property
+    def layer_tensors(self) -> tuple[int, ...]:
+        """Of a layer, experts left out."""
+        norm = self.norm_tensors
+        return norm + self.attention_tensors + norm + self.dense_feed_tensors
+
+    # -- parameters --------------------------------------------------------------------------------
 
     @cached_property
     def expert_parameters(self) -> int:
         """Of all routed experts of a layer, on average over layers; these are what expert parallelism
         divides.
         """
-        return self.experts * self._feed(self.ffn) // self.moe_every
-
-    @property
-    def _shared_feed(self) -> int:
-        return self._feed(self.shared_ffn) if self.shared_ffn else 0
+        return self.experts * sum(self.feed_tensors(self.ffn)) // self.moe_every
 
     @cached_property
     def dense_parameters(self) -> int:
         """Of a layer, experts left out."""
-        feed = self.hidden * self.experts + self._shared_feed if self.experts else self._feed(self.ffn)
+        feed = sum(self.dense_feed_tensors)
         if self.moe_every > 1:  # the layers between
-            feed = (feed + (self.moe_every - 1) * self._feed(self.dense_ffn)) // self.moe_every
-        return self.attention_parameters + feed + 2 * self._norm_parameters
+            between = sum(self.feed_tensors(self.dense_ffn))
+            feed = (feed + (self.moe_every - 1) * between) // self.moe_every
+        return sum(self.attention_tensors) + feed + 2 * sum(self.norm_tensors)
 
     @property
     def dense_ffn(self) -> int:
@@ -140,7 +160,7 @@ class Transformer:
         return (
             self.vocab * self.hidden
             + learned
-            + (0 if self.causal else 2 * self.hidden + self._norm_parameters)
+            + (0 if self.causal else 2 * self.hidden + sum(self.norm_tensors))
         )
 
     @cached_property
@@ -150,7 +170,7 @@ class Transformer:
         """
         projection = 0 if self.tied else self.vocab * self.hidden
         encoder = 0 if self.causal else self.hidden * (self.hidden + 1) + self.vocab
-        return self._norm_parameters + projection + encoder
+        return sum(self.norm_tensors) + projection + encoder
 
     @cached_property
     def parameters(self) -> int:
@@ -160,7 +180,7 @@ class Transformer:
     @cached_property
     def active_parameters(self) -> int:
         """Those that one token meets."""
-        idle = self.expert_parameters - self.top_k * self._feed(self.ffn) // self.moe_every
+        idle = self.expert_parameters - self.top_k * sum(self.feed_tensors(self.ffn)) // self.moe_every
         return self.parameters - self.layers * idle if self.experts else self.parameters
 
     def padded_vocab(self, tp: int, unit: int = VOCABULARY_UNIT) -> int:
@@ -174,12 +194,9 @@ class Transformer:
         Causal attention counts by half. A product with weights is done once forward, and twice backward: for
         the gradients of its input and (where the weights are `trained`) of its weights.
         """
-        feed = self._feed(self.ffn)
-        feeds = self.top_k * feed + self._shared_feed if self.experts else feed
-        weights = (
-            self.layers * (self.attention_parameters + feeds + self.hidden * self.experts)
-            + self.vocab * self.hidden
-        )
+        routed = self.top_k * sum(self.feed_tensors(self.ffn)) if self.experts else 0
+        products = sum(self.attention_tensors) + sum(self.dense_feed_tensors) + routed
+        weights = self.layers * products + self.vocab * self.hidden
         scores = self.layers * 2 * self.q_size * seq * (0.5 if self.causal else 1.0)
         return 2.0 * tokens * ((3 if trained else 2) * weights + 3 * scores)
 

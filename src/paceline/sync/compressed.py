@@ -41,7 +41,7 @@ def encoded(scheme: Scheme, side: Side, gradients: Sequence[Gradient]) -> Iterat
         sent = [(op, size, axis) for op, size in payloads(tensors, ranks)]
         yield Message(
             gradients=bucket,
-            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in sent),
+            reduce=side.mesh.labels(sent, REDUCTION),
             early=side.timing.early,
             encode_s=encoding_s(tensors, side) if ranks > 1 else 0.0,
             decode_s=decoding_s(tensors, ranks, side) if ranks > 1 else 0.0,

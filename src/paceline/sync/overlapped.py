@@ -40,7 +40,7 @@ def scattered(side: Side, gradients: Sequence[Gradient]) -> Iterator[Message]:
         kept = sum(gradient.parameter_bytes for gradient in layer)
         yield Message(
             gradients=layer,
-            reduce=tuple(side.mesh.label(exchange, REDUCTION) for exchange in (trade if cheaper else whole)),
+            reduce=side.mesh.labels(trade if cheaper else whole, REDUCTION),
             gather=(side.mesh.label(("all_gather", kept, axis), GATHERS),),
             spared_s=spared_s(side, layer) if cheaper else 0.0,
         )
@@ -97,8 +97,9 @@ def _left(side: Side, layers: Sequence[Sequence[Gradient]], whole: Sequence[floa
     ready = [max(gradient.ready_s for gradient in layer) for layer in layers]
     needed = [min(gradient.needed for gradient in layer) for layer in layers]
     left, at = list(whole), 0.0
-    for i, until in enumerate([*ready[1:], side.backward_s]):
-        at = max(at, ready[i])
+    # a stage whose parameters are frozen has nothing to send
+    for i, (begin, until) in enumerate(zip(ready, [*ready[1:], side.backward_s], strict=False)):
+        at = max(at, begin)
         # of what is ready, the layer that the forward pass needs first is the one that became ready last
         for j in sorted(range(i + 1), key=lambda j: needed[j]):
             sent = max(0.0, min(left[j], until - at))

@@ -22,7 +22,8 @@ from paceline.cost.collectives import collective_s
 from paceline.errors import PlanError
 from paceline.queueing.mva import Station, solve
 from paceline.queueing.order_statistics import slowest_normal
-from paceline.spec.cluster import Cluster
+from paceline.sim.mesh import Mesh
+from paceline.spec.cluster import Cluster, Group
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.synchronisation import Relaxation
@@ -56,17 +57,33 @@ class Replica:
     #: one step of all replicas, none of which communicates with another; of an island where these average
     #: every step
     alone: DistributedPrediction
-    cluster: Cluster
-    plan: Plan
-    library: str
-    #: data-parallel replicas, the devices of each, and the distance in ranks from one device to its copies
-    replicas: int
-    width: int = 1
-    stride: int = 1
+    mesh: Mesh
     #: parameters of one device
     parameters: float
     #: bytes of one gradient element on the wire
     gradient_bytes: float
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.mesh.cluster
+
+    @property
+    def plan(self) -> Plan:
+        return self.mesh.plan
+
+    @property
+    def replicas(self) -> int:
+        return self.plan.dp
+
+    @property
+    def width(self) -> int:
+        """Devices of a replica."""
+        return self.plan.tp * self.plan.pp
+
+    def group(self, islands: int) -> Group:
+        """A device and its copies in so many groups of replicas."""
+        p = self.plan
+        return self.cluster.group(islands, p.tp * p.cp * (p.dp // islands))
 
     @property
     def forward_s(self) -> float:
@@ -91,8 +108,7 @@ class Replica:
 
     def average_s(self, size: float, islands: int) -> float:
         """Seconds to average `size` bytes of each of `islands` groups of replicas."""
-        group = self.cluster.group(islands, self.stride * (self.replicas // islands))
-        return collective_s("all_reduce", size, group, self.cluster, self.library)
+        return collective_s("all_reduce", size, self.group(islands), self.cluster, self.mesh.library)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

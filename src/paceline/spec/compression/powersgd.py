@@ -28,7 +28,7 @@ class PowerSGD(Scheme):
     collective: ClassVar[str] = "all_reduce"
     accuracy: ClassVar[str] = "none at rank 2 or 4 on ResNet-18 and an LSTM; rank 1 loses about half a point"
     evidence: ClassVar[str] = "Vogels et al., PowerSGD, NeurIPS 2019 (CIFAR-10, WikiText-2, 16 workers)"
-    encoder: ClassVar[str] = "paceline.train.compress.powersgd:PowerSGD"
+    encoder: ClassVar[str] = "paceline.train.compress.powersgd:PowerSGDCompressor"
     rank: int = 4
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ class QSGD(Scheme):
     title: ClassVar[str] = "QSGD"
     accuracy: ClassVar[str] = "none seen at 4 bits and buckets of 512; fewer bits are noisier"
     evidence: ClassVar[str] = "Alistarh et al., QSGD, NIPS 2017 (ImageNet, CIFAR-10, AN4)"
-    encoder: ClassVar[str] = "paceline.train.compress.qsgd:QSGD"
+    encoder: ClassVar[str] = "paceline.train.compress.qsgd:QSGDCompressor"
     #: of one element, its sign included: 2, 4 or 8
     bits: int = 4
     #: elements that share a norm

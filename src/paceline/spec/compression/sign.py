@@ -20,7 +20,7 @@ class SignSGD(Scheme):
         "Bernstein et al., signSGD with Majority Vote, ICLR 2019 (ResNet-50); Karimireddy et al., ICML 2019"
         " (counter-examples)"
     )
-    encoder: ClassVar[str] = "paceline.train.compress.sign:SignSGD"
+    encoder: ClassVar[str] = "paceline.train.compress.sign:SignSGDCompressor"
     #: multiply the vote by the mean over ranks of the mean magnitude, so that the learning rate of SGD serves
     #: (Karimireddy et al.); otherwise each element is -1, 0 or 1 (Bernstein et al.), for a much lower rate
     scaled: bool = True
@@ -51,7 +51,7 @@ class OneBit(Scheme):
         "Seide et al., 1-Bit SGD, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD, ICML"
         " 2019"
     )
-    encoder: ClassVar[str] = "paceline.train.compress.sign:OneBit"
+    encoder: ClassVar[str] = "paceline.train.compress.sign:OneBitCompressor"
 
     @property
     def state_bytes(self) -> int:

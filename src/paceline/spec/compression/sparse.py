@@ -84,7 +84,7 @@ class TopK(_Indexed):
     evidence: ClassVar[str] = (
         "Aji and Heafield, EMNLP 2017; Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
     )
-    encoder: ClassVar[str] = "paceline.train.compress.sparse:TopK"
+    encoder: ClassVar[str] = "paceline.train.compress.sparse:TopKCompressor"
     feedback: bool = True
 
     @property
@@ -106,7 +106,7 @@ class RandomK(Sparse):
     collective: ClassVar[str] = "all_reduce"
     accuracy: ClassVar[str] = "converges with error feedback, more slowly than top-k at the same share"
     evidence: ClassVar[str] = "Stich et al., Sparsified SGD with Memory, NeurIPS 2018"
-    encoder: ClassVar[str] = "paceline.train.compress.sparse:RandomK"
+    encoder: ClassVar[str] = "paceline.train.compress.sparse:RandomKCompressor"
     #: keep what is not sent; without it values are scaled up by 1 / ratio, which is unbiased
     feedback: bool = True
 
@@ -136,7 +136,7 @@ class DGC(_Indexed):
         "Lin et al., Deep Gradient Compression, ICLR 2018; the authors' repository"
         " synxlin/deep-gradient-compression"
     )
-    encoder: ClassVar[str] = "paceline.train.compress.sparse:DGC"
+    encoder: ClassVar[str] = "paceline.train.compress.sparse:DGCCompressor"
     ratio: float = 0.001
     #: momentum correction: the optimizer's momentum, applied before selection (the optimizer then uses none)
     momentum: float = 0.9

@@ -23,7 +23,7 @@ class TernGrad(Scheme):
         "none on AlexNet, below 2 points on average on GoogLeNet; without clipping AlexNet loses 2.7 points"
     )
     evidence: ClassVar[str] = "Wen et al., TernGrad, NIPS 2017 (ImageNet and CIFAR-10, 2 to 16 workers)"
-    encoder: ClassVar[str] = "paceline.train.compress.terngrad:TernGrad"
+    encoder: ClassVar[str] = "paceline.train.compress.terngrad:TernGradCompressor"
     #: gradients are clipped at so many standard deviations of their tensor; 0: not
     clip: float = 2.5
     #: one scaler for all ranks, the largest; otherwise each rank sends its own
