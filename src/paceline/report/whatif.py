@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paceline.report.learning import target_words
 from paceline.report.terminal import distributed_view, rests_on, spent
+from paceline.spec.learning import TimeToTarget
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import (
     Anatomy,
@@ -250,6 +252,7 @@ def _concurrency(e: Explanation) -> list[RenderableType]:
 def comparison_view(c: Comparison) -> RenderableType:
     """Plans side by side, the fastest that fits marked."""
     even = any(row.break_even is not None for row in c.rows)
+    target = next((row.to_target for row in c.rows if row.to_target is not None), None)
     table = _table(
         "plan",
         "step",
@@ -258,6 +261,7 @@ def comparison_view(c: Comparison) -> RenderableType:
         "exposed",
         "memory",
         *(["pays at"] if even else []),
+        *([f"to {target_words(target)}"] if target is not None else []),
         "what it may cost in accuracy",
         left=("", "what it may cost in accuracy"),
     )
@@ -274,6 +278,7 @@ def comparison_view(c: Comparison) -> RenderableType:
                 "-",
                 "-",
                 *(["-"] if even else []),
+                *(["-"] if target is not None else []),
                 Text(row.why_not[:110], style="red"),
             )
             continue
@@ -290,6 +295,7 @@ def comparison_view(c: Comparison) -> RenderableType:
             f"{100 * p.exposed_s / p.step_s:.0f} %",
             _fit(p),
             *([_even(row.break_even)] if even else []),
+            *([_to_target(row.to_target)] if target is not None else []),
             note,
         )
     sources = [
@@ -303,6 +309,13 @@ def comparison_view(c: Comparison) -> RenderableType:
         else []
     )
     return Group(Text(c.subject + _shared(c), style="bold"), table, *said)
+
+
+def _to_target(found: TimeToTarget | None) -> str:
+    if found is None:
+        return "no curve"
+    mark = "" if found.measured else " (extrapolated)"
+    return f"{show(found.value_s, 'time')}, {found.steps:,.0f} steps{mark}"
 
 
 def _shared(c: Comparison) -> str:

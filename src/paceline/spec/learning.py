@@ -30,11 +30,16 @@ from typing import Any
 
 from paceline.errors import SpecError, UnknownName, nearest
 from paceline.spec.facts import read_text
+from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.synchronisation import PLAIN, Relaxation
 from paceline.spec.vocabulary import Mode
 
 #: standard deviations of a normal distribution on each side of its middle 90 %
 _NINETY = 1.645
+#: how far from the critical batch a batch may be that is tried: there, samples or steps are within 3 % of
+#: their fewest
+_FAR = 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,15 @@ class LearningCurve:
         """Samples to the target at a batch."""
         return self.steps(batch) * batch
 
+    def candidates(self) -> tuple[int, ...]:
+        """Batches worth a look: powers of two up to `_FAR` times the critical batch on both sides of it, and
+        no further than was measured.
+        """
+        low = max(self.critical_batch / _FAR, self.batches[0])
+        high = min(self.critical_batch * _FAR, self.batches[1])
+        powers = range(math.ceil(math.log2(max(1.0, low))), math.floor(math.log2(max(1.0, high))) + 1)
+        return tuple(2**power for power in powers) or self.batches
+
     def measured(self, batch: float) -> bool:
         """Whether a batch lies between those that were measured."""
         return self.batches[0] <= batch <= self.batches[1]
@@ -105,6 +119,11 @@ class TimeToTarget:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __rich__(self) -> Any:
+        from paceline.report.learning import to_target_view
+
+        return to_target_view(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,27 +154,27 @@ class Learning:
             " measure it: paceline bench tta"
         )
 
-    def time(
-        self, relax: Relaxation, batch: int, step: tuple[float, float, float], name: str = ""
-    ) -> TimeToTarget:
-        """The time to the target with steps of so many seconds (the value and its 90 % interval)."""
+    def time(self, step: Prediction | DistributedPrediction, name: str = "") -> TimeToTarget:
+        """The time to the target with a predicted step; `name` is a curve's, by default that of its plan."""
+        relax = Plan.parse(step.plan).relax if isinstance(step, DistributedPrediction) else PLAIN
         curve = self.curve(relax, name)
-        steps = curve.steps(batch)
-        value, low, high = step
-        apart = [math.hypot(math.log(value / low), _NINETY * curve.spread)]
-        apart.append(math.hypot(math.log(high / value), _NINETY * curve.spread))
+        steps = curve.steps(step.batch)
+        below, above = (
+            math.hypot(math.log(high / low), _NINETY * curve.spread)
+            for low, high in ((step.step_s_low, step.step_s), (step.step_s, step.step_s_high))
+        )
         return TimeToTarget(
             task=self.task,
             curve=curve.name,
             metric=self.metric,
             target=self.target,
-            batch=batch,
+            batch=step.batch,
             steps=steps,
-            samples=steps * batch,
-            value_s=steps * value,
-            low_s=steps * value * math.exp(-apart[0]),
-            high_s=steps * value * math.exp(apart[1]),
-            measured=curve.measured(batch),
+            samples=steps * step.batch,
+            value_s=steps * step.step_s,
+            low_s=steps * step.step_s * math.exp(-below),
+            high_s=steps * step.step_s * math.exp(above),
+            measured=curve.measured(step.batch),
             how=curve.how,
         )
 

@@ -1,4 +1,4 @@
-"""`digits-cnn`, `digits-deep` and `digits-shifted`: handwritten digits of scikit-learn, which ship with it."""
+"""`digits-cnn`, `digits-deep`, `digits-shifted`: handwritten digits of scikit-learn, which ship with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import nn
 
 from paceline.errors import MissingExtra
 from paceline.train.tasks import Task
-
 
 #: of `digits-shifted`: pixels by which digits are moved each way, noisy copies of each, and the noise's
 #: standard deviation (of values from -1 to 1)

@@ -1,5 +1,5 @@
-"""`text-mlp` and `text-small`: the next character of the Python language reference, as `pydoc_data` ships it with every
-Python.
+"""`text-mlp` and `text-small`: the next character of the Python language reference, as `pydoc_data` ships it
+with every Python.
 
 The network is that of Bengio et al., A Neural Probabilistic Language Model, 2003, over characters.
 """
@@ -77,7 +77,7 @@ def _samples(codes: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, 
 
 
 def model(hidden: int = _HIDDEN) -> nn.Module:
-    """Embeddings of the last characters, a hidden layer; 120,000 parameters, or 59,000 with half the layer."""
+    """Embeddings of the last characters, a hidden layer; 120,000 parameters, half as many with half of it."""
     return nn.Sequential(
         nn.Embedding(len(_ALPHABET), 24),
         nn.Flatten(),
