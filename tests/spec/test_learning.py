@@ -1,4 +1,4 @@
-"""Records of learning: the law of large batches, times to a target from predictions, files and their errors."""
+"""Records of learning: the law of large batches, times to a target from predictions, files with mistakes."""
 
 import json
 from dataclasses import replace

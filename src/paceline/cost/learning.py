@@ -31,12 +31,16 @@ def fitted_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
         raise DataError("steps to the target are needed at two batches or more; measure another batch")
     if not all(batch > 0 and steps > 0 for batch, steps in points):
         raise DataError("batches and steps to the target must be above zero")
-    from scipy.optimize import nnls
-
     batches, steps = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    rows = np.stack([1 / steps, 1 / (batches * steps)], axis=1)
-    scale = rows.max(axis=0)
-    found, _ = nnls(rows / scale, np.ones(len(points)))
-    least, slope = (float(one) for one in found / scale)
-    least = least or slope / (_FAR * float(batches.max()))
-    return least, slope / least
+    # so much of each coefficient makes up the whole of a point
+    floor, falling = 1 / steps, 1 / (batches * steps)
+    scale = float(falling.max() / floor.max())
+    rows = np.stack([floor, falling / scale], axis=1)
+    (least, scaled), *_ = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)
+    slope = scaled / scale
+    if slope < 0:
+        least, slope = floor.sum() / (floor @ floor), 0.0
+    elif least <= 0:
+        slope = falling.sum() / (falling @ falling)
+        least = slope / (_FAR * batches.max())
+    return float(least), float(slope / least)

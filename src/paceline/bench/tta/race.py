@@ -97,7 +97,7 @@ def _tuned(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def _measured(words: Mapping[str, Any]) -> dict[str, Any]:
     task = _known(words["task"])
-    rows = held(task, "test")[0][: _share(len(task.test[1]))]
+    rows = task.test[0][_share(len(task.test[1]))]
     return measured(task, words["batch"], words["optimizers"], words["schemes"], rows)
 
 

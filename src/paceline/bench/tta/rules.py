@@ -48,7 +48,7 @@ class RaceRules:
     most: int
 
     def steps(self, name: str, batch: int) -> int:
-        """One of the sizes as steps of a batch, at least one."""
+        """`every` or `most` as steps of a batch, at least one."""
         return max(1, int(getattr(self, name) // batch))
 
     def base_rate(self, contestant: Contestant, batch: int) -> float:

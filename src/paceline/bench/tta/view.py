@@ -52,13 +52,19 @@ def _cells(found: TargetTable, row: TargetRow) -> tuple[str, ...]:
         " ".join(_seconds(math.inf if one is None else one) for one in sorted(row.times, key=_late)),
         f"{row.reached} of {len(row.runs)}",
         "-" if math.isnan(row.steps) else f"{row.steps:.0f}",
-        "" if row.p is None else f"{row.p:.3f}" + ("*" if row.p < SIGNIFICANT else ""),
+        _p(row),
         _predicted(row),
     )
 
 
 def _late(one: float | None) -> float:
     return math.inf if one is None else one
+
+
+def _p(row: TargetRow) -> str:
+    if row.p is None:
+        return ""
+    return f"{row.p:.3f}" + ("*" if row.p < SIGNIFICANT else "")
 
 
 def _seconds(value: float) -> str:
@@ -82,7 +88,8 @@ def notes(found: TargetTable) -> Iterator[str]:
     yield f"target accuracy: {targets}"
     yield (
         f"seconds of the wall clock, evaluations included: one every {' or '.join(map(str, sorted(every)))}"
-        " samples, for all contestants; the median of all runs, those that missed the target counted as last"
+        " samples (of a larger batch, every step), for all contestants; the median of all runs, those that"
+        " missed the target counted as last"
     )
     yield (
         f"all runs are shown; the range of {found.seeds} runs holds the median with {found.coverage:.1%}"

@@ -7,6 +7,7 @@ The network is that of Bengio et al., A Neural Probabilistic Language Model, 200
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ _ALPHABET = "\0\n abcdefghijklmnopqrstuvwxyz0123456789.,:;()[]{}<>=+-*/\"'_`|"
 _TRAIN, _TEST = 60_000, 20_000
 #: of `text-small`, samples to test on, and as many to choose settings on
 _HELD = 5_000
+#: and characters of a page
+_PAGE = 2_000
 #: units of the hidden layer
 _HIDDEN, _SMALL_HIDDEN = 256, 128
 
@@ -43,17 +46,22 @@ def task() -> Task:
 
 
 def small() -> Task:
-    """Samples from the first eight tenths to train on, from the ninth to choose settings on, from the last
-    to test on.
+    """Eight tenths of the text's pages to train on, one to choose settings on, one to test on: pages by
+    chance, as neighbours are alike.
     """
     codes = _codes()
-    ends = [len(codes) * tenths // 10 for tenths in (8, 9)]
+    pages = list(codes.split(_PAGE))
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(0)).tolist()
+    ends = [0, len(pages) * 8 // 10, len(pages) * 9 // 10, len(pages)]
+    train, validation, test = (
+        torch.cat([pages[place] for place in order[start:end]]) for start, end in pairwise(ends)
+    )
     return Task(
         name="text-small",
         model=partial(model, _SMALL_HIDDEN),
-        train=_samples(codes[: ends[0]], _TRAIN, 0),
-        validation=_samples(codes[ends[0] : ends[1]], _HELD, 2),
-        test=_samples(codes[ends[1] :], _HELD, 1),
+        train=_samples(train, _TRAIN, 0),
+        validation=_samples(validation, _HELD, 2),
+        test=_samples(test, _HELD, 1),
         batch=512,
         epochs=8,
         lr=0.2,
