@@ -125,12 +125,10 @@ def test_every_contestant_is_tuned_alike_and_runs_are_interleaved():
 
 
 def test_the_rate_of_the_fewest_steps_is_taken():
-    trial = {"steps": 10, "reached_s": 1.0, "evaluations": [{"metric": 0.9}]}
+    trial = {"steps": 10, "reached_s": 1.0, "metric": 0.9}
     trials = [{**trial, "lr": 1.0}, {**trial, "lr": 2.0, "steps": 8}, {**trial, "lr": 3.0, "steps": 8}]
     assert chosen_rate({"trials": trials}) == 2.0
-    missed = [
-        {**trial, "lr": lr, "reached_s": None, "evaluations": [{"metric": lr}]} for lr in (0.1, 0.4, 0.2)
-    ]
+    missed = [{**trial, "lr": lr, "reached_s": None, "metric": lr} for lr in (0.1, 0.4, 0.2)]
     assert chosen_rate({"trials": missed}) == 0.4
     assert chosen_rate({"trials": [*missed, {**trial, "lr": 5.0, "steps": 99}]}) == 5.0
 

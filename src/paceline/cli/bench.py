@@ -110,7 +110,7 @@ def tta(
     *,
     task: Annotated[
         str, Parameter(help="tasks, separated by commas, also mnist:FOLDER, cifar10:FOLDER or images:FOLDER")
-    ] = "digits-shifted",
+    ] = "digits-shifted,text-small",
     strategies: Annotated[
         str,
         Parameter(

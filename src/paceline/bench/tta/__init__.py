@@ -14,6 +14,10 @@ from paceline.bench.tta.measure import Field, chosen_rate, machine, measure
 from paceline.bench.tta.outcome import TargetRow, TargetRun, TargetTable
 from paceline.bench.tta.rules import Contestant, read
 
+#: the table of docs/benchmarks.md
+TASKS = ("digits-shifted", "text-small")
+CONTESTANTS = ("sgd", "lars", "terngrad", "dgc", "powersgd", "ps-async")
+BATCHES, SEEDS = (64, 512, 4096), 5
 #: what a table's folder holds besides the runs
 REPORT, LOGS, LEARNING = "report.json", "mllog", "learning-{task}.toml"
 
@@ -34,17 +38,9 @@ def time_to_target(
     """
     from paceline.bench.tta import expected, fair_report, mllog
 
-    book = read(rules)
-    field = Field(
-        races=tuple(book.race(task, target) for task in tasks),
-        contestants=tuple(map(book.contestant, contestants)),
-        batches=tuple(batches),
-        seeds=seeds,
-        world=world,
-        rules=book,
-    )
+    field = field_of(tasks, contestants, batches, seeds=seeds, world=world, target=target, rules=rules)
     found = measure(field, folder)
-    table = expected.predicted(table_of(field, found), found)
+    table = table_of(field, found)
     fair_report.write(table, folder / REPORT)
     mllog.write(table, folder / LOGS)
     for task in table.rules:
@@ -55,8 +51,32 @@ def time_to_target(
     return table
 
 
+def field_of(
+    tasks: Sequence[str] = TASKS,
+    contestants: Sequence[str] = CONTESTANTS,
+    batches: Sequence[int] = BATCHES,
+    *,
+    seeds: int = SEEDS,
+    world: int = 2,
+    target: float | None = None,
+    rules: Path | None = None,
+) -> Field:
+    """What is measured; by default the table of docs/benchmarks.md."""
+    book = read(rules)
+    return Field(
+        races=tuple(book.race(task, target) for task in tasks),
+        contestants=tuple(map(book.contestant, contestants)),
+        batches=tuple(batches),
+        seeds=seeds,
+        world=world,
+        rules=book,
+    )
+
+
 def table_of(field: Field, lines: Sequence[Mapping[str, Any]]) -> TargetTable:
-    """The table of finished runs, tested."""
+    """The table of finished runs, tested and predicted."""
+    from paceline.bench.tta.expected import predicted
+
     tuned = {_key(line): line for line in lines if line["kind"] == "tuning"}
     runs: dict[tuple[str, str, int], list[TargetRun]] = {}
     for line in lines:
@@ -70,14 +90,15 @@ def table_of(field: Field, lines: Sequence[Mapping[str, Any]]) -> TargetTable:
         for batch in field.batches
         for one in field.contestants
     ]
-    return TargetTable(
+    table = TargetTable(
         rows=tuple(rows),
         rules={race.task: race for race in field.races},
         baseline=field.contestants[0].name,
         world=field.world,
         seeds=field.seeds,
         machine=machine(),
-    ).tested()
+    )
+    return predicted(table.tested(), lines)
 
 
 def _row(one: Contestant, tuned: Mapping[str, Any], runs: Sequence[TargetRun]) -> TargetRow:

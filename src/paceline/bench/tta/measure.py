@@ -7,6 +7,7 @@ ended; a table that was interrupted goes on behind the last.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -170,11 +171,14 @@ def _name(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def lines(raw: Path) -> list[dict[str, Any]]:
-    """The runs of a file; none where there is no file. What a run that was killed cut off is left out."""
+    """The runs of a file, also of one that gzip has packed; none where there is no file. What a run that was
+    killed cut off is left out.
+    """
     if not raw.exists():
         return []
     found = []
-    for text in raw.read_text(encoding="utf-8").splitlines():
+    whole = gzip.decompress(raw.read_bytes()) if raw.suffix == ".gz" else raw.read_bytes()
+    for text in whole.decode().splitlines():
         try:
             found.append(json.loads(text))
         except ValueError:
@@ -186,8 +190,7 @@ def chosen_rate(tuned: Mapping[str, Any]) -> float:
     """The rate whose trial met the target in the fewest steps; where none did, that which came nearest."""
 
     def merit(trial: Mapping[str, Any]) -> tuple[bool, float, float]:
-        last = trial["evaluations"][-1]["metric"] if trial["evaluations"] else 0.0
-        return trial["reached_s"] is None, float(trial["steps"]), -last
+        return trial["reached_s"] is None, float(trial["steps"]), -float(trial["metric"])
 
     return float(min(tuned["trials"], key=merit)["lr"])
 

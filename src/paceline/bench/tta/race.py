@@ -39,6 +39,8 @@ _ASK_EVERY = 4
 _AHEAD = 3
 #: side of the product by which the pace of the machine is seen beside each run, and how often it is done
 _SIDE, _TIMES = 256, 10
+#: of seconds and metrics as they are written
+_DIGITS = 6
 #: a task's data is made once for all runs
 _known = cache(get)
 #: numbers of runs apart, the same on all ranks
@@ -91,7 +93,8 @@ def _tuned(words: Mapping[str, Any]) -> dict[str, Any]:
     for rate in words["rates"]:
         ends = [one["steps"] for one in trials if one["reached_s"] is not None]
         found = race(Setup(**{**own, "lr": rate, "most": min([own["most"], *ends])}))
-        trials.append({"lr": rate, **{name: found[name] for name in ("steps", "reached_s", "evaluations")}})
+        last = found["evaluations"][-1]["metric"] if found["evaluations"] else 0.0
+        trials.append({"lr": rate, "steps": found["steps"], "reached_s": found["reached_s"], "metric": last})
     return {"trials": trials}
 
 
@@ -205,11 +208,16 @@ class _Together:
         before = time.perf_counter()
         share = self._right() / self._count
         now = time.perf_counter()
-        seconds = now - self._began
+        seconds = round(now - self._began, _DIGITS)
         self.evaluations.append(
-            {"step": taken, "seconds": seconds, "metric": share, "evaluation_s": now - before}
+            {
+                "step": taken,
+                "seconds": seconds,
+                "metric": round(share, _DIGITS),
+                "evaluation_s": round(now - before, _DIGITS),
+            }
         )
-        if share >= self._setup.target:
+        if self.evaluations[-1]["metric"] >= self._setup.target:
             self.reached_s = seconds
 
     def _right(self) -> float:
