@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,16 +22,16 @@ from paceline.train.tasks import Task
 from paceline.train.tasks.loop import optimizer_for
 from paceline.train.tasks.step import right_answers, step
 
-#: steps of a profile, of which the first are not counted
-_STEPS, _WARM = 16, 3
-_LOOKS = 3
+#: steps of a profile: those before it, at least, and seconds after which it ends
+_WARM, _LEAST, _SECONDS = 3, 12, 0.25
+_LOOKS = 8
 
 
 def measured(
     task: Task, batch: int, optimizers: Sequence[str], schemes: Sequence[str], evaluated: Tensor
 ) -> dict[str, Any]:
     """Seconds of a rank's share of a batch under each optimizer, without communication, and of its share of
-    an evaluation. All ranks take part, so that each has its own core and no other's.
+    an evaluation; means, as races add up all their steps. All ranks take part, so that each has a core.
     """
     cpu, rows = torch.device("cpu"), batch // dist.get_world_size()
     with Engine() as engine:
@@ -52,16 +53,18 @@ def measured(
 def _profile(task: Task, rows: int, optimizer: str) -> dict[str, Any]:
     net = task.model()
     opt = optimizer_for(optimizer, net, task, None)
-    profiler, whole_s = Profiler(net), []
+    profiler, whole_s = Profiler(net), list[float]()
     dist.barrier()
-    for number in range(_STEPS):
+    for number in count(-_WARM):
         picked = torch.randint(len(task.train[1]), (rows,))
         begun = time.perf_counter()
         done = step(net, opt, task.train[0][picked], task.train[1][picked])
         profiler.stepped(done.seconds["update_s"])
-        if number >= _WARM:
+        if number >= 0:
             whole_s.append(time.perf_counter() - begun)
-    return {**profiler.profile(opt).to_dict(), "step_s": statistics.median(whole_s)}
+        if number >= _LEAST and sum(whole_s) > _SECONDS:
+            break
+    return {**profiler.profile(opt).to_dict(), "step_s": statistics.fmean(whole_s)}
 
 
 def _evaluation_s(task: Task, evaluated: Tensor) -> float:
@@ -71,4 +74,4 @@ def _evaluation_s(task: Task, evaluated: Tensor) -> float:
         begun = time.perf_counter()
         right_answers(net, evaluated, right)
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+    return statistics.fmean(seconds)
