@@ -125,12 +125,19 @@ def measure(field: Field, folder: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise SpecError(f"cannot make the folder {str(folder)!r}: {error.strerror}") from None
     raw = folder / RAW
+    _end_line(raw)
     _run(field.tuning(), raw, field.world)
     rates = {(one["task"], one["contestant"], one["batch"]): chosen_rate(one) for one in _tuned(field, raw)}
     _run([*field.noise(rates), *field.reported(rates)], raw, field.world)
     wanted = [*field.tuning(), *field.noise(rates), *field.reported(rates)]
     known = {_name(line): line for line in lines(raw)}
     return [known[_name(one)] for one in wanted]
+
+
+def _end_line(raw: Path) -> None:
+    """Ends the line that a killed run has cut off, so that the next begins on its own."""
+    if raw.exists() and (whole := raw.read_bytes()) and not whole.endswith(b"\n"):
+        raw.write_bytes(whole + b"\n")
 
 
 def _tuned(field: Field, raw: Path) -> list[dict[str, Any]]:
