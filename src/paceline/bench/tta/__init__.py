@@ -96,7 +96,7 @@ def table_of(field: Field, lines: Sequence[Mapping[str, Any]]) -> TargetTable:
         baseline=field.contestants[0].name,
         world=field.world,
         seeds=field.seeds,
-        machine=machine(),
+        machine=next((line["on"] for line in lines if "on" in line), machine()),
     )
     return predicted(table.tested(), lines)
 

@@ -113,6 +113,7 @@ class Field:
             "task": race.task,
             "batch": batch,
             "seed": seed,
+            "on": machine(),
             "optimizers": sorted({one.optimizer for one in self.contestants}),
             "schemes": sorted(name for name in schemes if name.partition(":")[0] in SCHEMES),
         }
@@ -166,7 +167,7 @@ def _run(wanted: Sequence[Mapping[str, Any]], raw: Path, world: int) -> None:
 def _same(wanted: Mapping[str, Any], known: Mapping[str, Any], raw: Path) -> None:
     """Raises where a run that was done before was done by other rules."""
     for name, value in wanted.items():
-        if known.get(name) != value:
+        if name != "on" and known.get(name) != value:
             raise DataError(
                 f"{raw} holds {wanted['kind']} of {wanted['task']} with {name} {known.get(name)!r}, not"
                 f" {value!r}; give another --output, or remove the file"
@@ -203,5 +204,5 @@ def chosen_rate(tuned: Mapping[str, Any]) -> float:
 
 
 def machine() -> str:
-    """This machine in words."""
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
+    """This machine in words, with the cores that this process may use."""
+    return f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {platform.system()}"
