@@ -11,16 +11,19 @@ of every seed of the batches between.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.bench.tta.outcome import TargetRow, TargetRun, TargetTable
 from paceline.cost.learning import fitted_law
 from paceline.spec.learning import Learning, LearningCurve
 from paceline.spec.synchronisation import PLAIN
+
+if TYPE_CHECKING:
+    from paceline.train.probe import Machine
+    from paceline.train.profile import Profile
 
 #: share of the seeds from which steps are predicted
 _SEEN = 0.4
@@ -182,11 +185,11 @@ def step_seconds(strategy: str, optimizer: str, facts: Mapping[str, Any], world:
     )
     besides = max(0.0, float(found["step_s"]) - profile.compute_s)
     if strategy_in(strategy) == "ps-async":
-        return besides + _served_s(profile, machine, world)
+        return besides + _served_s(profile, machine, world, world * facts["cores"])
     return besides + step_s(strategy, profile, setting)
 
 
-def _served_s(profile: Any, machine: Any, world: int) -> float:
+def _served_s(profile: Profile, machine: Machine, world: int, cores: int) -> float:
     """A worker's step through a server on the same machine: gradients up, an update there, parameters down.
 
     Workers and server share the cores: their work is the least that a step takes.
@@ -194,8 +197,7 @@ def _served_s(profile: Any, machine: Any, world: int) -> float:
     way_s = machine.latency_s + profile.bytes / machine.link_Bps
     alone_s = profile.compute_s + 2 * way_s
     served_s = profile.update_s + 2 * way_s
-    cores = len(os.sched_getaffinity(0))
-    return float(max(alone_s, world * (profile.compute_s + way_s + served_s) / cores))
+    return max(alone_s, world * (profile.compute_s + way_s + served_s) / cores)
 
 
 def _errors(table: TargetTable, basis: _Basis) -> dict[str, float]:

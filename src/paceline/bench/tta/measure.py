@@ -204,5 +204,5 @@ def chosen_rate(tuned: Mapping[str, Any]) -> float:
 
 
 def machine() -> str:
-    """This machine in words, with the cores that this process may use."""
-    return f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {platform.system()}"
+    """This machine in words."""
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()}"
