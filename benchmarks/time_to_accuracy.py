@@ -1,7 +1,7 @@
 """Times to accuracy of docs/benchmarks.md: python benchmarks/time_to_accuracy.py [--folder tta] [--known]
 [--print]
 
-Runs what `paceline bench tta` runs by default (on two ranks, with two cores to themselves; about 20 minutes),
+Runs what `paceline bench tta` runs by default (two ranks on two cores: 26 minutes beside other work),
 keeps the runs in measurements/time_to_accuracy.jsonl.gz and the records of learning beside it, and writes the
 table between the markers of docs/benchmarks.md. A table that was interrupted goes on with the same --folder;
 `--known` makes it from the runs that are kept, `--print` leaves the document as it is.
