@@ -20,6 +20,7 @@ from paceline.spec import checks
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.framework import Framework
+from paceline.spec.learning import named
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction, Prediction
 from paceline.spec.transformer import Transformer
@@ -230,15 +231,28 @@ def _not_captured(option: str, model: str) -> str:
     return f"{option} is for captured models, and {model} is known by its sizes; leave it out"
 
 
-def study(asked: Sequence[Question], *, engine: str = "local", progress: Any = None) -> Study:
+def study(
+    asked: Sequence[Question], *, engine: str = "local", progress: Any = None, learning: str | None = None
+) -> Study:
     """Many questions planned in one go (`paceline.plan.study.questions`); a question without a plan is
-    answered with the reason.
+    answered with the reason. With `learning`, a record as `paceline.spec.learning.named` reads it, answers
+    have the time to its target, and the batch that is there first is known.
 
     `engine="ray"` fans them out over an existing Ray cluster, with the same answers.
     """
     from paceline.plan.study import study as run
 
-    return run(asked, _answer if engine == "local" else _answer_alone, engine=engine, progress=progress)
+    found = run(asked, _answer if engine == "local" else _answer_alone, engine=engine, progress=progress)
+    if learning is None:
+        return found
+    record, curve = named(learning)
+    answers = (
+        answer
+        if answer.planned is None
+        else replace(answer, to_target=record.time(answer.planned.best.prediction, curve))
+        for answer in found.answers
+    )
+    return replace(found, answers=tuple(answers))
 
 
 def _answer(question: Question, processes: int | None = None) -> Answer:

@@ -302,6 +302,20 @@ def test_runs_that_ship_pass():
     assert not found.findings and found.runs == 150 and found.contestants == 10
 
 
+def test_our_times_to_accuracy_pass(tmp_path):
+    """The table of docs/benchmarks.md, from the runs that are kept: the report that `bench tta` writes."""
+    from paceline.bench import tta
+    from paceline.bench.tta import fair_report, view
+    from paceline.bench.tta.measure import lines
+
+    table = tta.table_of(tta.field_of(), lines(ROOT / "measurements" / "time_to_accuracy.jsonl.gz"))
+    fair_report.write(table, tmp_path / "report.json")
+    found = audit(tmp_path / "report.json")
+    assert not found.findings
+    assert (found.contestants, found.runs) == (6, 2 * 6 * 3 * 5)
+    assert tables("benchmarks.md")["time to accuracy"].strip() == view.markdown(table)
+
+
 def tables(page):
     """The tables of a page of the docs that are filled by measurements, by their marks."""
     text = (ROOT / "docs" / page).read_text()

@@ -1,15 +1,17 @@
 """Ready-made tasks: the course of a run, its samples, its comparison with others, its record."""
 
+import gzip
 import json
 import math
 import os
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from paceline.errors import SpecError
+from paceline.errors import DataError, SpecError, UnknownName
 from paceline.sim.timeline import Span, Timeline
 from paceline.train.check import check
 from paceline.train.launch import run
@@ -265,3 +267,93 @@ def test_tensorboard_reads_what_the_record_says(tmp_path):
         assert [(event.step, event.value) for event in events.Scalars(name)] == [
             (line["step"], pytest.approx(line[name], rel=1e-6)) for line in steps
         ], name
+
+
+# -- tasks that ship, and data that users have -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["digits-shifted", "text-small"])
+def test_tasks_for_races_hold_their_validation_data_apart(name):
+    found = get(name)
+    assert len(found.train[1]) > 4096 and found.validation is not None
+    parts = [{tuple(row) for row in x.flatten(1).tolist()} for x, _ in (found.validation, found.test)]
+    # of a text, phrases come again
+    assert len(parts[0] & parts[1]) < (0.05 * len(parts[0]) if name == "text-small" else 1)
+    net = found.model()
+    assert net(found.test[0][:2]).shape[1] > int(found.train[1].max())
+    again = get(name)
+    assert all(torch.equal(a, b) for a, b in zip(found.train, again.train, strict=True))
+
+
+def test_copies_of_a_digit_are_all_on_one_side():
+    """The middle of the nine places of a digit is the digit; without the noise no two sides share one."""
+    from paceline.train.tasks import digits
+
+    images, labels, order = digits._digits("digits-shifted")
+    moved, named = digits._moved(images, labels, order[:3], 1, 0)
+    assert len(moved) == 27 and named.tolist() == labels[order[:3]].repeat(9).tolist()
+    apart = (moved[12:15] - images[order[:3]]).abs().mean()
+    assert apart < 0.5 < (moved[:3] - images[order[:3]]).abs().mean()
+
+
+def idx(array):
+    """An array as files of MNIST have it."""
+    magic = {3: 2051, 1: 2049}[array.ndim]
+    return np.array([magic, *array.shape], dtype=">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def test_mnist_is_read_from_its_files(tmp_path):
+    chance = np.random.default_rng(0)
+    for part, count in (("train", 40), ("t10k", 10)):
+        images, labels = chance.integers(0, 256, (count, 28, 28)), np.arange(count) % 10
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    found = get(f"mnist:{tmp_path}")
+    assert found.train[0].shape == (36, 1, 28, 28) and len(found.validation[1]) == 4
+    assert found.test[1].tolist() == list(range(10))
+    assert torch.equal(found.test[0][3, 0], torch.tensor(images[3], dtype=torch.float32) / 127.5 - 1)
+    assert found.model()(found.test[0]).shape == (10, 10)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(labels)[:-1])
+    with pytest.raises(DataError, match="its head and its length do not agree"):
+        get(f"mnist:{tmp_path}")
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match="neither t10k-labels-idx1-ubyte nor"):
+        get(f"mnist:{tmp_path}")
+
+
+def test_cifar_is_read_from_its_binary_version(tmp_path):
+    chance = np.random.default_rng(0)
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for name in names:
+        records = chance.integers(0, 256, (8, 3073)).astype(np.uint8)
+        records[:, 0] = np.arange(8)
+        records.tofile(tmp_path / name)
+    found = get(f"cifar10:{tmp_path}")
+    assert found.train[0].shape == (36, 3, 32, 32) and found.test[1].tolist() == list(range(8))
+    plane = torch.tensor(records[2, 1 : 1 + 1024].reshape(32, 32).astype(np.float32)) / 127.5 - 1
+    assert torch.equal(found.test[0][2, 0], plane)
+    (tmp_path / "test_batch.bin").write_bytes(b"x" * 3000)
+    with pytest.raises(DataError, match="no whole number of records"):
+        get(f"cifar10:{tmp_path}")
+    (tmp_path / "test_batch.bin").unlink()
+    with pytest.raises(DataError, match=r"no test_batch\.bin"):
+        get(f"cifar10:{tmp_path}")
+
+
+def test_images_are_read_from_folders_of_classes(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 6), ("val", 2)):
+        for label, color in enumerate(((255, 0, 0), (0, 0, 255))):
+            folder = tmp_path / part / f"class-{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                image.new("RGB", (40 + number, 30), color).save(folder / f"{number}.png")
+    found = get(f"images:{tmp_path}")
+    assert found.train[0].shape == (11, 3, 32, 32) and found.test[1].tolist() == [0, 0, 1, 1]
+    assert found.test[0][0, :, 0, 0].tolist() == [1.0, -1.0, -1.0]
+    with pytest.raises(DataError, match="no folders of classes in train/"):
+        get(f"images:{tmp_path / 'val'}")
+    with pytest.raises(DataError, match="no such folder"):
+        get(f"images:{tmp_path / 'none'}")
+    with pytest.raises(UnknownName, match="images:FOLDER"):
+        get("image")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.options import Json, RequireFit, end
+from paceline.cli.options import Json, LearningFile, RequireFit, end
 from paceline.cli.subject import CaptureOptions, How, Html, Plot, Where, answer, subject
 
 
@@ -20,6 +20,7 @@ def compare(
     break_even: Annotated[
         bool, Parameter(negative="", help="also find the network rates at which each relaxation is faster")
     ] = False,
+    learning: LearningFile = None,
     captured: CaptureOptions | None = None,
     plot: Plot = None,
     html: Html = None,
@@ -40,6 +41,6 @@ def compare(
     listed = [text.strip() for text in plans.split(",") if text.strip()]
     if not listed:
         raise SpecError('--plans names at least one plan, such as "ddp,overlap,terngrad"')
-    found = run(subject(model, cluster, plan, captured), listed, break_even=break_even)
+    found = run(subject(model, cluster, plan, captured), listed, break_even=break_even, learning=learning)
     answer(found, json_, plot, html)
     end(all(row.prediction is not None and row.prediction.fit.fits for row in found.rows), require_fit)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from paceline.spec.learning import TimeToTarget
     from paceline.spec.prediction import DistributedPrediction, Prediction
     from paceline.spec.workload import Workload
 
@@ -50,6 +51,16 @@ RequireFit = Annotated[
     Parameter(
         negative="",
         help=("exit with code 1 if the step does not fit into memory; by default the exit code is 0"),
+    ),
+]
+LearningFile = Annotated[
+    str | None,
+    Parameter(
+        name="--learning",
+        help=(
+            "a record of learning (`paceline bench tta` writes them), FILE or FILE:CURVE: also the time to"
+            " its target"
+        ),
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print JSON")]
@@ -132,7 +143,22 @@ def workload(
     )
 
 
-def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path | None, json_: bool) -> None:
+def to_target(prediction: Prediction | DistributedPrediction, learning: str | None) -> TimeToTarget | None:
+    """The time to the target of a record, where one is given."""
+    if learning is None:
+        return None
+    from paceline.spec.learning import named
+
+    record, curve = named(learning)
+    return record.time(prediction, curve)
+
+
+def show_prediction(
+    prediction: Prediction | DistributedPrediction,
+    trace: Path | None,
+    json_: bool,
+    target: TimeToTarget | None = None,
+) -> None:
     """Prints a prediction, and writes its trace where one is asked for."""
     if trace is not None:
         if prediction.timeline is None:
@@ -143,8 +169,11 @@ def show_prediction(prediction: Prediction | DistributedPrediction, trace: Path 
             )
         prediction.timeline.save(trace)
     if json_:
-        print_json(prediction.to_dict())
+        besides = {} if target is None else {"time_to_target": target.to_dict()}
+        print_json({**prediction.to_dict(), **besides})
     else:
         show(prediction)
+        if target is not None:
+            show(target)
         if trace is not None:
             print(f"trace written to {trace}")

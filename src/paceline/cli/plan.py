@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from cyclopts import Parameter
 
 from paceline.cli.job import Price
-from paceline.cli.options import Image, Json, Optimizer, Precision, RequireFit, end, print_json, show, whole
+from paceline.cli.options import (
+    Image,
+    Json,
+    LearningFile,
+    Optimizer,
+    Precision,
+    RequireFit,
+    end,
+    print_json,
+    show,
+    whole,
+)
 
 if TYPE_CHECKING:
     from paceline.plan.request import Progress
@@ -77,6 +88,7 @@ def plan(
             help="number of best plans to run on this machine; their times correct the ranking",
         ),
     ] = None,
+    learning: LearningFile = None,
     emit: Annotated[
         str | None,
         Parameter(
@@ -133,18 +145,17 @@ def plan(
         "price_per_s": price,
     }
     options = {name: value for name, value in said.items() if value not in (None, [])}
-    axes: dict[str, Any] = {
-        "clusters": _list(cluster),
-        "gbs": _numbers("--gbs", gbs),
-        "seq": _numbers("--seq", seq),
-    }
+    batches = _numbers("--gbs", gbs)
+    if learning is not None:
+        batches = _batches(learning, batches, words["allow"], objective)
+    axes: dict[str, Any] = {"clusters": _list(cluster), "gbs": batches, "seq": _numbers("--seq", seq)}
     if model.endswith(".toml"):
         asked = read(Path(model), {name: value for name, value in {**axes, **options}.items() if value})
     else:
         asked = questions(_list(model), **axes, **options)
     try:
-        if len(asked) > 1 or model.endswith(".toml") or engine != "local":
-            fits = _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure})
+        if len(asked) > 1 or model.endswith(".toml") or engine != "local" or learning is not None:
+            fits = _study(asked, engine, html, json_, {"--emit": emit, "--measure": measure}, learning)
         else:
             _single(asked[0], measure, _split([emit]) if emit else [], output or Path("run"), html, json_)
             fits = True  # a plan that does not fit is never the best
@@ -203,7 +214,12 @@ def _single(
 
 
 def _study(
-    asked: Sequence[Question], engine: str, html: Path | None, json_: bool, single: dict[str, object]
+    asked: Sequence[Question],
+    engine: str,
+    html: Path | None,
+    json_: bool,
+    single: dict[str, object],
+    learning: str | None,
 ) -> bool:
     """Prints the answers; returns whether each question has a plan that fits."""
     from paceline.api import study
@@ -221,7 +237,7 @@ def _study(
             if progress:
                 progress("planning", done, total, 0.0)
 
-        found = study(asked, engine=engine, progress=tell)
+        found = study(asked, engine=engine, progress=tell, learning=learning)
     if html is not None:
         from paceline.report import page
         from paceline.report.plan import study_html
@@ -234,6 +250,23 @@ def _study(
     if found.interrupted:
         _stop(f"{len(found.answers)} of {len(asked)} questions have answers")
     return all(answer.planned is not None for answer in found.answers)
+
+
+def _batches(learning: str, said: list[int], allow: list[str], objective: str | None) -> list[int]:
+    """The batches to choose from by time to the target: as said, or those round the critical batch."""
+    from paceline.errors import SpecError
+    from paceline.spec.learning import named
+    from paceline.spec.synchronisation import PLAIN
+
+    if allow:
+        raise SpecError(
+            f"--learning chooses the batch of plans that learn alike; --allow {','.join(allow)} changes what"
+            " they learn: leave one of them out"
+        )
+    if objective not in (None, "time"):
+        raise SpecError(f"--learning chooses by time, not by {objective}; leave --objective out")
+    record, name = named(learning)
+    return said or list(record.curve(PLAIN, name).candidates())
 
 
 def _stop(reached: str) -> NoReturn:

@@ -16,12 +16,14 @@ from paceline.cli.options import (
     Compile,
     Image,
     Json,
+    LearningFile,
     Optimizer,
     Precision,
     RequireFit,
     Seq,
     end,
     show_prediction,
+    to_target,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def predict(
             help="write the simulated timeline: FILE.json.gz for Perfetto, or a folder with a file per rank"
         ),
     ] = None,
+    learning: LearningFile = None,
     require_fit: RequireFit = False,
     json_: Json = False,
     whole: JobOptions | None = None,
@@ -102,6 +105,8 @@ def predict(
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if whole is not None:
+        if learning is not None:
+            raise SpecError("--learning says how long a job is; leave --tokens or --epochs out")
         if not whole.asked:
             raise SpecError("a whole job needs --tokens or --epochs")
         if cluster is None:
@@ -117,5 +122,5 @@ def predict(
         found = api.predict(model, str(device), trace=trace is not None, **options)
     else:
         found = api.predict(model, cluster=cluster, plan=words, trace=trace is not None, **options)
-    show_prediction(found, trace, json_)
+    show_prediction(found, trace, json_, to_target(found, learning))
     end(found.fit.fits, require_fit)

@@ -14,7 +14,13 @@ from paceline.errors import RunError
 
 def train(
     *,
-    task: Annotated[str, Parameter(help="digits-cnn, digits-deep or text-mlp")] = "digits-cnn",
+    task: Annotated[
+        str,
+        Parameter(
+            help="digits-cnn, digits-deep, digits-shifted, text-mlp or text-small; mnist:FOLDER,"
+            " cifar10:FOLDER or images:FOLDER for data of your own"
+        ),
+    ] = "digits-cnn",
     strategy: Annotated[
         str,
         Parameter(

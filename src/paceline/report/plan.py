@@ -9,8 +9,10 @@ from rich.text import Text
 
 from paceline import units
 from paceline.cost import money
+from paceline.report.learning import target_words, to_target_view
 from paceline.report.page import page
 from paceline.report.terminal import distributed_view, listing, rests_on
+from paceline.spec.learning import TimeToTarget
 from paceline.spec.planned import Answer, Planned, Range, Ranked, Study
 
 
@@ -54,6 +56,8 @@ def study_view(study: Study) -> RenderableType:
     objectives = {answer.planned.objective for answer in found if answer.planned is not None}
     worth = sorted(objectives - {"time"})
     jobs = any(answer.planned is not None and answer.planned.steps for answer in found)
+    soonest = study.soonest
+    target = soonest.to_target if soonest is not None else None
     columns = [
         "model",
         "cluster",
@@ -61,6 +65,7 @@ def study_view(study: Study) -> RenderableType:
         "step",
         *worth,
         *(["whole job"] if jobs else []),
+        *([f"to {target_words(target)}"] if target is not None else []),
         "per second",
         "MFU",
         "memory",
@@ -69,11 +74,19 @@ def study_view(study: Study) -> RenderableType:
     ]
     title = f"{len(study.answers)} questions, {units.show(study.elapsed_s, 'time')}"
     title += "" if study.engine == "local" else f" on {study.engine}"
-    rows = [row for answer in study.answers for row in _lines(answer, worth, jobs)]
+    rows = [row for answer in study.answers for row in _lines(answer, worth, jobs, target is not None)]
     besides = [line for answer in found for line in _besides(answer)]
     planned = [answer.planned for answer in found if answer.planned is not None]
     prices = {one.best.cluster.device.name: _price(one) for one in planned if _shows_money(one)}
+    if soonest is not None and soonest.planned is not None and target is not None:
+        besides = [*besides, Text(), _soonest(soonest.planned, target)]
     return Group(listing(title, columns, rows), *prices.values(), *besides)
+
+
+def _soonest(planned: Planned, target: TimeToTarget) -> RenderableType:
+    """The batch and the plan that are at the target first."""
+    head = f"soonest at the target: batch {planned.gbs}, {planned.best.plan}"
+    return Group(Text(head, style="bold green"), to_target_view(target))
 
 
 def study_html(study: Study) -> str:
@@ -81,19 +94,32 @@ def study_html(study: Study) -> str:
     return page("study of plans", study_view(study))
 
 
-def _lines(answer: Answer, worth: Sequence[str], jobs: bool) -> list[list[str]]:
+def _lines(answer: Answer, worth: Sequence[str], jobs: bool, targets: bool) -> list[list[str]]:
     """The plans of one question, or why it has none."""
     question, planned = answer.question, answer.planned
     asked = question.cluster or f"{question.gpus} x {question.device}"
     if planned is None:
-        blanks = ["-"] * (5 + len(worth) + jobs)
+        blanks = ["-"] * (5 + len(worth) + jobs + targets)
         return [[question.model, asked, str(question.gbs or "-"), *blanks, answer.error]]
+    shown = planned.top[: int(question.options.get("top", 1))]
     return [
-        _line(planned, ranked, worth, jobs) for ranked in planned.top[: int(question.options.get("top", 1))]
+        _line(planned, ranked, worth, jobs, _target(answer, place, targets))
+        for place, ranked in enumerate(shown)
     ]
 
 
-def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) -> list[str]:
+def _target(answer: Answer, place: int, targets: bool) -> list[str]:
+    """The cell of the time to the target, which is that of the best plan of an answer."""
+    if not targets:
+        return []
+    if place or answer.to_target is None:
+        return ["-"]
+    return [units.show(answer.to_target.value_s, "time")]
+
+
+def _line(
+    planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool, target: Sequence[str]
+) -> list[str]:
     found = ranked.prediction
     values = [value for objective in worth for value in _worth(ranked, objective)]
     job = [_whole_job(planned, ranked)] if jobs else []
@@ -104,6 +130,7 @@ def _line(planned: Planned, ranked: Ranked, worth: Sequence[str], jobs: bool) ->
         units.show(found.step_s, "time"),
         *values,
         *job,
+        *target,
         f"{found.throughput:,.0f} {found.unit}",
         f"{100 * found.mfu:.1f} %",
         units.show(found.peak_bytes, "bytes"),

@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paceline.report.learning import target_words
 from paceline.report.terminal import distributed_view, rests_on, spent
+from paceline.spec.learning import TimeToTarget
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.whatif import (
     Anatomy,
@@ -250,6 +252,7 @@ def _concurrency(e: Explanation) -> list[RenderableType]:
 def comparison_view(c: Comparison) -> RenderableType:
     """Plans side by side, the fastest that fits marked."""
     even = any(row.break_even is not None for row in c.rows)
+    target = next((row.to_target for row in c.rows if row.to_target is not None), None)
     table = _table(
         "plan",
         "step",
@@ -258,6 +261,7 @@ def comparison_view(c: Comparison) -> RenderableType:
         "exposed",
         "memory",
         *(["pays at"] if even else []),
+        *([f"to {target_words(target)}"] if target is not None else []),
         "what it may cost in accuracy",
         left=("", "what it may cost in accuracy"),
     )
@@ -275,6 +279,7 @@ def comparison_view(c: Comparison) -> RenderableType:
                 "-",
                 "-",
                 *(["-"] if even else []),
+                *(["-"] if target is not None else []),
                 Text(row.why_not[:110], style="red"),
             )
             continue
@@ -291,6 +296,7 @@ def comparison_view(c: Comparison) -> RenderableType:
             f"{100 * p.exposed_s / p.step_s:.0f} %",
             _fit(p),
             *([_even(row.break_even)] if even else []),
+            *([_to_target(row.to_target)] if target is not None else []),
             note,
         )
     sources = [
@@ -322,6 +328,13 @@ def _named(plan: str, p: DistributedPrediction, shared: list[str]) -> str:
     """A plan as it was written, with those of its settings that neither it nor the headline says."""
     said = {*shared, *plan.split()}
     return " ".join([plan, *(word for word in _settings(p) if word not in said)])
+
+
+def _to_target(found: TimeToTarget | None) -> str:
+    if found is None:
+        return "no curve"
+    mark = "" if found.measured else " (extrapolated)"
+    return f"{show(found.value_s, 'time')}, {found.steps:,.0f} steps{mark}"
 
 
 def _even(found: BreakEven | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.spec.cluster import Cluster
 from paceline.spec.device import Device
 from paceline.spec.facts import Fact
+from paceline.spec.learning import TimeToTarget
 from paceline.spec.plan import Plan
 from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.transformer import Transformer
@@ -231,13 +232,16 @@ class Answer:
     question: Question
     planned: Planned | None = None
     error: str = ""
+    #: of the best plan, by a record of learning; None where none was given
+    to_target: TimeToTarget | None = None
     #: False where all plans need more memory than there is
     fits: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the answer as that of a single question, with the question beside it."""
         found = {"error": self.error} if self.planned is None else self.planned.to_dict()
-        return {"question": self.question.to_dict(), **found}
+        target = {} if self.to_target is None else {"time_to_target": self.to_target.to_dict()}
+        return {"question": self.question.to_dict(), **found, **target}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +254,18 @@ class Study:
     #: ended by Ctrl-C before all questions had their answers
     interrupted: bool = False
 
+    @property
+    def soonest(self) -> Answer | None:
+        """The answer that is at the target first; None where no record of learning was given."""
+        known = [answer for answer in self.answers if answer.to_target is not None]
+        return min(known, key=lambda one: one.to_target.value_s if one.to_target else 0.0, default=None)
+
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data for `--json`: a list."""
-        return [answer.to_dict() for answer in self.answers]
+        return [
+            {**answer.to_dict(), **({"soonest": answer is self.soonest} if answer.to_target else {})}
+            for answer in self.answers
+        ]
 
     def __rich__(self) -> Any:
         from paceline.report.plan import study_view

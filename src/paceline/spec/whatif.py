@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.spec.learning import TimeToTarget
 from paceline.spec.prediction import DistributedPrediction, Evidence
 from paceline.spec.vocabulary import BoundBy
 from paceline.units import show
@@ -340,6 +341,8 @@ class Row:
     prediction: DistributedPrediction | None = None
     why_not: str = ""
     break_even: BreakEven | None = None
+    #: by a record of learning; None where none was given, or it does not know the plan's way of synchronising
+    to_target: TimeToTarget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +354,11 @@ class Comparison:
 
     @property
     def best(self) -> Row | None:
-        """The fastest that fits."""
+        """The fastest that fits: to the target, where times to it are known, else by throughput."""
         fitting = [row for row in self.rows if row.prediction is not None and row.prediction.fit.fits]
+        known = [row for row in fitting if row.to_target is not None]
+        if known:
+            return min(known, key=lambda row: row.to_target.value_s if row.to_target else 0.0)
         return max(
             fitting, key=lambda row: row.prediction.throughput if row.prediction else 0.0, default=None
         )
@@ -368,6 +374,7 @@ class Comparison:
                     **found,
                     "plan": row.plan,
                     **({"break_even": row.break_even.to_dict()} if row.break_even is not None else {}),
+                    **({"time_to_target": row.to_target.to_dict()} if row.to_target is not None else {}),
                 }
             )
         return {

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from paceline.errors import PlanError
+from paceline.errors import PlanError, SpecError
+from paceline.spec.learning import Learning, TimeToTarget, named
 from paceline.spec.plan import Plan
+from paceline.spec.prediction import DistributedPrediction
 from paceline.spec.synchronisation import PLAIN
 from paceline.spec.whatif import BreakEven, Comparison, Row
 from paceline.whatif.edits import Edit, apply
@@ -21,10 +23,13 @@ FACTORS, NEAR = tuple(10 ** (half / 2) for half in range(-8, 7)), 0.005
 PAYS = 1e-3
 
 
-def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False) -> Comparison:
+def compare(
+    subject: Subject, plans: Sequence[str], *, break_even: bool = False, learning: str | None = None
+) -> Comparison:
     """Predicts a subject under each of the plans; words of the subject's own plan hold where these do not say
-    otherwise.
+    otherwise. `learning` names a record (`paceline.spec.learning.named`), for times to its target.
     """
+    record = named(learning) if learning is not None else None
     rows = []
     for text, plan in [(text, _merged(subject.plan, Plan.parse(text))) for text in plans]:
         try:
@@ -32,11 +37,27 @@ def compare(subject: Subject, plans: Sequence[str], *, break_even: bool = False)
             found = edited.predict()
             relaxed = break_even and not edited.plan.relax.plain and edited.cluster.nodes > 1
             rows.append(
-                Row(plan=text, prediction=found, break_even=find_break_even(edited) if relaxed else None)
+                Row(
+                    plan=text,
+                    prediction=found,
+                    break_even=find_break_even(edited) if relaxed else None,
+                    to_target=_to_target(record, found),
+                )
             )
         except PlanError as error:
             rows.append(Row(plan=text, why_not=str(error).removeprefix("plan cannot run: ")))
     return Comparison(subject=f"{subject.model.name} on {subject.cluster.name}", rows=tuple(rows))
+
+
+def _to_target(record: tuple[Learning, str] | None, found: DistributedPrediction) -> TimeToTarget | None:
+    """None also where the record does not know how the plan synchronises, unless it has to."""
+    if record is None:
+        return None
+    learning, curve = record
+    try:
+        return learning.time(found, curve)
+    except SpecError:
+        return None
 
 
 def _merged(base: Plan, given: Plan) -> Plan:
