@@ -250,11 +250,11 @@ def test_predictions_are_of_runs_that_they_have_not_seen():
     sgd = [row for row in found.rows if row.contestant == "sgd"]
     assert all(abs(row.error) < 0.12 for row in sgd)
     assert all(row.predicted_step_s == pytest.approx(0.002, rel=0.04) for row in sgd)
-    # one run says what the facts do not: here, that every step takes a millisecond more
+    # seen runs say what the facts do not: here, that every step takes a millisecond more
     short = expected.predicted(table, [made_facts(batch, 0.001) for batch in BATCHES])
     steps = [row.predicted_step_s for row in short.rows if row.contestant == "sgd"]
     assert steps == pytest.approx([0.002] * 3, rel=0.04)
-    assert short.errors["seconds of a step without the one run"] > 0.4
+    assert short.errors["seconds of a step without correction"] > 0.4
     # runs that were seen do not count in what is compared, and others not in the law
     seen = replace(table, rows=tuple(_slower(row, seeds={0, 1}) for row in table.rows))
     assert expected.predicted(seen, facts).rows[0].compared_s == found.rows[0].compared_s
@@ -263,6 +263,22 @@ def test_predictions_are_of_runs_that_they_have_not_seen():
     assert found.mean_error == statistics.fmean(abs(row.error) for row in found.rows)
     assert "seeds 0 1 of batches 64 and 4096" in found.held_out
     assert found.errors["steps to the target"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("points", "factor", "constant"),
+    [
+        ([(1.0, 2.5), (3.0, 5.5)], 1.5, 1.0),
+        ([(1.0, 1.5), (3.0, 3.0)], 1.0, 0.25),  # longer ones are slowed down less
+        ([(1.0, 1.1), (3.0, 6.0)], 1.55, 0.0),
+        ([(2.0, 2.5)], 1.0, 0.5),
+        ([(1.0, 0.5), (3.0, 2.0)], 1.0, 0.0),  # never faster than the facts
+    ],
+)
+def test_a_correction_is_a_factor_and_a_constant(points, factor, constant):
+    found = expected._Correction.through(points)
+    assert (found.factor, found.constant_s) == pytest.approx((factor, constant))
+    assert found(2.0) == pytest.approx(2 * factor + constant)
 
 
 def _slower(row, seeds):

@@ -2,10 +2,10 @@
 does alone and from the link.
 
 Held out, so that a prediction never sees the times that it is compared with: steps come from the first two
-fifths of the seeds of the smallest and the largest batch. Seconds of steps come from the facts, and from one
-run of each task, that of the baseline at the smallest batch with the first seed: by how much its steps were
-longer than the facts say is added to every step of the task. Compared are the medians of the other seeds, and
-of every seed of the batches between.
+fifths of the seeds of the smallest and the largest batch. Seconds of steps come from the facts, and from the
+same seeds of the baseline: by what factor and by how much its steps there were longer than the facts say
+holds for every step of the task. Compared are the medians of the other seeds, and of every seed of the
+batches between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEEN = 0.4
 HELD_OUT = (
     "steps: the law of large batches through seeds {seen} of batches {ends}; compared with the other seeds"
     " there, and with all seeds of the batches between. Seconds of steps: a rank alone, the link and the"
-    " encoders, and one run of each task ({base} at {least}, seed 0) by which all are corrected"
+    " encoders, corrected by a factor and a constant for each task, from the same seeds of {base}"
 )
 
 
@@ -48,6 +48,33 @@ class Expected:
         return self.steps * self.step_s + self.evaluations * self.evaluation_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Correction:
+    """Seconds that were measured, from those that the facts say: a factor for what other work takes of the
+    machine, and a constant for what the facts do not know of.
+    """
+
+    factor: float = 1.0
+    constant_s: float = 0.0
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> _Correction:
+        """Through (said, measured) of the shortest and the longest; where the machine would be faster than
+        said a constant alone, where the line would start below zero a factor alone.
+        """
+        (low, low_s), (high, high_s) = min(points), max(points)
+        factor = (high_s - low_s) / (high - low) if high > low else 1.0
+        if factor < 1.0:
+            return cls(constant_s=max(0.0, statistics.fmean(m - said for said, m in points)))
+        constant_s = low_s - factor * low
+        if constant_s < 0:
+            return cls(factor=max(1.0, statistics.fmean(m / said for said, m in points)))
+        return cls(factor=factor, constant_s=constant_s)
+
+    def __call__(self, said_s: float) -> float:
+        return self.factor * said_s + self.constant_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Basis:
     """What a table is predicted from."""
@@ -57,8 +84,8 @@ class _Basis:
     #: the smallest and the largest batch, and how many seeds of them are seen
     ends: tuple[int, int]
     seen: int
-    #: by task, seconds by which a step and an evaluation of its one run were longer than the facts say
-    longer: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    #: by task, of steps and of evaluations
+    corrections: Mapping[str, tuple[_Correction, _Correction]] = field(default_factory=dict)
 
     def facts(self, row: TargetRow) -> list[Mapping[str, Any]]:
         """Of the task and batch of a row."""
@@ -75,32 +102,33 @@ class _Basis:
         return statistics.median(steps), statistics.median(one["evaluation_s"] for one in facts)
 
     def corrected(self) -> _Basis:
-        """With what the one run of each task says."""
-        longer = {}
+        """With what the seen runs of the baseline say."""
+        steps: dict[str, list[tuple[float, float]]] = {}
+        looks: dict[str, list[tuple[float, float]]] = {}
         for row in self.table.rows:
-            if row.contestant == self.table.baseline and row.batch == self.ends[0] and self.facts(row):
-                run, bare = row.runs[0], self.bare(row)
-                step_s = (run.wall_s - run.evaluation_s) / run.steps
-                evaluation_s = run.evaluation_s / max(1, len(run.evaluations))
-                longer[row.task] = (step_s - bare[0], evaluation_s - bare[1])
-        return replace(self, longer=longer)
+            if row.contestant != self.table.baseline or row.batch not in self.ends or not self.facts(row):
+                continue
+            seen = [run for run in row.runs if run.seed < self.seen]
+            step_s, look_s = self.bare(row)
+            measured = statistics.median((run.wall_s - run.evaluation_s) / run.steps for run in seen)
+            looked = statistics.median(run.evaluation_s / max(1, len(run.evaluations)) for run in seen)
+            steps.setdefault(row.task, []).append((step_s, measured))
+            looks.setdefault(row.task, []).append((look_s, looked))
+        found = {task: (_Correction.through(steps[task]), _Correction.through(looks[task])) for task in steps}
+        return replace(self, corrections=found)
 
     def expected(self, row: TargetRow, law: tuple[float, float]) -> Expected:
         """Of a row, by the law of its contestant."""
         least, critical = law
         steps = least * (1 + critical / row.batch)
         step_s, evaluation_s = self.bare(row)
-        longer_s, longer_look_s = self.longer.get(row.task, (0.0, 0.0))
+        of_steps, of_looks = self.corrections.get(row.task, (_Correction(), _Correction()))
         return Expected(
             steps=steps,
-            step_s=max(_LEAST * step_s, step_s + longer_s),
+            step_s=of_steps(step_s),
             evaluations=steps / self.table.rules[row.task].steps("every", row.batch),
-            evaluation_s=max(_LEAST * evaluation_s, evaluation_s + longer_look_s),
+            evaluation_s=of_looks(evaluation_s),
         )
-
-
-#: of what the facts say, the least that a correction leaves
-_LEAST = 0.25
 
 
 def predicted(table: TargetTable, lines: Sequence[Mapping[str, Any]]) -> TargetTable:
@@ -113,10 +141,7 @@ def predicted(table: TargetTable, lines: Sequence[Mapping[str, Any]]) -> TargetT
     laws = {key: _law(rows, ends, seen) for key, rows in _curves(table).items()}
     rows = [_with(row, laws[row.task, row.contestant], basis) for row in table.rows]
     words = HELD_OUT.format(
-        seen=" ".join(map(str, range(seen))),
-        ends=" and ".join(map(str, ends)),
-        base=table.baseline,
-        least=ends[0],
+        seen=" ".join(map(str, range(seen))), ends=" and ".join(map(str, ends)), base=table.baseline
     )
     done = replace(table, rows=tuple(rows), held_out=words)
     return replace(done, errors=_errors(done, basis))
@@ -214,7 +239,7 @@ def _errors(table: TargetTable, basis: _Basis) -> dict[str, float]:
     errors = {
         "steps to the target": _mean(steps),
         "seconds of a step": _mean(seconds),
-        "seconds of a step without the one run": _mean(bare),
+        "seconds of a step without correction": _mean(bare),
     }
     for batch in sorted({row.batch for row in table.rows}):
         errors[f"steps at batch {batch}, held out with all its seeds"] = _mean(_left_out(table, batch))
