@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import DataError, PlanError, SpecError, UnknownName
-from paceline.sync.factors import Shape
+from paceline.sync.factors import LinearShape
 from paceline.train import strategies
 from paceline.train.check import check
 from paceline.train.comm import IN_FLIGHT, CommEvent
@@ -109,10 +109,10 @@ def test_a_weight_read_by_another_module_is_awaited_there():
 
 def test_fully_connected_layers_send_what_is_least():
     # VGG-16, 128 ranks, 2 samples each: half the words of the gradient
-    fc6 = Shape(n_in=25088, n_out=4096, rows=2)
+    fc6 = LinearShape(n_in=25088, n_out=4096, rows=2)
     assert fc6.sent_bytes("gradient", 128) / fc6.sent_bytes("rows", 128) == pytest.approx(1.9, abs=0.15)
-    assert Shape(n_in=2048, n_out=2048, rows=8).choose(2, 12.5e6, 1e11) == "factors"
-    assert Shape(n_in=64, n_out=64, rows=4096).choose(2, 12.5e6, 1e11) == "gradient"
+    assert LinearShape(n_in=2048, n_out=2048, rows=8).choose(2, 12.5e6, 1e11) == "factors"
+    assert LinearShape(n_in=64, n_out=64, rows=4096).choose(2, 12.5e6, 1e11) == "gradient"
     assert fc6.extra_flops("factors", 4) == 3 * 2 * 2 * 25088 * 4096 and fc6.extra_flops("rows", 4) == 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from paceline.cost import make
-from paceline.cost.tape import Piece, Shape, Tape, activation, feed, linear, moved_op
+from paceline.cost.tape import Shape, Tape, TapePiece, activation, feed, linear, moved_op
 from paceline.spec.vocabulary import Dispatch, ExpertKernels
 from paceline.spec.workload import ITEMSIZE, Op
 
@@ -65,7 +65,7 @@ def _expert_linear(t: Tape, tokens: int, inputs: int, outputs: int, local: int) 
     steps = t.steps[undone:]
     del t.steps[undone:]
 
-    def back(piece: Piece) -> None:
+    def back(piece: TapePiece) -> None:
         start = len(piece.ops)
         for step in reversed(steps):
             step(piece)
@@ -94,7 +94,7 @@ def _exchange(t: Tape, size: float) -> None:
         t.steps.append(lambda piece: piece.send("all_to_all", size, "ep"))
 
 
-def beside(piece: Piece) -> None:
+def beside(piece: TapePiece) -> None:
     """Lets experts' exchanges run beside another micro-batch: of as much computation as the longest run that
     hides nothing else.
     """

@@ -14,7 +14,7 @@ from paceline.cost.chip import Chip, chip
 from paceline.cost.curves import Curves, curves_for
 from paceline.cost.operators import OpTimes, sustained, times
 from paceline.cost.pack import PackedOps
-from paceline.cost.tape import Piece, Shape
+from paceline.cost.tape import Shape, TapePiece
 from paceline.cost.transformer import blocks
 from paceline.spec.device import Device
 from paceline.spec.vocabulary import Recompute
@@ -33,7 +33,7 @@ class PieceTime:
 
     weight_s: float
     each: Array
-    piece: Piece
+    piece: TapePiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class LayerCollective:
     """A collective within a piece: bytes as nccl-tests counts them, the mesh axis, and what it may hide
     behind.
     """
@@ -72,11 +72,11 @@ class Collective:
 
 
 @dataclass(slots=True)
-class Piece:
+class TapePiece:
     """Operators of one part of the model in one direction."""
 
     ops: list[Op] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    collectives: list[LayerCollective] = field(default_factory=list)
     #: products whose gradient goes to a parameter: what a zero-bubble schedule may put off
     weight: list[int] = field(default_factory=list)
     #: attention's core: what selective recomputation runs again
@@ -94,7 +94,7 @@ class Piece:
         return tuple(range(start, len(self.ops)))
 
     def send(self, op: str, size: float, axis: str, behind: Iterable[int] = (), parts: int = 1) -> None:
-        self.collectives.append(Collective(op, size, axis, tuple(behind), parts, len(self.ops)))
+        self.collectives.append(LayerCollective(op, size, axis, tuple(behind), parts, len(self.ops)))
 
 
 @dataclass(slots=True)
@@ -102,8 +102,8 @@ class Tape:
     """Forward operators as they run; what undoes each is kept and run in reverse, as autograd does."""
 
     s: Shape
-    forward: Piece
-    steps: list[Callable[[Piece], None]] = field(default_factory=list)
+    forward: TapePiece
+    steps: list[Callable[[TapePiece], None]] = field(default_factory=list)
 
     def run(self, forward: Iterable[Op], backward: Iterable[Op]) -> tuple[int, ...]:
         """Operators and those of their gradient."""
@@ -111,7 +111,7 @@ class Tape:
         self.steps.append(lambda piece: _ignore(piece.add(*undo)))
         return self.forward.add(*forward)
 
-    def run_back(self, piece: Piece) -> None:
+    def run_back(self, piece: TapePiece) -> None:
         for step in reversed(self.steps):
             step(piece)
 
@@ -149,7 +149,7 @@ def linear(
     elif parallel == "row":
         reduce_parts(s, t.forward, places if overlap == TensorOverlap.FULL else ())
 
-    def back(piece: Piece) -> None:
+    def back(piece: TapePiece) -> None:
         if cast:
             piece.add(cast_op(s, batch * tokens * outputs))
         data = piece.add(make.gemm(batch, tokens, inputs, outputs, dtype, "tn"))
@@ -216,13 +216,13 @@ def cast_op(s: Shape, elements: int) -> Op:
     )
 
 
-def gather_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
+def gather_parts(s: Shape, piece: TapePiece, behind: Iterable[int] = ()) -> None:
     """Sequence parallel: all tokens are brought together before a column-parallel product."""
     if s.degrees.tp > 1 and s.sp:
         piece.send("all_gather", s.wide_bytes, "tp", behind, s.degrees.tp)
 
 
-def reduce_parts(s: Shape, piece: Piece, behind: Iterable[int] = ()) -> None:
+def reduce_parts(s: Shape, piece: TapePiece, behind: Iterable[int] = ()) -> None:
     """After a row-parallel product: partial sums become whole ones, or whole parts."""
     if s.degrees.tp > 1:
         op, parts = ("reduce_scatter", s.degrees.tp) if s.sp else ("all_reduce", 1)

@@ -20,9 +20,18 @@ from numpy.typing import NDArray
 from paceline.cost import make
 from paceline.cost.experts import beside, run_experts
 from paceline.cost.pack import PackedOps, pack_ops
-from paceline.cost.tape import Collective as Collective
-from paceline.cost.tape import Piece, Tape, dropout_ops, feed, gather_parts, linear, moved_op, reduce_parts
+from paceline.cost.tape import LayerCollective as LayerCollective
 from paceline.cost.tape import Shape as Shape
+from paceline.cost.tape import (
+    Tape,
+    TapePiece,
+    dropout_ops,
+    feed,
+    gather_parts,
+    linear,
+    moved_op,
+    reduce_parts,
+)
 from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import (
     AttentionKernel,
@@ -62,7 +71,7 @@ class PackedPieces:
     """All pieces of a shape, packed together."""
 
     shape: Shape
-    pieces: dict[str, Piece]
+    pieces: dict[str, TapePiece]
     packed: PackedOps
     starts: dict[str, int]
 
@@ -70,7 +79,7 @@ class PackedPieces:
 @lru_cache(maxsize=4096)
 def blocks(shape: Shape) -> PackedPieces:
     """The pieces of a shape, made on first use."""
-    pieces = {name: Piece() for name in PIECES}
+    pieces = {name: TapePiece() for name in PIECES}
     for part, build in (("layer", _layer), ("embedding", _embedding), ("head", _head)):
         tape = Tape(shape, pieces[f"{part}.forward"])
         build(tape)
@@ -203,7 +212,7 @@ def _core(t: Tape) -> None:
     places = t.run([make.attention(*shape)], ())
     t.forward.core += places
 
-    def back(piece: Piece) -> None:
+    def back(piece: TapePiece) -> None:
         undo = piece.add(make.attention(*shape, backward=True))
         _context(s, piece, undo, backward=True)
 
@@ -242,7 +251,7 @@ def _unfused_core(t: Tape, batch: int, queries: int) -> None:
     t.run([together], [together])
 
 
-def _context(s: Shape, piece: Piece, behind: tuple[int, ...], backward: bool = False) -> None:
+def _context(s: Shape, piece: TapePiece, behind: tuple[int, ...], backward: bool = False) -> None:
     """Keys and values go round the ring while attention works on those at hand, or heads are exchanged for
     tokens.
     """

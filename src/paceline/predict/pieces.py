@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.cost.host_link import link_rate
 from paceline.cost.pieces import LAYER, TimedPieces
-from paceline.cost.tape import Collective, Piece, Shape
+from paceline.cost.tape import LayerCollective, Shape, TapePiece
 from paceline.cost.transformer import saved_bytes
 from paceline.sim import engine
 from paceline.sim.mesh import Mesh
@@ -19,10 +19,10 @@ from paceline.spec.framework import Framework
 from paceline.spec.vocabulary import Offload, Recompute
 
 #: operators of a piece in a row, with collectives that they wait for, and those beside them
-Stretch = tuple[Sequence[Collective], Sequence[int], Sequence[Collective]]
+Stretch = tuple[Sequence[LayerCollective], Sequence[int], Sequence[LayerCollective]]
 
 
-def stretches(piece: Piece) -> Iterator[Stretch]:
+def stretches(piece: TapePiece) -> Iterator[Stretch]:
     """The operators of a piece from one collective to the next."""
     alone = sorted((c for c in piece.collectives if not c.behind), key=lambda c: c.at)
     edges = {*((c.behind or (c.at,))[0] for c in piece.collectives), len(piece.ops)}
@@ -129,7 +129,7 @@ class PieceTasks:
             if beside:
                 builder.add(device, JOIN, hidden)
 
-    def _send(self, builder: Builder, c: Collective, awaited: float) -> list[int]:
+    def _send(self, builder: Builder, c: LayerCollective, awaited: float) -> list[int]:
         """A collective after what the device has done so far, which waits for a share of it; the task of the
         rest. One of both is counted.
         """
@@ -147,5 +147,5 @@ class PieceTasks:
             sent = "", 0.0
         return add(1 - awaited) if awaited < 1 else []
 
-    def _send_s(self, c: Collective) -> float:
+    def _send_s(self, c: LayerCollective) -> float:
         return self.mesh.send(c.op, c.size, c.axis)

@@ -144,11 +144,10 @@ class Plan:
         for word in text.replace(",", " ").split():
             key, equals, value = word.partition("=")
             key, value = (key, ALIASES.get(value, value)) if equals else (ALIASES.get(key, key), value)
-            found = list(read_relaxation(key, value if equals else None))
-            for into, pairs in (
-                (relaxed, found),
-                (given, () if found else _read(key, value if equals else None, word)),
-            ):
+            wanted = value if equals else None
+            found = list(read_relaxation(key, wanted))
+            own = () if found else _read(key, wanted, word)
+            for into, pairs in ((relaxed, found), (given, own)):
                 for name, said in pairs:
                     if name in into and into[name] != said:
                         raise PlanError(f"plan {text!r} gives {name} twice: {into[name]} and {said}")

@@ -220,11 +220,9 @@ class Relaxation:
 
     def __str__(self) -> str:
         """The words of a plan that `read_relaxation` reads."""
-        words = (
-            [self.compress if self.compress not in ("fp16", "bf16") else f"compress={self.compress}"]
-            if self.compress
-            else []
-        )
+        # alone these two would be the precision of the step
+        key = "compress=" if self.compress in ("fp16", "bf16") else ""
+        words = [f"{key}{self.compress}"] if self.compress else []
         words += [self.average] * (self.average != "allreduce") + [self.mode] * (
             self.mode is not Mode.REPLICAS
         )

@@ -25,7 +25,7 @@ MODES = ("gradient", "rows", "factors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LinearShape:
     """A fully connected layer in a step of one rank."""
 
     n_in: int

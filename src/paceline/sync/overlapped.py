@@ -17,7 +17,7 @@ from paceline.sim.program import Label
 from paceline.sim.work import GATHERS, REDUCTION, Exchange
 from paceline.spec.synchronisation import Relaxation
 from paceline.sync.accuracy import reordered
-from paceline.sync.factors import Shape
+from paceline.sync.factors import LinearShape
 from paceline.sync.way import Gradient, Message, Side, Way, by_layer, full_bytes
 
 
@@ -54,7 +54,7 @@ def traded(side: Side, layer: Sequence[Gradient]) -> list[Exchange]:
     if matrix is None:
         return []
     outputs, inputs = matrix.shape
-    shape = Shape(n_in=inputs, n_out=outputs, rows=matrix.rows)
+    shape = LinearShape(n_in=inputs, n_out=outputs, rows=matrix.rows)
     *trade, _ = shape.exchanges("rows", side.mesh.group(matrix.axis).size)
     element_bytes = matrix.parameter_bytes / matrix.numel
     return [(op, elements * element_bytes, matrix.axis) for op, elements in trade]

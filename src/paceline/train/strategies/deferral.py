@@ -34,7 +34,7 @@ from paceline.train.probe import Machine, probe
 from paceline.train.strategies.arrangement import Arrangement, Factors
 from paceline.train.strategies.awaited import Awaited
 from paceline.train.strategies.base import State, Strategy
-from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.parts import DeferredPart, PiecePart
 from paceline.train.strategies.pending import await_with, here
 from paceline.train.strategies.portion import States, Update, settings
 from paceline.train.strategies.shards import Shards
@@ -63,7 +63,7 @@ class Entry:
 
     parameter: nn.Parameter
     #: what it travels in
-    parts: list[Part] = field(default_factory=list)
+    parts: list[DeferredPart] = field(default_factory=list)
     #: where its gradient lies
     place: tuple[Flat, Slot] | None = None
     #: what stands in its `grad` after a pass
@@ -147,7 +147,7 @@ class Deferred(Strategy):
         self.least_bytes, self.most_bytes = least_bytes, most_bytes
         self.clip_norm, self.link_Bps, self.elementwise = clip_norm, link_Bps, elementwise
         #: what travels, as the forward pass needs it; nothing before the end of the first step
-        self.parts: list[Part] = []
+        self.parts: list[DeferredPart] = []
         self._arrangement: Arrangement | None = None
         #: where ranks share state out
         self._shards: Shards | None = None
@@ -224,7 +224,7 @@ class Deferred(Strategy):
         """Whether gradients are added to those of steps before."""
         return False
 
-    def _drop(self, part: Part) -> None:
+    def _drop(self, part: DeferredPart) -> None:
         """Before a gradient is overwritten: what uses it must be through. That of a pass which no step
         followed is added to the new one, as long as the user has not thrown it away."""
         if part.reduced is not None:
@@ -236,17 +236,17 @@ class Deferred(Strategy):
                 part.hold()
         self._needed(part.parameters)  # a pass that did not use them has not waited for their update
 
-    def _layer_ready(self, part: Part) -> None:
+    def _layer_ready(self, part: DeferredPart) -> None:
         """A layer has seen to its gradients itself."""
         self._drop(part)
         part.waiting.clear()
         self._complete(part)
 
-    def _complete(self, part: Part) -> None:
+    def _complete(self, part: DeferredPart) -> None:
         for free in self._sequencer.ready(part):
             self._send(free)
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: DeferredPart) -> None:
         part.reduced = self.engine.submit(part.name, part.mean(), bare=part.bare)
 
     def _done(self) -> None:
@@ -307,7 +307,7 @@ class Deferred(Strategy):
             for part in self._reduced():
                 part.take_back()
 
-    def _reduced(self) -> dict[Part, Ticket]:
+    def _reduced(self) -> dict[DeferredPart, Ticket]:
         """Parts with a gradient for the next update, and what becomes of it."""
         return {part: part.reduced for part in self.parts if part.reduced is not None}
 
@@ -371,7 +371,7 @@ class Deferred(Strategy):
         if self._shared:
             self._shards = self.engine.attendant = Shards(self.engine, self.parts)
 
-    def _cut(self, known: Arrangement, used: Iterable[nn.Parameter]) -> Iterator[Part]:
+    def _cut(self, known: Arrangement, used: Iterable[nn.Parameter]) -> Iterator[DeferredPart]:
         """All parts: layers that exchange factors, and flat memory with the other parameters in pieces."""
         special = self._special(known.factors)
         yield from special
@@ -412,11 +412,13 @@ class Deferred(Strategy):
         """
         return {}
 
-    def _special(self, factors: Factors) -> Sequence[Part]:
+    def _special(self, factors: Factors) -> Sequence[DeferredPart]:
         """Parts of parameters that do not travel as pieces."""
         return ()
 
-    def _order(self, ready: Sequence[Part], when: Mapping[Part, float]) -> Sequence[Part]:
+    def _order(
+        self, ready: Sequence[DeferredPart], when: Mapping[DeferredPart, float]
+    ) -> Sequence[DeferredPart]:
         """The order in which gradients travel, given the order in which they become ready, and when
         (seconds).
         """
@@ -473,7 +475,7 @@ class Deferred(Strategy):
             for parameter in part.parameters:
                 self._entries[parameter].expect(done)
 
-    def _clip(self, parts: Sequence[Part], limit: float, update: Update) -> Job:
+    def _clip(self, parts: Sequence[DeferredPart], limit: float, update: Update) -> Job:
         """Finds the common norm of all gradients, and the scale that it leaves them; updates wait for it."""
         square = torch.stack([part.square() for part in parts]).sum().view(1)
         if self.world > 1:
@@ -481,7 +483,7 @@ class Deferred(Strategy):
         unscale = 1.0 if update.scale is None else update.scale
         update.scale = unscale * min(1.0, limit / (unscale * float(square.sqrt()) + 1e-6))
 
-    def _layer_norms(self, parts: Sequence[Part], update: Update) -> Job:
+    def _layer_norms(self, parts: Sequence[DeferredPart], update: Update) -> Job:
         """For layer-wise optimizers: both norms of every parameter; updates wait for them."""
         place = {parameter: i for i, parameter in enumerate(self._entries)}
         total = torch.zeros(len(place), 2, device=self.device)
@@ -526,7 +528,7 @@ class Deferred(Strategy):
         self.synchronize()
         return self._whole(self._shards.fetch())
 
-    def _whole(self, parts: Iterable[tuple[Part, Sequence[Sequence[Tensor]]]]) -> State:
+    def _whole(self, parts: Iterable[tuple[DeferredPart, Sequence[Sequence[Tensor]]]]) -> State:
         """As the optimizer gives its state, with what ranks keep of each part."""
         full: States = {p: dict(s) for p, s in self.optimizer.state.items()}
         for part, rows in parts:

@@ -23,7 +23,7 @@ from paceline.sim.program import COMPUTE, Builder, Label, buckets
 from paceline.spec.compression import DGC, SCHEMES, BFloat16, Exchange, Float16, Float32, Scheme, parse
 from paceline.spec.defaults import DEFAULTS, PLAIN
 from paceline.spec.vocabulary import ALIASES, Mode
-from paceline.sync.factors import Shape
+from paceline.sync.factors import LinearShape
 from paceline.train.comm import IN_FLIGHT
 from paceline.train.layout import piece_bytes
 from paceline.train.probe import Machine, Rates
@@ -360,8 +360,8 @@ def _traded(layers: Iterable[Layer], at: Setting) -> dict[Layer, str]:
     return {layer: mode for layer, mode in modes.items() if mode != "gradient"}
 
 
-def _shape(layer: Layer) -> Shape:
-    return Shape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows)
+def _shape(layer: Layer) -> LinearShape:
+    return LinearShape(n_in=layer.shape[1], n_out=layer.shape[0], rows=layer.rows)
 
 
 def _product_s(layer: Layer, at: Setting) -> float:

@@ -19,7 +19,7 @@ from paceline.errors import RunError
 from paceline.train.comm import Collective, Engine, Job
 from paceline.train.hooks import Gradients, Uses
 from paceline.train.layout import Flat, Piece, Slot, groups_of
-from paceline.train.strategies.parts import Part
+from paceline.train.strategies.parts import DeferredPart
 from paceline.train.strategies.portion import Portion
 
 
@@ -59,7 +59,7 @@ def most_rows(mine: list[int], device: torch.device) -> list[int]:
     return rows.tolist()
 
 
-class FactorPart(Part):
+class FactorPart(DeferredPart):
     """A fully connected layer whose weight gradient never travels."""
 
     def __init__(
@@ -70,7 +70,7 @@ class FactorPart(Part):
         optimizer: Optimizer,
         engine: Engine,
         gradients: Gradients,
-        ready: Callable[[Part], None],
+        ready: Callable[[DeferredPart], None],
     ) -> None:
         self.layer, (self.mode, self.rows) = layer, how
         shared, groups = self.mode == "rows", groups_of(optimizer)

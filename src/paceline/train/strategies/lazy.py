@@ -27,7 +27,7 @@ from paceline.train.comm import Collective, single
 from paceline.train.strategies.arrangement import Arrangement
 from paceline.train.strategies.base import State
 from paceline.train.strategies.deferral import Deferred
-from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.parts import DeferredPart, PiecePart
 
 
 class Lazy(Deferred):
@@ -114,7 +114,7 @@ class Lazy(Deferred):
         """Whether what was added up is sent in this step."""
         return self._count_added + 1 >= self.interval
 
-    def _send(self, part: Part) -> None:
+    def _send(self, part: DeferredPart) -> None:
         if part not in self._lazy:
             super()._send(part)
         elif self._due:

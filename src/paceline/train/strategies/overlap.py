@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from paceline.errors import SpecError
-from paceline.sync.factors import MODES, Shape
+from paceline.sync.factors import MODES, LinearShape
 from paceline.train.comm import agree
 from paceline.train.optim.layerwise import Layerwise
 from paceline.train.strategies.arrangement import Factors
 from paceline.train.strategies.base import State
 from paceline.train.strategies.deferral import Deferred
 from paceline.train.strategies.factors import FactorPart, fully_connected, most_rows, rows_of
-from paceline.train.strategies.parts import Part
+from paceline.train.strategies.parts import DeferredPart
 
 
 class Overlap(Deferred):
@@ -66,7 +66,7 @@ class Overlap(Deferred):
         found = {}
         for name, rows in rows_of(self._connected, self._uses, self.device).items():
             layer = self._connected[name]
-            shape = Shape(n_in=layer.in_features, n_out=layer.out_features, rows=rows)
+            shape = LinearShape(n_in=layer.in_features, n_out=layer.out_features, rows=rows)
             mode = self.fc
             if mode == "auto":
                 mode = shape.choose(self.world, self._here.link_Bps, self._here.flops)
@@ -74,7 +74,7 @@ class Overlap(Deferred):
                 found[name] = (mode, rows)
         return agree(found)
 
-    def _special(self, factors: Factors) -> Sequence[Part]:
+    def _special(self, factors: Factors) -> Sequence[DeferredPart]:
         parts = []
         for name, how in factors.items():
             layer = self._connected[name]

@@ -20,7 +20,7 @@ from paceline.train.strategies.base import State
 from paceline.train.strategies.portion import Portion, States, Update
 
 
-class Part(ABC):
+class DeferredPart(ABC):
     """One thing that travels; `shared`: each rank updates its share of every portion, otherwise all of it."""
 
     #: whether nothing is computed before the first message of its gradient
@@ -126,7 +126,7 @@ class Part(ABC):
         return rows
 
 
-class PiecePart(Part):
+class PiecePart(DeferredPart):
     """A piece of flat memory."""
 
     bare = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.train.strategies.deferral import Deferred
-from paceline.train.strategies.parts import Part, PiecePart
+from paceline.train.strategies.parts import DeferredPart, PiecePart
 
 
 class Priority(Deferred):
@@ -26,7 +26,9 @@ class Priority(Deferred):
     paper = "Jayarajan et al., SysML 2019; Peng et al., SOSP 2019"
     shares = False
 
-    def _order(self, ready: Sequence[Part], when: Mapping[Part, float]) -> Sequence[Part]:
+    def _order(
+        self, ready: Sequence[DeferredPart], when: Mapping[DeferredPart, float]
+    ) -> Sequence[DeferredPart]:
         if self.world == 1:
             return ready
         sent = 2 * (self.world - 1) / self.world / self._here.reduce_Bps

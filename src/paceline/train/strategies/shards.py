@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.train._torch import default_store
 from paceline.train.comm import CLOSE_S, LOOK_S, Engine, Ticket, agree
-from paceline.train.strategies.parts import Part
+from paceline.train.strategies.parts import DeferredPart
 
 #: bytes of a message; the store takes a few MB at a time
 _MESSAGE_BYTES = 2 << 20
@@ -47,7 +47,7 @@ _SILENT = (RuntimeError, NotImplementedError, RunError)
 class Shards:
     """What this rank keeps of the parts of a strategy, for the others, and what they keep, for this one."""
 
-    def __init__(self, engine: Engine, parts: Sequence[Part]) -> None:
+    def __init__(self, engine: Engine, parts: Sequence[DeferredPart]) -> None:
         self._engine, self._parts = engine, parts
         self._rank, self._world = engine.rank, engine.world
         self._others = {*range(engine.world)} - {engine.rank}
@@ -64,7 +64,7 @@ class Shards:
 
     # -- on the rank that asks -------------------------------------------------------------------------
 
-    def fetch(self) -> Iterator[tuple[Part, list[list[Tensor]]]]:
+    def fetch(self) -> Iterator[tuple[DeferredPart, list[list[Tensor]]]]:
         """Each part with what every rank keeps of its state."""
         number = self._ask(updates=[part.updates for part in self._parts])
         sent = {rank: self._messages(number, rank) for rank in self._others}
