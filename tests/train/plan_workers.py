@@ -22,7 +22,7 @@ SEEN = {
     "period": lambda net, opt, strategy: getattr(opt, "period", None) or strategy.period,
     "island": lambda net, opt, strategy: [
         strategy.island,
-        strategy._inside and strategy._inside._passes.ddp.process_group.size(),
+        strategy._inside and strategy._inside.passes.ddp.process_group.size(),
     ],
     "servers": lambda net, opt, strategy: len(opt._client.sizes),
     "staleness": lambda net, opt, strategy: [opt.policy.mode, opt.policy.staleness],

@@ -38,6 +38,14 @@ def test_sharded_and_tensor_parallel_plans_follow_one_process():
         assert losses == pytest.approx(alone, rel=2e-3), request
 
 
+@pytest.mark.parametrize("plan", ["ddp fp32", "local-sgd island=2 fp32"])
+def test_gradients_within_no_sync_stay_on_their_rank(plan):
+    for within, outside in run(
+        "workers_parallel:paused", world=2, arguments={"plan": plan}, environment=HERE, timeout_s=250
+    ):
+        assert within > 0.05 and outside < 1e-5
+
+
 def test_compressed_gradients_go_through_fsdp():
     runs = [
         ("planned", {"kind": "gpt", "plan": f"fsdp fp32 {scheme}", "steps": 12})

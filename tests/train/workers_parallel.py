@@ -146,5 +146,29 @@ def handed_on(folder, names):
     return out
 
 
+def paused(plan):
+    """How far apart the gradients of ranks are after a pass within `no_sync`, and after the one behind it."""
+    import paceline.train as pt
+
+    net, ids = decoder()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, opt = pt.parallelize(net, opt, plan=plan)
+    mine = ids.chunk(dist.get_world_size())[dist.get_rank()]
+
+    def apart():
+        gradient = torch.cat([p.grad.flatten() for p in net.parameters()])
+        mean = gradient.clone()
+        dist.all_reduce(mean)
+        return float((gradient - mean / dist.get_world_size()).norm() / gradient.norm())
+
+    with pt.of(net).no_sync():
+        token_loss(net(mine), mine).backward()
+    within = apart()
+    token_loss(net(mine), mine).backward()
+    found = [within, apart()]
+    pt.close(net)
+    return found
+
+
 def parallel_all(runs):
     return [globals()[name](**arguments) for name, arguments in runs]

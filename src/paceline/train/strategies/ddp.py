@@ -52,6 +52,11 @@ class ThroughDDP:
         self.passed = True
         return self.ddp(*args, **kwargs)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Within it, gradients of backward passes add up on this rank."""
+        passes: AbstractContextManager[None] = self.ddp.no_sync()
+        return passes
+
     def close(self) -> None:
         """The model's own passes again."""
         if self._before is None:
@@ -105,5 +110,4 @@ class DDP(Strategy):
         return result
 
     def no_sync(self) -> AbstractContextManager[None]:
-        passes: AbstractContextManager[None] = self._passes.ddp.no_sync()
-        return passes
+        return self._passes.no_sync()

@@ -23,9 +23,9 @@ class Island:
         # every rank takes part in making every group
         self._groups = [dist.new_group(list(range(at, at + size))) for at in range(0, world, size)]
         own = self._groups[rank // size]
-        self._passes = ThroughDDP(model, process_group=own, bucket_cap_mb=PLAIN.bucket_bytes / 2**20)
+        self.passes = ThroughDDP(model, process_group=own, bucket_cap_mb=PLAIN.bucket_bytes / 2**20)
 
     def close(self) -> None:
         """The model's own passes again; all ranks do together."""
-        self._passes.close()
+        self.passes.close()
         give_back(self._groups, well=True)

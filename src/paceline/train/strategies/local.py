@@ -20,6 +20,7 @@ Between two averages each rank's model is its own, and so is what `model.state_d
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -65,6 +66,9 @@ class Drifting(Strategy):
         if self.island > 1:
             self._inside = Island(self.model, self.island)
             self._undo.callback(self._inside.close)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return super().no_sync() if self._inside is None else self._inside.passes.no_sync()
 
     def due(self, step: int) -> bool:
         """Whether replicas meet after this step, counted from 1."""
