@@ -38,6 +38,22 @@ def test_sharded_and_tensor_parallel_plans_follow_one_process():
         assert losses == pytest.approx(alone, rel=2e-3), request
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "overlap", "switches"])
+def test_losses_that_torch_scales_give_the_same_steps(strategy):
+    found = run(
+        "workers_parallel:scaled_by_torch", world=2, arguments={"strategy": strategy}, environment=HERE
+    )
+    assert max(found) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["dgc", "compresses"])
+def test_what_is_kept_for_later_has_to_know_the_scale(strategy):
+    with pytest.raises(
+        RunError, match="dgc keeps part of the gradients .* parallelize\\(..., scaler=scaler\\)"
+    ):
+        run("workers_parallel:scaled_by_torch", world=2, arguments={"strategy": strategy}, environment=HERE)
+
+
 @pytest.mark.parametrize("plan", ["ddp fp32", "local-sgd island=2 fp32"])
 def test_gradients_within_no_sync_stay_on_their_rank(plan):
     for within, outside in run(

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from networks import alone, batch, decoder, model, token_loss
 
-from paceline.spec.compression import Float32
+from paceline.spec.compression import Float32, parse
 from paceline.train.strategies.auto import Auto, Choice
 
 
@@ -64,6 +64,17 @@ class Switches(Auto):
         )
 
 
+class Compresses(Auto):
+    """Takes DGC after two steps, which keeps what it does not send."""
+
+    def __init__(self):
+        super().__init__(watch=2, trial=False, loss="some")
+
+    def _choose(self):
+        mixes = {"dgc": {name: parse("dgc") for name in self.names.values()}}
+        return Choice(strategy="dgc", expected_s={}, mixes=mixes, reason="")
+
+
 def scaled(strategy, steps=6, tell=True):
     """Loss scaling with a gradient of one rank that is not finite in one step: all skip it, and go on with
     half the scale.
@@ -90,6 +101,29 @@ def scaled(strategy, steps=6, tell=True):
     dist.all_gather(both, values)
     same, finite = all(torch.equal(both[0], b) for b in both), bool(torch.isfinite(values).all())
     return {"stepped": stepped, "same": same, "finite": finite, "scale": scaler.value}
+
+
+def scaled_by_torch(strategy, steps=6):
+    """How far parameters are, after steps under torch's GradScaler, from those without any scaling."""
+    import paceline.train as pt
+
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        net = model()
+        opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        plan = {"switches": Switches, "compresses": Compresses}.get(strategy, lambda: strategy)()
+        net, opt = pt.parallelize(net, opt, plan=plan)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+        for step in range(steps):
+            x, y = batch(step, dist.get_rank())
+            opt.zero_grad()
+            scaler.scale(torch.nn.functional.cross_entropy(net(x), y)).backward()
+            scaler.step(opt)
+            scaler.update()
+        found.append(torch.cat([v.reshape(-1) for v in net.state_dict().values()]))
+        pt.close(net)
+    return float((found[0] - found[1]).norm() / found[0].norm())
 
 
 def resumed(folder, strategy, steps, until):

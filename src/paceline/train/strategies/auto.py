@@ -119,8 +119,15 @@ class Auto(Strategy):
         self._undo.callback(self._course.close)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timed(self.inner._step, *args, **kwargs)
+
+    def _scaled_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timed(self.inner._scaled_step, *args, **kwargs)
+
+    def _timed(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A step of the strategy at hand, of which its course learns."""
         start = time.perf_counter()
-        result = self.inner._step(*args, **kwargs)
+        result = step(*args, **kwargs)
         with suppress(StopIteration):  # it has settled
             self._course.send(time.perf_counter() - start)
         return result
@@ -196,6 +203,7 @@ class Auto(Strategy):
         self.inner.detach()
         self.inner, self._taken = new, (name, by_name)
         new.attach(self.model, self.optimizer, self.engine, alike=True)
+        self.hears_of_scaler = new.hears_of_scaler
         self._hold_optimizer()
 
     def _choose(self) -> Choice:

@@ -229,8 +229,10 @@ class Averager(Strategy):
         raise self._unknown_scale()
 
     def _unknown_scale(self) -> SpecError:
+        lossy = (scheme.name for scheme in self._made if not isinstance(scheme, spec.Float32))
+        kinds = ", ".join(dict.fromkeys(lossy))
         return SpecError(
-            f"{self.scheme.name} keeps part of the gradients for later steps and must know their scale; "
+            f"{kinds} keeps part of the gradients for later steps and must know their scale; "
             "pass the scaler on: parallelize(..., scaler=scaler)"
         )
 
