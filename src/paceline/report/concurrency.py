@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from paceline.report import charts
 from paceline.report.charts import Axis, Series
 from paceline.report.documents import document
 from paceline.report.markup import Html, join, table, tag
+from paceline.report.terminal import plain_table
 from paceline.spec.concurrency import Concurrency, EndPoint, Passes
 from paceline.units import show
 
@@ -29,37 +29,28 @@ def concurrency_view(c: Concurrency) -> RenderableType:
     sizes = f"batch {c.batch}" + (f", sequence {c.seq}" if c.seq else "")
     parts: list[RenderableType] = [
         Text.assemble((c.model, "bold"), f", {sizes}, {c.precision}: work W and depth D in operations"),
-        _plain(("", "W", "D", "average parallelism", "longest chain"), _stretches(c), left=(4,)),
+        plain_table(("", "W", "D", "average parallelism", "longest chain"), _stretches(c), left=(4,)),
         *(Text(line) for line in _lines(c)),
         Text(),
-        _plain(("kind of operator", *_PASSES), map(_passes, c.kinds)),
+        plain_table(("kind of operator", *_PASSES), map(_passes, c.kinds)),
         *_layer_table(c),
     ]
     if c.convolutions:
-        parts += [Text(), _plain(_CHOICES, _choices(c))]
+        parts += [Text(), plain_table(_CHOICES, _choices(c))]
     if c.forms:
-        parts += [Text(), _plain(_FORMS, _forms(c), left=(4,))]
+        parts += [Text(), plain_table(_FORMS, _forms(c), left=(4,))]
     if c.ends:
         head = (f"where it ends on {c.hardware}", *_scales(c))
-        parts += [Text(), _plain(head, _ends(c), left=range(1, len(head)))]
+        parts += [Text(), plain_table(head, _ends(c), left=range(1, len(head)))]
     return Group(*parts)
 
 
 def _layer_table(c: Concurrency) -> Iterator[RenderableType]:
     rows = list(_layers(c))
     yield Text()
-    yield _plain(("layer", "alike", *_PASSES), rows[:MOST_LAYERS])
+    yield plain_table(("layer", "alike", *_PASSES), rows[:MOST_LAYERS])
     if len(rows) > MOST_LAYERS:
         yield Text(f"{len(rows) - MOST_LAYERS} more rows have less work: --json", style="dim")
-
-
-def _plain(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Table:
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
-    for place, column in enumerate(head):
-        drawn.add_column(column, justify="left" if not place or place in left else "right")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
 
 
 def _stretches(c: Concurrency) -> Iterator[tuple[str, ...]]:

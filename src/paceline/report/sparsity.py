@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from paceline.report.documents import document
 from paceline.report.markup import table
-from paceline.report.terminal import spent
+from paceline.report.terminal import plain_table, spent
 from paceline.spec.sparsity import DeviceGain, ProductGain, PrunedRun, Sparsity, StorageCost
 
 #: rows of layers and of products that a terminal shows; --json has all
@@ -49,7 +49,7 @@ def sparsity_view(found: Sparsity) -> RenderableType:
     parts += [
         Text(),
         Text("index overhead, bits per kept value, of weights pruned at random places:", style="dim"),
-        _plain(_STORAGE, _storage(found.storage)),
+        plain_table(_STORAGE, _storage(found.storage)),
     ]
     if found.pruned:
         parts += [Text(), pruned_table(found.pruned)]
@@ -72,19 +72,10 @@ def _skippable(found: Sparsity) -> str:
     )
 
 
-def _plain(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Table:
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
-    for place, column in enumerate(head):
-        drawn.add_column(column, justify="left" if not place or place in left else "right")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
-
-
 def _cut(
     head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()
 ) -> Iterator[RenderableType]:
-    yield _plain(head, rows[:MOST_ROWS], left)
+    yield plain_table(head, rows[:MOST_ROWS], left)
     if len(rows) > MOST_ROWS:
         yield Text(f"{len(rows) - MOST_ROWS} more rows: --json", style="dim")
 
@@ -133,7 +124,7 @@ def _storage(costs: Sequence[StorageCost]) -> Iterator[tuple[str, ...]]:
 
 def pruned_table(runs: Sequence[PrunedRun]) -> Table:
     """Accuracy by way of pruning: means over seeds."""
-    drawn = _plain(_PRUNED, map(_pruned, runs))
+    drawn = plain_table(_PRUNED, map(_pruned, runs))
     drawn.title = f"{runs[0].task}, {len(runs[0].dense)} seeds: accuracy in %"
     drawn.title_justify = "left"
     return drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -251,3 +251,13 @@ def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Table:
+    """Columns without lines; numbers are on the right, the first column and those named `left` are not."""
+    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    for place, column in enumerate(head):
+        drawn.add_column(column, justify="left" if not place or place in left else "right")
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
